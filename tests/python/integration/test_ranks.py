@@ -1,4 +1,4 @@
-"""Engines of several ranks over MPI: the results of one process, whatever the family, the adapter and the crowd."""
+"""Engines of several ranks over MPI: the results of one process for every family, adapter and batch."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from support.models import Reference
 from support.pooled import save_word_tokenizer
 from support.ranks import answers_of_ranks, mpirun, ranks_of
 
-# As in test_families.py, where the reason is; sums over ranks are in another order once more.
+# test_families.py gives the reason for FLOAT32_TOLERANCE. Sums over ranks have yet another order.
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there some seconds after it was to end."""
+    """Returns whether a process still runs some seconds after it should have ended."""
     for _ in range(50):
         if not Path(f"/proc/{pid}").exists():
             return False
@@ -32,7 +32,7 @@ def is_running(pid: int) -> bool:
     return True
 
 
-# Those that are cut in ways of their own.
+# Families that ranks split in ways of their own.
 FAMILIES = ("granite", "phi3", "gemma2", "gpt2", "gpt-neox", "cohere", "starcoder2", "olmo2", "mixtral", "qwen2-moe")
 EIGHT_HEADS = {"num_hidden_layers": 2, "num_attention_heads": 8, "hidden_size": 48, "intermediate_size": 88}
 
@@ -43,7 +43,8 @@ def granite(tmp_path_factory) -> Cut:
 
 
 LONG = 600
-"""Tokens whose sums over two ranks are made in two parts, with rows of 256 floats; those of up to 511 are not."""
+"""Tokens of a step whose sums over two ranks have two parts; with rows of 256 floats, up to 511 tokens have one
+part."""
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def wide_model(tmp_path_factory) -> Cut:
 
 @pytest.fixture(scope="module")
 def wide(wide_model: Cut) -> Path:
-    """Of two ranks, for steps of 700 tokens."""
+    """Returns an engine of two ranks for steps of 700 tokens."""
     engine, checkpoint = wide_model.directory / "wide", wide_model.directory / "wide-checkpoint"
     convert_checkpoint(wide_model.model, checkpoint, dtype=DType.FLOAT32, tp_size=2)
     build(checkpoint, dataclasses.replace(CONFIG, max_num_tokens=700, max_seq_len=700), engine, workers=2)
@@ -63,9 +64,9 @@ def wide(wide_model: Cut) -> Path:
 
 
 def test_sums_of_long_steps(wide_model: Cut, wide: Path, tmp_path: Path) -> None:
-    """Which go on while their terms are made: what transformers gives, and the bits of short steps."""
+    """Sums overlap with the computation of their terms; they match transformers, and give the bits of short steps."""
     cases = wide_model.cases()
-    cases[2]["prompt"] = prompt_of(LONG, 2)  # DoRA's
+    cases[2]["prompt"] = prompt_of(LONG, 2)  # the prompt of the DoRA request
     (crowd,) = answers_of_ranks(2, wide, [cases], tmp_path, num_threads=2)
     expected = Reference(wide_model.model, wide_model.adapters["dora"]).logits(cases[2]["prompt"]).numpy()
     assert np.abs(crowd[2].context_logits - expected).max() <= FLOAT32_TOLERANCE * (expected.max() - expected.min())
@@ -76,7 +77,7 @@ def test_sums_of_long_steps(wide_model: Cut, wide: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("names", [FAMILIES[::2], FAMILIES[1::2]])
 def test_two_ranks_compute_what_one_does(names: tuple[str, ...], tmp_path: Path) -> None:
-    """Every kind of adapter in one batch, and each request alone, in other chunks and with other threads."""
+    """Every kind of adapter in one batch, then each request alone, with other chunks and threads."""
     check_crowds({name: Cut(name, tmp_path / name) for name in names}, tmp_path)
 
 
@@ -89,7 +90,7 @@ def test_ranks_share_key_value_heads(granite: Cut, ranks: int, tmp_path: Path) -
 
 
 def test_norms_over_heads_that_ranks_share(tmp_path: Path) -> None:
-    """Of OLMo 3: the squares of a key head that two ranks have count once."""
+    """In OLMo 3, the squares of a key head that two ranks share count only once."""
     olmo3 = Cut("olmo3", tmp_path)
     cases = olmo3.cases()
     crowd, *alone = answers_of_ranks(4, olmo3.engine(4), [cases, *([case] for case in cases)], tmp_path, num_threads=1)
@@ -101,14 +102,14 @@ def test_norms_over_heads_that_ranks_share(tmp_path: Path) -> None:
     ("family", "tp_size", "moe_ep_size", "fields"),
     [
         ("mixtral", 2, 2, {"num_local_experts": 6}),
-        ("qwen2-moe", 4, 2, {}),  # an expert is cut in two
+        ("qwen2-moe", 4, 2, {}),  # two ranks split each expert
         ("qwen3-moe", 2, 2, {}),
     ],
 )
 def test_experts_that_are_dealt_to_ranks(
     family: str, tp_size: int, moe_ep_size: int, fields: dict[str, int], tmp_path: Path
 ) -> None:
-    """With adapters on experts, of which a rank packs those of its own; in a crowd, and each request alone."""
+    """Each rank packs the adapters of its own experts; in one batch, and each request alone."""
     cut = Cut(family, tmp_path, **fields)
     engine = cut.engine(tp_size, moe_ep_size=moe_ep_size)
     mapping = json.loads((engine / "config.json").read_text())["pretrained_config"]["mapping"]
@@ -135,7 +136,7 @@ def test_experts_that_cannot_be_dealt_are_refused_by_name(granite: Cut, tmp_path
 
 
 def test_sixteen_bit_ranks(granite: Cut, tmp_path: Path) -> None:
-    """bfloat16 of two ranks is as far from float32 as that of one: test_parity.py has the reason of the tolerance."""
+    """bfloat16 errors of two ranks are as large as those of one; test_parity.py gives the reason for the tolerance."""
     (answers,) = answers_of_ranks(2, granite.engine(2, DType.BFLOAT16), [granite.cases()], tmp_path)
     for adapter, case, answer in zip(granite.adapters.values(), granite.cases(), answers, strict=True):
         expected = Reference(granite.model, adapter).logits(case["prompt"]).numpy()
@@ -203,7 +204,7 @@ say("ENDED")
 
 @pytest.mark.parametrize("sizes", ["short", "long"])
 def test_a_rank_that_hangs_ends_the_requests(granite: Cut, wide: Path, sizes: str, tmp_path: Path) -> None:
-    """Between short messages, and among those of sums that go on while their terms are made."""
+    """A rank hangs between short messages, or during sums that overlap with the computation of their terms."""
     script = tmp_path / "hang.py"
     script.write_text(
         """
@@ -291,7 +292,7 @@ def test_a_lost_file_is_named(granite: Cut, tmp_path: Path) -> None:
 
 
 def test_ranks_that_differ_are_refused_by_name(granite: Cut, tmp_path: Path) -> None:
-    """Another engine of the same sizes, another release, and kernels that not all of them chose."""
+    """The ranks differ in an engine of the same sizes, in the release, and in kernels that only some of them chose."""
     script = tmp_path / "differ.py"
     script.write_text(
         """
@@ -327,7 +328,8 @@ def bench(ranks: int, *arguments: object) -> str:
 
 
 def test_a_profile_says_what_goes_between_ranks(granite: Cut, tmp_path: Path) -> None:
-    """Rank 0 alone says it, of steps with adapters and of those that pass through stages in pieces."""
+    """Only rank 0 prints the profile, for steps with adapters and for steps that pass through stages in
+    micro-batches."""
     load = ["--lora_dir", granite.adapters["lora"], "--concurrency", 2, "--input_len", 16]
     said = bench(2, granite.engine(2), "--profile", tmp_path, *load, "--only", "decode", "--output_len", 16)
     assert said.count("decode, 2 requests: mean of") == 1
@@ -342,8 +344,8 @@ def test_a_profile_says_what_goes_between_ranks(granite: Cut, tmp_path: Path) ->
     rows = [line.split() for line in sharded.splitlines()]
     (exchanges,) = [row for row in rows if "low_rank_exchange" in row]
     (layers,) = [row for row in rows if "attn_dense" in row]
-    assert exchanges[exchanges.index("low_rank_exchange") + 1] == "8"  # of two layers with four linear ones each
-    assert layers[layers.index("attn_dense") + 1] == "2"  # of which each counts once, though it has two parts
+    assert exchanges[exchanges.index("low_rank_exchange") + 1] == "8"  # two layers with four linear layers each
+    assert layers[layers.index("attn_dense") + 1] == "2"  # each layer counts once, although it has two parts
     said = bench(2, granite.engine(1, pp_size=2), "--profile", tmp_path, "--only", "prefill", "--input_len", 128)
     assert said.count("prefill, 128 tokens: mean of 3 steps") == 1
     for name in ("send", "results", "between ranks"):

@@ -1,4 +1,4 @@
-"""MLPs whose gate is a ReLU: the tokens and logits of transformers + PEFT, and the bits of reading every weight."""
+"""MLPs with a ReLU gate: the tokens and logits of transformers + PEFT, and the same bits as reading every weight."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from support.relu_gates import (
     published,
 )
 
-# The last one in whole panels, so that what reads its ReLU can be stored in columns.
+# The last model's sizes are whole panels, so the layer that reads its ReLU can be stored in columns.
 MODELS = {
     **GATES,
     "wide": Gate(
@@ -55,7 +55,7 @@ MODELS = {
 
 @pytest.fixture(autouse=True)
 def oracle_code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the published models' own code computes, for transformers."""
+    """Gives transformers the activations that the published models' own code uses."""
     monkeypatch.setitem(ACT2FN, "fatrelu", FatRelu)
     if "drelu" in request.node.name:
         monkeypatch.setattr(MistralMLP, "forward", double_relu)
@@ -112,7 +112,7 @@ def test_the_build_chooses_how_weights_are_stored(name: str, tmp_path: Path) -> 
         has_columns = MODELS[name].family.fields["hidden_size"] % 64 == 0
         assert all([part.weight.has_columns for part in op.parts] == [has_columns] for op in readers)
         assert sum(part.weight.has_columns for op in layers for part in op.parts) == len(readers) * has_columns
-        # x >= the parameter, of float32.
+        # FatReLU keeps x >= its parameter, compared in float32.
         least = np.nextafter(np.float32(THRESHOLD), np.float32(0)) if name == "fatrelu" else 0.0
         assert {op.threshold for op in gated} == {float(least)}
 

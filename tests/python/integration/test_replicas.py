@@ -1,4 +1,4 @@
-"""An application of Ray Serve with two replicas: one endpoint, their adapters, and replicas that are killed."""
+"""A Ray Serve application with two replicas: one endpoint, adapters on both, and replicas that are killed."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ ADAPTERS = tuple(f"a{number}" for number in range(5))
 KEY = "secret"
 KEYS = {"Authorization": f"Bearer {KEY}"}
 PROMPT = [3, 4, 5]
-# So long that a replica can be killed while it is generated.
+# Long enough to kill a replica during the answer.
 LONG = 12000
-# So long that it does not end before its client's leaving is heard of.
+# Long enough that the server notices the client's disconnect before the answer ends.
 LONGEST = 65000
 SECONDS = 60.0
 BODY_BYTES = 1 << 20
@@ -95,7 +95,7 @@ def tokens_of(content: Any) -> list[int]:
 
 @pytest.fixture(scope="module")
 def expected(place: Place) -> dict[str, list[int]]:
-    """What the executor answers to PROMPT, by the model."""
+    """Returns the executor's answers to PROMPT by model name."""
     answers = {}
     with adaptrt.Executor(place.engine, executor_config=adaptrt.ExecutorConfig(num_threads=1)) as executor:
         for name in ADAPTERS:
@@ -110,7 +110,7 @@ def expected(place: Place) -> dict[str, list[int]]:
 
 
 def ask_each(request: dict[str, Any], path: str = "/v1/completions") -> dict[str, tuple[int, Any]]:
-    """Every replica's own answer, by the replica's name."""
+    """Returns every replica's own answer by the replica's name."""
     from ray import serve
 
     from adaptrt.serve.ray.forwarding import ForwardedRequest
@@ -126,7 +126,7 @@ def ask_each(request: dict[str, Any], path: str = "/v1/completions") -> dict[str
 
 
 def metric(http: httpx.Client, name: str, **labels: str) -> dict[str, float]:
-    """By the replica."""
+    """Returns a metric's values by replica."""
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(http.get("/metrics").text):
         for sample in family.samples:
@@ -136,7 +136,7 @@ def metric(http: httpx.Client, name: str, **labels: str) -> dict[str, float]:
 
 
 def num_requests(http: httpx.Client) -> float:
-    """Of all replicas now."""
+    """Returns the number of requests on all replicas now."""
     return sum(sum(metric(http, f"adaptrt_requests_{state}").values()) for state in ("running", "waiting"))
 
 
@@ -185,19 +185,19 @@ def test_a_client_that_leaves_frees_its_request(http: httpx.Client) -> None:
 
 
 def ask(http: httpx.Client, adapter: str) -> tuple[str, str]:
-    """(adapter, replica that answered)."""
+    """Returns (adapter, replica that answered)."""
     response = http.post("/v1/completions", json=body(adapter, 1))
     assert response.status_code == httpx.codes.OK, response.text
     return adapter, response.headers["x-replica"]
 
 
 def device_lookups(http: httpx.Client, kind: str) -> float:
-    """Of all replicas: "hits" or "misses"."""
+    """Returns the device cache's "hits" or "misses" over all replicas."""
     return sum(metric(http, f"adaptrt_lora_cache_{kind}_total", level="device").values())
 
 
 def home_of(adapter: str, http: httpx.Client) -> str:
-    """The replica that requests with an adapter go to before any replica has it."""
+    """Returns the replica that gets an adapter's requests before any replica has the adapter."""
     from ray.serve._private.common import DeploymentID, ReplicaID
 
     from adaptrt.serve.ray.affinity import group_of
@@ -210,7 +210,7 @@ def home_of(adapter: str, http: httpx.Client) -> str:
 
 
 def test_requests_go_to_a_replica_that_has_their_adapter(place: Place) -> None:
-    """Adapters beside those that other tests load; each is read by one replica, and by both without affinity."""
+    """With affinity, one replica reads each adapter; without it, both do. Other tests load other adapters."""
     names = ADAPTERS[1:]
     pairs: dict[str, set[tuple[str, str]]] = {}
     hit_rates = {}
@@ -242,7 +242,7 @@ def test_requests_go_to_a_replica_that_has_their_adapter(place: Place) -> None:
 
 
 def test_requests_leave_the_replica_of_their_adapter_when_too_many_wait_there(http: httpx.Client) -> None:
-    """A stream each, of which none ends before all have been sent somewhere."""
+    """Each request is a stream, and none ends before all of them have been routed."""
     asked = body(ADAPTERS[1], LONG, stream=True)
     with contextlib.ExitStack() as streams:
         answers = [
@@ -285,7 +285,7 @@ def test_adapters_are_loaded_swapped_and_unloaded_everywhere(
 
 
 def test_loaded_adapters_outlive_their_coordinator(http: httpx.Client, expected: dict[str, list[int]]) -> None:
-    # Programs reach Serve's proxies under names of their network.
+    # Serve's proxies are reached under host names of their network.
     kept = {"lora_name": "kept", "lora_path": "a2"}
     assert http.post("/v1/load_lora_adapter", json=kept, headers={"Host": "ray-head:8000"}).status_code == 200
     kill_one(APPLICATION, "AdapterCoordinator")
@@ -304,7 +304,7 @@ def test_loaded_adapters_outlive_their_coordinator(http: httpx.Client, expected:
 
 
 async def stream(client: httpx.AsyncClient) -> tuple[str, list[int], list[Any]]:
-    """(replica, tokens, errors) of a long answer."""
+    """Returns (replica, tokens, errors) of a long answer."""
     tokens: list[int] = []
     errors = []
     async with client.stream("POST", "/v1/completions", json=body(BASE, LONG, stream=True)) as response:
@@ -360,7 +360,7 @@ def test_a_replica_that_is_killed_costs_its_requests_an_error_and_comes_back(
 
 
 def test_a_replica_starts_the_ranks_of_its_engine(place: Place, expected: dict[str, list[int]], tmp_path: Path) -> None:
-    """Two stages, which give the bits of one process, on the CPUs of both; they end with their replica."""
+    """Two stages give the bits of one process, use the CPUs of both, and end with their replica."""
     from ray import serve
 
     checkpoint, engine = tmp_path / "checkpoint", tmp_path / "engine"

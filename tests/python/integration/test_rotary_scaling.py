@@ -1,4 +1,4 @@
-"""Adapters that divide rotary positions, against transformers with linear scaling of that factor, and PEFT."""
+"""Adapters that divide rotary positions, against PEFT on transformers with linear scaling by that factor."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from support.serving import Answer, collect, make_request
 
 POSITIONS = 40
 FACTORS = (2, 4)
-# What adapter_config.json says, and what positions are divided by.
+# The context_length in each adapter's config, and the factor that its positions are divided by.
 ADAPTERS = {"plain": (0, 1), "short": (POSITIONS, 1), "doubled": (POSITIONS + 1, 2), "longest": (4 * POSITIONS, 4)}
 LAYERS = {"llama": "q_proj", "gpt-neox": "query_key_value", "glm": "q_proj", "smollm3": "q_proj"}
-"""Plain rotation, a part of each head's, interleaved, and layers without any."""
+"""Four cases of rotation: plain, only part of each head, interleaved, and layers without rotation."""
 
 
 def build_config(factors: tuple[int, ...] = FACTORS, **fields: Any) -> BuildConfig:
@@ -56,7 +56,7 @@ class Served:
     adapters: dict[str, Path]
 
     def reference(self, name: str | None) -> Reference:
-        """transformers, of a model whose config scales positions as the adapter does."""
+        """Returns a reference whose config scales positions like the adapter."""
         if name is None:
             return Reference(self.model)
         factor = ADAPTERS[name][1]
@@ -73,14 +73,14 @@ class Served:
         return adaptrt.LoraConfig.from_peft(list(ADAPTERS).index(name), self.adapters[name], self.engine)
 
     def cases(self) -> list[tuple[str | None, list[int]]]:
-        """Prompts that end short of what each may have, and one that all have."""
+        """Returns a prompt close to each adapter's own limit, and one short prompt with every adapter."""
         rng = np.random.default_rng(4)
         longest = [(None, POSITIONS - 6), *((name, factor * POSITIONS - 6) for name, (_, factor) in ADAPTERS.items())]
         prompts = [(name, rng.integers(2, 61, length).tolist()) for name, length in longest]
         return [*prompts, *((name, list(range(3, 30))) for name in (*ADAPTERS, None))]
 
     def answers(self, cases: list[tuple[str | None, list[int]]], **fields: Any) -> list[Answer]:
-        """All of them at once."""
+        """Returns the answers to all cases in one batch."""
         config = adaptrt.ExecutorConfig(**fields)
         with adaptrt.Executor(self.engine, adaptrt.ModelType.DECODER_ONLY, config) as executor:
             loras = {name: self.lora(name) for name in ADAPTERS}
@@ -122,7 +122,7 @@ def executor(llama: Served) -> Iterator[adaptrt.Executor]:
 
 
 def test_all_of_them_in_one_batch_are_what_peft_computes(served: Served) -> None:
-    """Past the base's positions too; and another factor is far beyond the tolerance."""
+    """Prompts exceed the base's positions, and another factor would exceed the tolerance by far."""
     cases = served.cases()
     for (name, prompt), answer in zip(cases, served.answers(cases), strict=True):
         expected = served.reference(name).logits(prompt, answer.tokens).numpy()
@@ -144,7 +144,7 @@ def test_a_crowd_changes_no_bit(served: Served) -> None:
 
 
 def test_no_block_is_shared_with_one_that_is_turned_otherwise(llama: Served, executor: adaptrt.Executor) -> None:
-    """The same tensors with and without the factor, and the base, over one prompt."""
+    """One prompt with the same tensors with and without the factor, and with the base."""
     scaled, prompt = llama.lora("longest"), list(range(3, 36))
     rows = np.asarray(scaled.config)[0]
     plain = adaptrt.LoraConfig(50, np.asarray(scaled.weights)[:, :-1], rows[np.newaxis, :-1])
@@ -156,7 +156,7 @@ def test_no_block_is_shared_with_one_that_is_turned_otherwise(llama: Served, exe
     assert len({answer.context_logits.tobytes() for answer in first}) == 3
     for lora, answer in zip((plain, None, scaled), (first[2], first[0], first[1]), strict=True):
         assert ask(lora).same_bits(answer)
-    # Replaced in place, the task has the other's positions.
+    # An adapter that is replaced in place changes the task's positions.
     replaced = adaptrt.LoraConfig(50, scaled.weights, scaled.config, replace=True)
     assert ask(replaced).same_bits(first[1])
     assert ask(adaptrt.LoraConfig(50)).same_bits(first[1])
@@ -175,7 +175,7 @@ def test_how_long_requests_may_be(llama: Served, executor: adaptrt.Executor) -> 
     reason = f"the model has {2 * POSITIONS} positions under an adapter that divides them by 2"
     assert reason in refusal(llama.lora("doubled"), 2 * POSITIONS, 1)
     assert f"the engine's max_seq_len is {4 * POSITIONS}" in refusal(llama.lora("longest"), 4 * POSITIONS, 1)
-    # By the task_id alone as well.
+    # The limit also holds for a request that gives only the task_id.
     collect(executor, executor.enqueue_request(make_request([3] * (2 * POSITIONS - 1), 1, llama.lora("doubled"))))
     task = adaptrt.LoraConfig(llama.lora("doubled").task_id)
     assert reason in refusal(task, 2 * POSITIONS, 1)
@@ -183,7 +183,7 @@ def test_how_long_requests_may_be(llama: Served, executor: adaptrt.Executor) -> 
 
 
 def test_drafts_change_nothing(llama: Served, executor: adaptrt.Executor) -> None:
-    """Of the text's own, and of a draft engine, whose adapters may have other positions."""
+    """Lookahead drafts and a draft engine, whose adapter may scale positions differently."""
     draft = adaptrt.DraftTargetDecodingConfig(3, str(llama.engine))
     config = adaptrt.ExecutorConfig(draft_target_decoding_config=draft)
     prompts = {None: [*range(3, 20)] * 2, "doubled": [*range(3, 20)] * 4, "longest": [*range(3, 33)] * 5}
@@ -200,7 +200,7 @@ def test_drafts_change_nothing(llama: Served, executor: adaptrt.Executor) -> Non
 
 
 def test_ranks_divide_positions_alike(llama: Served, tmp_path: Path) -> None:
-    """Stages to the same bits as one process."""
+    """Two stages give the same bits as one process."""
     cases = [
         {
             "adapter": None if name is None else str(llama.adapters[name]),

@@ -1,4 +1,5 @@
-"""What no client should send, clients that leave, a full queue, wrong keys and SIGTERM: 4xx, and the server goes on."""
+"""Bad requests, clients that disconnect, a full queue, wrong keys and SIGTERM: errors 4xx, and the server keeps
+running."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from support.serving import build_engine
 SECONDS = 120.0
 KEY = "a key with spaces, and ümlauts".encode().decode("latin-1")
 HEADERS = {"Authorization": f"Bearer {KEY}".encode("latin-1")}
-# Slow enough that whoever leaves, leaves in the middle: answers of LONG tokens take seconds.
+# A slow model: an answer of LONG tokens takes seconds, so clients disconnect in the middle of it.
 SPEC = ModelSpec(num_hidden_layers=40, max_position_embeddings=4096)
 LONG = 3000
 MAX_BODY, MAX_HEADERS = 1 << 16, 1 << 13

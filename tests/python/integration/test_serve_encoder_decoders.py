@@ -1,4 +1,4 @@
-"""Encoder-decoders behind the server: prompts go to the encoder, and every answer is the executor's."""
+"""Encoder-decoders in the server: prompts go to the encoder, and every answer equals the executor's."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Served:
         return list(self.executor.engine.config.pretrained_config.decoder_start_ids)
 
     def tokens(self, prompt: list[int], name: str, max_tokens: int, start: list[int] | None = None) -> list[int]:
-        """What the executor answers greedily."""
+        """Returns the executor's greedy answer."""
         config = self.executor.engine.config.pretrained_config
         request = adaptrt.Request(
             self.start if start is None else start,
@@ -137,7 +137,7 @@ def test_chats_are_written_for_the_encoder(served: Served) -> None:
     messages = [{"role": "user", "content": "hello"}]
     answer = served.client.chat.completions.create(model="lora", messages=messages, temperature=0, extra_body=RAW)
     prompt = ids("userhello")
-    # Of the decoder's room nothing is taken by what the encoder reads.
+    # The encoder's tokens take no room from the decoder.
     assert list(answer.choices[0].token_ids) == served.tokens(prompt, "lora", 40 - len(served.start))
     assert answer.usage.prompt_tokens == len(prompt)
 

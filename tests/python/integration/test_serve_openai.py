@@ -1,4 +1,4 @@
-"""OpenAI's routes of a server process, asked by the openai package: every answer is the executor's."""
+"""OpenAI routes of a server process, called with the openai package: every answer equals the executor's."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Served:
     executor: adaptrt.Executor
 
     def run(self, prompt: str | list[int], model: str, max_tokens: int, **fields: Any) -> adaptrt.Result:
-        """What the executor answers, without streaming."""
+        """Returns the executor's result, without streaming."""
         output = {name: fields.pop(name) for name in list(fields) if "log_probs" in name}
         request = adaptrt.Request(
             ids(prompt) if isinstance(prompt, str) else prompt,
@@ -149,7 +149,7 @@ def test_forms_of_prompts(served: Served, prompt: Any, stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_several_answers_to_each_prompt(served: Served, stream: bool) -> None:
-    """Choices lie prompt by prompt; each is what its own seed gives, and a prompt counts once."""
+    """Choices are ordered by prompt, each comes from its own seed, and a prompt counts once."""
     prompts = [PROMPT, "abc"]
     seeds = [11, 12, 13]
     expected = [served.run(prompt, "first", 9, seed=seed) for prompt in prompts for seed in seeds]
@@ -215,7 +215,7 @@ def test_an_answer_that_a_stop_text_ends_leaves_the_others(served: Served) -> No
 
 
 def test_64_clients_at_once(served: Served) -> None:
-    """Streamed and whole, base and adapters, each its own seed."""
+    """Streamed and whole answers, from the base and adapters, each with its own seed."""
 
     async def ask(client: openai.AsyncOpenAI, number: int) -> list[int]:
         answer = await client.completions.create(
@@ -264,7 +264,7 @@ def test_log_probs_of_a_completion(served: Served, model: str, stream: bool) -> 
     assert text == PROMPT + TOKENIZER.decode(expected.output_token_ids[0])
     assert len(listed["text_offset"]) == len(tokens)
     for token, name, offset in zip(tokens, listed["tokens"], listed["text_offset"], strict=True):
-        # Parts of a letter have its place, and special tokens of an answer are not in its text.
+        # Parts of a letter have the letter's offset, and the text leaves out special tokens of the answer.
         if "\ufffd" not in name and token >= 4:
             assert text[offset:].startswith(name)
 
@@ -279,7 +279,7 @@ def test_tokens_of_an_echoed_prompt_point_into_it(served: Served, prompt: str, s
     ends = [*listed["text_offset"][1:], len(prompt)]
     for name, begin, end in zip(listed["tokens"], listed["text_offset"], ends, strict=True):
         assert "\ufffd" in name or prompt[begin:end] == name
-    # The text of token ids is their decoded text.
+    # For a prompt of token ids, the echoed text is the decoded text.
     (choice,) = served.post("/v1/completions", {"prompt": ids(prompt), **fields}).json()["choices"]
     assert choice["text"] == TOKENIZER.decode(ids(prompt), skip_special_tokens=skip_special_tokens)
     if not skip_special_tokens:
@@ -289,7 +289,7 @@ def test_tokens_of_an_echoed_prompt_point_into_it(served: Served, prompt: str, s
 def test_a_stop_text_may_be_a_special_token(served: Served) -> None:
     letter, special = TOKENIZER.token_to_id("a"), TOKENIZER.token_to_id("<|im_end|>")
     others = {str(token): -100 for token in range(SPEC.vocab_size) if token not in (letter, special)}
-    # The more likely the letter is, the later the special token comes.
+    # A higher bias makes the letter more likely and delays the special token.
     for bias in range(20):
         asked = {"prompt": "a", "max_tokens": 60, "seed": 3, "logit_bias": {**others, str(letter): bias}, **RAW}
         (whole,) = served.post("/v1/completions", asked).json()["choices"]
@@ -330,7 +330,7 @@ def test_stop_and_bias(served: Served) -> None:
         choices = [choice for chunk in (answer if stream else [answer]) for choice in chunk.choices]
         assert "".join(choice.text for choice in choices) == whole.text[:end]
         assert (choices[-1].finish_reason, choices[-1].stop_reason) == ("stop", stop)
-        # The tokens are those up to the one that ends the stop text, however many came at once.
+        # The answer holds the tokens up to the one that ends the stop text, even if several arrived at once.
         assert sum(len(choice.token_ids) for choice in choices) == end + len(stop)
         assert sum(len(choice.logprobs.tokens) for choice in choices) == end + len(stop)
     token = TOKENIZER.token_to_id("b")
@@ -381,7 +381,7 @@ def test_chats(served: Served, model: str, prompt: list[int]) -> None:
     for entry, token in zip(entries, choice.token_ids, strict=True):
         if token >= 4:
             assert bytes(entry.bytes).decode(errors="replace") == entry.token == TOKENIZER.decode([token])
-    # Together they are the text, also of letters that come in several tokens.
+    # Together they form the text, even for letters that take several tokens.
     of_text = b"".join(bytes(entry.bytes) for entry, token in zip(entries, choice.token_ids, strict=True) if token >= 4)
     assert of_text.decode(errors="replace") == choice.message.content
 
@@ -456,7 +456,7 @@ def test_tokenize_and_detokenize(served: Served) -> None:
         "tokens": ids(PROMPT),
         "token_strs": TOKENIZER.encode(PROMPT).tokens,
     }
-    # Longer than what is tokenised on the loop.
+    # Texts of this length are not tokenised on the event loop.
     assert served.post("/tokenize", {"prompt": "a€" * 40_000}).json()["tokens"] == ids("a€" * 40_000)
     assert served.post("/tokenize", {"messages": [{"role": "user", "content": "a"}]}).json()["tokens"] == chat_ids("a")
     for body, param in (

@@ -1,4 +1,4 @@
-"""The page of `adaptrt serve` in a real browser: asked, watched, stopped, searched, locked, and given hostile names."""
+"""The page of `adaptrt serve` in a real browser: prompts, live state, stop, search, keys, and hostile names."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ .,!?"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model that never ends an answer by itself, and reads and writes letters."""
+    """Saves a random model of letters that never ends an answer by itself."""
     root = tmp_path_factory.mktemp("model")
     directory = save_model(ModelSpec(max_position_embeddings=100_000), root / "model")
     weights = load_file(directory / "model.safetensors")
     head = weights["lm_head.weight"].copy()
-    head[:2] = 0  # the likeliest of the other tokens is likelier than that
+    head[:2] = 0  # another token always has a larger logit than zero
     save_file(
         {**weights, "lm_head.weight": np.ascontiguousarray(head)}, directory / "model.safetensors", {"format": "pt"}
     )
@@ -58,7 +58,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def adapters(model: Path) -> dict[str, Path]:
-    """By the names that the server has for them."""
+    """Returns the adapters by their names in the server."""
     first, second = (save_adapter(model, model.parent / f"adapter-{seed}", seed, r=4) for seed in (1, 2))
     return {"first": first, "second": second, HOSTILE: first, **dict.fromkeys(COPIES, second)}
 
@@ -82,7 +82,7 @@ def shared_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser
 
 
 class Page:
-    """What a person does with the page, and sees."""
+    """The page's controls, and the text that a person sees."""
 
     def __init__(self, browser: Browser, url: str) -> None:
         self.browser = browser
@@ -95,7 +95,7 @@ class Page:
         return self.browser.driver.find_elements(By.CSS_SELECTOR, selector)
 
     def until(self, condition: Callable[[], Any]) -> Any:
-        """What the condition gives once it is true."""
+        """Waits until the condition is true and returns its value."""
         return WebDriverWait(self.browser.driver, WAIT_SECONDS, 0.05).until(lambda _: condition())
 
     def connected(self) -> Page:
@@ -103,7 +103,7 @@ class Page:
         return self
 
     def rows(self) -> dict[str, str]:
-        """Names in the list and what is said of each."""
+        """Returns the names in the list with their marks."""
         return dict(
             self.browser.run(
                 "return [...document.querySelectorAll('#list li')].map((item) =>"
@@ -117,7 +117,7 @@ class Page:
         field.send_keys(text or Keys.DELETE)
 
     def choose(self, *names: str) -> None:
-        """Leaves only these chosen, by the keyboard; None of them is the base."""
+        """Selects only these names, with the keyboard; no names means the base."""
         self.until(lambda: self.rows())
         for box in self.find_all("#adapters input[type=checkbox]:checked"):
             box.send_keys(Keys.SPACE)
@@ -157,7 +157,7 @@ class Page:
 
 @pytest.fixture
 def page(shared_browser: Browser, server: str) -> Iterator[Page]:
-    """Connected. At the end no test may have left a complaint, or asked another host for anything."""
+    """Yields the connected page. At the end the console must be empty and no other host may have been contacted."""
     shared_browser.resize(1280)
     shared_browser.driver.get("about:blank")
     shared_browser.complaints()
@@ -269,7 +269,7 @@ def test_an_error_is_told_in_the_servers_words(page: Page) -> None:
     page.finished()
     assert page.state("first") == "failed"
     assert "chat template" in page.answer("first").find_element(By.CSS_SELECTOR, ".problem").text
-    # A refused request is an error in Chromium's console as well.
+    # Chromium also logs a refused request as an error on the console.
     (complaint,) = page.browser.complaints()
     assert "status of 400" in complaint
 
@@ -304,7 +304,7 @@ def test_it_fits_and_can_be_read(page: Page, width: int, scheme: str) -> None:
 
 
 def test_the_policy_keeps_html_and_other_hosts_out(page: Page) -> None:
-    """Even from a script of the page itself."""
+    """The policy also stops a script of the page itself."""
     refused = "try { document.body.innerHTML = '<b>x</b>'; return 'taken' } catch (error) { return error.name }"
     assert page.browser.run(refused) == "TypeError"
     reached = page.browser.driver.execute_async_script(
@@ -314,7 +314,7 @@ def test_the_policy_keeps_html_and_other_hosts_out(page: Page) -> None:
     complaints = page.browser.complaints()
     assert any("TrustedHTML" in complaint for complaint in complaints)
     assert any("connect-src" in complaint for complaint in complaints)
-    page.browser.requested()  # Chromium counts what it refuses
+    page.browser.requested()  # Chromium also counts the requests that it blocks
     page.browser.driver.refresh()
     page.connected()
 
@@ -355,7 +355,7 @@ def test_adapters_below_a_root_are_listed_before_they_are_loaded_and_pins_are_se
         page.search(name)
         page.until(lambda: page.rows() == {name: "device"})
         assert [box.is_selected() for box in page.find_all("#list input")] == [True]
-        # One that has come since the roots were looked through is asked by its name.
+        # The page also finds a new adapter by name, before the server has listed the roots again.
         shutil.copytree(adapters["first"], root / "newest")
         page.search("newest")
         page.until(lambda: page.find("#by-name").is_displayed() or page.rows() == {"newest": "not loaded"})

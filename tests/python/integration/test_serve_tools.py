@@ -1,4 +1,4 @@
-"""Calls of functions through the openai package, by a model that says what it is told to."""
+"""Function calls through the openai package, with a model that answers as the test tells it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_call_and_its_answer(asked: tuple[str, openai.OpenAI]) -> None:
         "weather",
         {"city": "Paris"},
     )
-    # As clients send it back: the message as it came.
+    # Clients send the message back unchanged.
     messages = [*ASKED["messages"], choice.message, {"role": "tool", "tool_call_id": call.id, "content": "sun"}]
     after = client.chat.completions.create(**{**ASKED, "messages": messages})
     assert (after.choices[0].message.content, after.choices[0].finish_reason) == ("It is sunny.", "stop")

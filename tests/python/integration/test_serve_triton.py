@@ -1,4 +1,4 @@
-"""Triton's surface of a server in its own process, asked by Triton's client: the executor's answers, bit for bit."""
+"""Triton's API of a server process, called with Triton's client: the executor's answers, bit for bit."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.fixture(scope="module")
 def executor(place: Place) -> Iterator[adaptrt.Executor]:
-    """What the server's answers are compared with."""
+    """Yields the executor whose answers the server must give."""
     with adaptrt.Executor(place.engine, executor_config=adaptrt.ExecutorConfig(num_threads=1)) as made:
         yield made
 
@@ -248,13 +248,13 @@ def test_generate_and_generate_stream(address: str, executor: adaptrt.Executor, 
     assert "".join(piece["text_output"] for piece in events(address, by_text)) == answer
     (single,) = events(address, {**by_text, "stream": False, "exclude_input_in_output": True})
     assert single["text_output"] == answer
-    # The third letter, so that the stop text lies within the answer.
+    # The stop text starts at the third letter, so it lies within the answer.
     stopped = events(address, {**by_text, "stop_words": [answer[2:4], "??"]})
     assert "".join(piece["text_output"] for piece in stopped) == answer[: answer.find(answer[2:4])]
 
 
 def test_pieces_come_before_the_answer_is_whole(address: str) -> None:
-    # What is there when the server comes to write is one piece: beside other work that may be all of an answer.
+    # The server sends everything that is ready as one piece; on a busy machine this may be the whole answer.
     for _ in range(50):
         pieces = events(address, {"input_ids": PROMPT, "max_tokens": 600})
         assert sum(piece["sequence_length"] for piece in pieces) == 600
@@ -333,7 +333,7 @@ def test_a_task_that_was_evicted_has_to_be_sent_again(place: Place) -> None:
         triton.InferenceServerClient(address.removeprefix("http://")) as client,
     ):
         tokens = tokens_of(client.infer(MODEL, inputs(**first)))
-        # Rows are kept without their padding, so these take more room than there is, but not by much.
+        # Rows are stored without padding, so these adapters take only slightly more room than there is.
         for task_id in range(2, 2 + 4 * host_bytes // first["lora_weights"][1].nbytes):
             client.infer(MODEL, inputs(**{**first, "lora_task_id": ("UINT64", [task_id])}))
         with pytest.raises(InferenceServerException, match="LoRA task 1 not found in cache"):

@@ -1,4 +1,4 @@
-"""PowerInfer's predictors, which close ReLUs before they are computed: their formula, bits of a crowd, the loss."""
+"""PowerInfer's predictors, which skip neurons before they are computed: formula, batch invariance, quality loss."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ UNGATED = {
 }
 MODELS = {**GATES, **UNGATED}
 DEMO = Path(__file__).resolve().parents[3] / "examples" / "demo" / "model"
-# No score of the float32 test is nearer to LEAST_SCORE: rounding moves none across it.
+# No score in the float32 test is this close to LEAST_SCORE, so rounding moves no score across it.
 MARGIN = 3e-6
 
 
 def predictor(layer: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    """Random ones, of ranks that differ."""
+    """Returns random weights whose rank depends on the layer."""
     generator = torch.Generator().manual_seed(100 + layer)
     rank = 20 + layer
     return {
@@ -81,7 +81,7 @@ def predictor(layer: int, dtype: torch.dtype = torch.float32) -> dict[str, torch
 def save_predictors(
     directory: Path, least_score: float | None = LEAST_SCORE, dtype: torch.dtype = torch.float32
 ) -> Path:
-    """Pickled, and the last one as safetensors."""
+    """Saves the predictors as pickles, and the last one as safetensors."""
     directory.mkdir()
     for layer in range(LAYERS):
         tensors = predictor(layer, dtype)
@@ -97,7 +97,7 @@ def save_predictors(
 
 
 class Oracle:
-    """MLPs of transformers whose gates are closed by the scores of what their norms read."""
+    """transformers MLPs whose gates are closed by scores computed from the input of their norms."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -107,7 +107,7 @@ class Oracle:
         self.margin = float("inf")
 
     def scores(self) -> torch.Tensor:
-        """Of the next layer's neurons."""
+        """Returns the scores of the next layer's neurons."""
         weights = predictor(self.calls % LAYERS)
         self.calls += 1
         scores = torch.relu(self.stream @ weights["fc1.weight"].T) @ weights["fc2.weight"].T
@@ -124,7 +124,7 @@ class Oracle:
 
 
 class ClosedRelu(torch.nn.Module):
-    """The activation of MLPs without a gate."""
+    """The activation of MLPs that have no gate."""
 
     def __init__(self, oracle: Oracle) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ def test_the_threshold_is_zero_where_nothing_says_so(tmp_path: Path) -> None:
 
 
 def demo_sized(directory: Path) -> Path:
-    """A random model with the demo's tokenizer."""
+    """Saves a random model with the demo's tokenizer."""
     vocab_size = json.loads((DEMO / "config.json").read_text())["vocab_size"]
     relu = GATES["relu"].family
     family = Family(transformers.LlamaConfig, relu.targets, {**relu.fields, "vocab_size": vocab_size})
@@ -237,7 +237,7 @@ def test_the_build_reports_the_loss(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert predicted.perplexity != plain.perplexity
     assert predicted.reference.divergence > 0.0
     assert "skip neurons of 3 layers whose scores are below 0.25" in printed
-    assert "predicted" in printed.split()  # the engine in the table, beside float32
+    assert "predicted" in printed.split()  # the row of this engine in the table, next to float32
     run_command("inspect", tmp_path / "predicted")
     assert "predictors, which close gates before they are computed" in " ".join(capsys.readouterr().out.split())
 
@@ -256,7 +256,7 @@ def write_config(**fields: object) -> Callable[[Path], object]:
 
 
 class Code:
-    """What a pickle must not carry."""
+    """An object that a pickle must not contain."""
 
 
 @pytest.mark.parametrize(

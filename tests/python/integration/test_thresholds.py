@@ -1,4 +1,4 @@
-"""Prompts and generated tokens up to, at and beyond each family's windows and lengths at which rotary angles change."""
+"""Prompts and answers around each family's windows, and around lengths at which rotary angles change."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from support.families import FAMILIES, HALF_ROTATED, RELATIVES, Family, rope, sa
 from support.models import Reference
 from support.serving import collect, make_request
 
-# As in test_families.py; angles of long positions are rounded alike on both sides.
+# The same tolerance as in test_families.py; both sides round the angles of long positions alike.
 FLOAT32_TOLERANCE = 1e-4
 NEW_TOKENS = 5
 THRESHOLD = 24
 
 
 def dynamic(name: str, **parameters: float) -> Family:
-    """The family with angles that depend on the length beyond THRESHOLD tokens."""
+    """Returns the family with rotary angles that depend on the length beyond THRESHOLD tokens."""
     family = {**FAMILIES, **RELATIVES}[name]
     rotary = rope("dynamic", factor=2.0, **parameters)
     fields = {**family.fields, "max_position_embeddings": THRESHOLD, "rope_parameters": rotary}
@@ -60,7 +60,7 @@ def test_beyond_every_threshold(name: str, tmp_path: Path) -> None:
     config = BuildConfig(max_batch_size=8, max_num_tokens=128, max_seq_len=128, tokens_per_block=8)
     build(tmp_path / "checkpoint", config, tmp_path / "engine")
     rng = np.random.default_rng(3)
-    # The second crosses it while it generates.
+    # The second prompt crosses the threshold while it generates.
     lengths = (threshold - NEW_TOKENS - 1, threshold - 2, threshold, threshold + 1, 3 * threshold + 1)
     prompts = [rng.integers(2, 61, length).tolist() for length in lengths]
     executor_config = adaptrt.ExecutorConfig(enable_chunked_context=True, max_num_tokens=16)
@@ -68,7 +68,7 @@ def test_beyond_every_threshold(name: str, tmp_path: Path) -> None:
         ids = executor.enqueue_requests([make_request(prompt, NEW_TOKENS) for prompt in prompts])
         answers = [collect(executor, request_id) for request_id in ids]
     for prompt, answer in zip(prompts, answers, strict=True):
-        # A new one for each: that of dynamic angles remembers the longest sequence that it has seen.
+        # Each prompt needs a new reference: one with dynamic angles remembers the longest sequence so far.
         expected = Reference(model).logits(prompt, answer.tokens).numpy()
         actual = np.concatenate([answer.context_logits, answer.generation_logits[1:]])
         scale = expected.max() - expected.min()

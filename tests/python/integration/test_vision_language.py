@@ -1,4 +1,4 @@
-"""Language models inside of models that see: layouts of configs, tensors and adapters, and what is refused."""
+"""Language models inside vision-language models: layouts of configs, tensors and adapters, and refused inputs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def qwen2_5(tmp_path_factory) -> Path:
 
 
 def edited(model: Path, directory: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
-    """A copy of a model, its config.json changed."""
+    """Copies a model and edits its config.json."""
     shutil.copytree(model, directory, dirs_exist_ok=True)
     config = json.loads((directory / "config.json").read_text())
     edit(config)
@@ -52,7 +52,7 @@ def edited(model: Path, directory: Path, edit: Callable[[dict[str, Any]], object
 
 
 def renamed(model: Path, directory: Path, renamings: list[tuple[str, str]]) -> Path:
-    """A copy of a model with other names of tensors."""
+    """Copies a model and renames its tensors."""
     shutil.copytree(model, directory)
     tensors = {}
     for name, tensor in load_file(model / "model.safetensors").items():
@@ -125,7 +125,7 @@ def test_one_tensor_under_two_names_is_refused(model: Path, tmp_path: Path) -> N
 
 
 def flat(config: dict[str, Any]) -> None:
-    """Makes the layout of before transformers 4.52, which the published models have."""
+    """Makes the layout before transformers 4.52, which the published models have."""
     text = config.pop("text_config")
     rope = text.pop("rope_parameters")
     config.update({**text, **config, "torch_dtype": config.pop("dtype"), "rope_theta": rope.pop("rope_theta")})
@@ -189,7 +189,7 @@ def rename_adapter(adapter: Path, directory: Path, now: str, other: str) -> Path
 
 @pytest.mark.parametrize("use_dora", [False, True])
 def test_adapters_of_either_layout_are_one(model: Path, use_dora: bool, tmp_path: Path) -> None:
-    # As trainers leave the vision tower out.
+    # Trainers leave the vision tower out in this way.
     targets = r"^(?!.*(?:visual|vision_tower)).*(?:q_proj|down_proj).*"
     adapter = save_adapter(model, tmp_path / "adapter", 0, r=3, target_modules=targets, use_dora=use_dora)
     older_name = "model.model." if "qwen" in model.parent.name else "model.language_model.model."

@@ -1,4 +1,4 @@
-"""Engines whose weights do not all fit into memory: the same bits, clear refusals, and errors of the file by name."""
+"""Engines whose weights exceed memory: the same bits, clear refusals, and errors that name the file."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def engine(request: pytest.FixtureRequest, model: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An engine to damage: a test copies it."""
+    """Returns an engine that tests copy and then damage."""
     return build_engine(model, tmp_path_factory.mktemp("plain"), **FLAGS)
 
 
@@ -77,7 +77,7 @@ def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path
 
 
 def least_memory(engine: Path, **fields: object) -> int:
-    """From what is said of one byte."""
+    """Returns the minimum that the refusal of one byte reports."""
     with pytest.raises(ConfigError, match="weight_memory is 1; accepted: ") as error:
         executor_of(engine, 1, **fields)
     return int(str(error.value).split("accepted: ")[1].split()[0])
@@ -89,7 +89,7 @@ def executor_of(engine: Path, weight_memory: int | None, **fields: object) -> ad
 
 
 def answers_of(executor: adaptrt.Executor, adapters: list[Path]) -> list[Answer]:
-    """Of a crowd of prompts, in turn without and with each adapter."""
+    """Answers a batch of prompts, in turn without and with each adapter."""
     configs = [None, *(adaptrt.LoraConfig.from_peft(i, path, executor.engine) for i, path in enumerate(adapters))]
     prompts = [np.random.default_rng(length).integers(2, 61, length).tolist() for length in (1, 7, 30, 100)]
     requests = [make_request(prompt, 12, configs[i % len(configs)]) for i, prompt in enumerate(prompts)]
@@ -106,7 +106,7 @@ def test_every_budget_gives_the_same_bits(engine: Path, adapters: list[Path]) ->
         with executor_of(engine, memory) as executor:
             for theirs, ours in zip(expected, answers_of(executor, adapters), strict=True):
                 assert ours.same_bits(theirs)
-            # Adapters are loaded meanwhile, so the number of steps differs from run to run.
+            # Adapters are loaded at the same time, so the number of steps varies between runs.
             steps = executor.get_latest_iteration_stats()
             read.append(sum(step.weight_bytes_read for step in steps) / len(steps))
     assert read[0] > read[1] > read[2] == 0
@@ -256,7 +256,7 @@ def test_a_file_that_is_cut_short_ends_requests_and_nothing_else(copied: Path, a
             assert response.has_error()
             assert response.error_msg.startswith(f"{file}: ends at byte ")
         with pytest.raises(EngineError, match=r"rank0.engine: ends at byte .*; it was cut short while it is in use"):
-            adaptrt.LoraConfig.from_peft(9, adapters[1], executor.engine)  # DoRA, which reads the base's weights
+            adaptrt.LoraConfig.from_peft(9, adapters[1], executor.engine)  # DoRA reads the base's weights
         with file.open("r+b") as opened:
             opened.write(content)
         answer = collect(executor, executor.enqueue_request(make_request([5, 6, 7], 6)))

@@ -1,4 +1,4 @@
-"""Whatever is done to an adapter's files: the converted adapter is what PEFT makes of them, or it is refused."""
+"""Mutated adapter files: the converted adapter equals PEFT's, or the conversion refuses the files."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from support.adapters import CONFIG, TENSORS, base_weights, merged_by_us
 from support.models import ModelSpec, save_adapter, save_model
 
 FLOAT32_TOLERANCE = 5e-6
-# Both sides factorise the weights in float32, each with a LAPACK of its own; errors grow with the singular values.
+# Both sides factorise the weights in float32 with different LAPACK libraries; errors grow with the singular values.
 FACTORISATION_TOLERANCE = 5e-5
 GIVE_BACK = ("pissa", "olora")
-"""Initialisations whose A and B are what they took out of the base."""
+"""Initialisations that take the adapter's first change out of the base's weights."""
 SPEC = ModelSpec(hidden_size=8, head_dim=4, num_attention_heads=2, num_key_value_heads=1, intermediate_size=9)
 
 pattern_keys = st.sampled_from(
@@ -143,8 +143,8 @@ def convert(directory: Path, model: Path) -> tuple[ConvertedAdapter | None, str]
 
 
 def merged(model: Path, directory: Path) -> dict[str, np.ndarray]:
-    """What PEFT loads, with B = 0 for modules that the file has no tensors of, whatever init_lora_weights says; but for
-    initialisations that change the base, whose A and B give back what they took."""
+    """Returns the weights that PEFT merges, with B = 0 for modules without tensors in the file, whatever
+    init_lora_weights is. Exceptions are initialisations that change the base, whose A and B restore it."""
     base = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

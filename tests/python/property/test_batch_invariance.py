@@ -1,4 +1,4 @@
-"""A request's tokens, logits and log probs are the same bits alone and in any crowd, chunking, thread count and cache
+"""A request's tokens, logits and log probs are the same bits alone and in any batch, chunking, thread count and cache
 size."""
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ ADAPTERS = [
 LONG = list(range(2, 140))
 PROMPTS = [[5], [9, 8, 7, 6], LONG[:40], LONG[:41], LONG, [*LONG[:64], 3, 3, 3]]
 MAX_TOKENS = 24
-# What becomes of a block that a prompt begins like and goes on differently: nothing, it is copied, or taken over.
+# A block that a prompt matches only in part is not reused, is copied, or is taken over.
 REUSE = [{"enable_partial_reuse": False}, {}, {"copy_on_partial_reuse": False}]
 
 
 @dataclasses.dataclass
 class Service:
-    """An engine and its adapters; what each (prompt, adapter) gives alone is computed once."""
+    """An engine and its adapters; the answer of each (prompt, adapter) alone is computed once."""
 
     engine: Path
     adapters: list[Path]
@@ -119,7 +119,7 @@ def test_a_crowd_changes_no_bit(
 
 
 def crowd(service, executor) -> None:
-    """Every prompt with every adapter at once; each answer is the one it gives alone."""
+    """Runs every prompt with every adapter at once; each answer must equal the one that it gives alone."""
     cases = [(prompt, adapter) for prompt in range(len(PROMPTS)) for adapter in (None, *range(len(ADAPTERS)))]
     ids = [
         executor.enqueue_request(make_request(PROMPTS[prompt], MAX_TOKENS, service.lora(adapter)))
@@ -129,7 +129,7 @@ def crowd(service, executor) -> None:
         assert collect(executor, request_id).same_bits(service.alone(*case))
 
 
-# The properties above draw such cases; these make sure that each really happens.
+# The properties above may draw such cases; these tests make sure that each occurs.
 
 
 def test_evicted_adapters_come_back_the_same(service) -> None:
@@ -150,7 +150,7 @@ def test_paused_requests_resume_the_same(service) -> None:
 
 def test_reused_prefixes_give_the_same(service) -> None:
     def request(adapter: int | None) -> adaptrt.Request:
-        # Logits of the prompt would keep its prefix from being reused.
+        # A request for the prompt's logits could not reuse its prefix.
         output = adaptrt.OutputConfig(return_generation_logits=True, exclude_input_from_output=True)
         return adaptrt.Request(LONG, MAX_TOKENS, output_config=output, lora_config=service.lora(adapter))
 
@@ -160,7 +160,7 @@ def test_reused_prefixes_give_the_same(service) -> None:
             alone = service.alone(PROMPTS.index(LONG), adapter)
             assert result.output_token_ids[0] == alone.tokens
             assert result.generation_logits[0].tobytes() == alone.generation_logits.tobytes()
-        # Two requests found their adapter's prefix; one under another adapter found nothing.
+        # Two requests found their own adapter's prefix; the request with another adapter found none.
         blocks = len(LONG) // 16
         assert executor.get_latest_iteration_stats()[-1].kv_cache_stats.reused_blocks == 2 * blocks
 

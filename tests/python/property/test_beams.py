@@ -1,4 +1,4 @@
-"""A request's beams are, bit for bit, those that it has alone: in any crowd, chunking, policy and cache."""
+"""A request's beams are, bit for bit, the same as alone: in any batch, chunking, policy and cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONGEST = 14
 
 @dataclasses.dataclass(frozen=True)
 class Ask:
-    """What is asked of an executor."""
+    """A request to an executor."""
 
     prompt: int
     adapter: int | None
@@ -39,7 +39,7 @@ class Ask:
 
 
 class Service:
-    """An engine and its adapters; what each request gives alone is computed once."""
+    """An engine and its adapters; the result of each request alone is computed once."""
 
     def __init__(self, engine: Path, adapters: list[Path]) -> None:
         self.engine = adaptrt.load_engine(engine)
@@ -74,7 +74,7 @@ class Service:
 
 
 def last(executor: adaptrt.Executor, request_id: int) -> adaptrt.Result:
-    """The last result of a request."""
+    """Returns the last result of a request."""
     while True:
         for response in executor.await_responses(request_id, 60.0):
             assert not response.has_error(), response.error_msg
@@ -83,7 +83,7 @@ def last(executor: adaptrt.Executor, request_id: int) -> adaptrt.Result:
 
 
 def beams(result: adaptrt.Result) -> list[Any]:
-    """Everything of them, in the order of the result."""
+    """Returns every field of the beams, in the result's order."""
     return [
         result.output_token_ids,
         result.cum_log_probs,
@@ -146,17 +146,17 @@ def test_a_crowd_changes_no_beam(
             assert beams(result) == service.alone(dataclasses.replace(ask, streaming=False, cancel=False))
 
 
-# The property above draws such cases; this makes sure that they happen.
+# The property above may draw such cases; this test makes sure that they occur.
 
 
 def test_others_are_paused_and_beams_are_not(service: Service) -> None:
     search = Ask(2, 1, 4, LONGEST, 1.0, 0, 0.0, 1.0, None, False, False)
     single = Ask(2, 0, 1, LONGEST, 0.0, 1, 0.0, 1.0, None, False, False)
-    # The search can come to need 4 blocks of its prompt and 2 for each beam, the others 6 each.
+    # The search can grow to 4 blocks for its prompt and 2 for each beam, and the others to 6 each.
     with service.executor(
         scheduler_config=adaptrt.SchedulerConfig(adaptrt.CapacitySchedulerPolicy.MAX_UTILIZATION),
         kv_cache_config=adaptrt.KvCacheConfig(enable_block_reuse=False, max_tokens=8 * 26),
-        peft_cache_config=adaptrt.PeftCacheConfig(num_ensure_workers=0),  # all start at once, whatever else runs
+        peft_cache_config=adaptrt.PeftCacheConfig(num_ensure_workers=0),  # all requests start at once on any machine
     ) as executor:
         asked = [search, single, single, single]
         ids = executor.enqueue_requests([service.request(ask) for ask in asked])

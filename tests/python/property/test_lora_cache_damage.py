@@ -1,4 +1,4 @@
-"""Damaged adapters: refused by name with nothing changed, or stored as they are; never a crash."""
+"""Damaged adapters are refused by name without a change, or stored unchanged; they never crash the cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHAPES = st.lists(st.sampled_from([0, 1, 2, 3, 4, 60, 2**20, 2**31, 2**62]), max
 
 
 def refused_or_stored(weights: np.ndarray, config: np.ndarray, engine: _core.DType) -> bool:
-    """Whether it was stored; when it was not, the cache is as before."""
+    """Returns whether the adapter was stored; checks that a refusal leaves the cache unchanged."""
     cache = _core.LoraCache(small_layout(engine), _core.LoraCacheSizes(1 << 16, 2048, 4))
     before = cache.stats()
     request = _core.LoraConfig(7, weights, config)

@@ -28,8 +28,8 @@ from support.lora_tensors import (
 NUM_TASKS = 128
 MAX_RANK = 4
 PAGE_BYTES = 2048
-# One rule does all of these, since Hypothesis switches rules off for whole histories, and histories without requests
-# that end, or without adapters that are sent, soon do nothing. Repeated ones are frequent ones.
+# One rule does all of these. Hypothesis disables rules for whole histories, and a history without finished requests or
+# without sent adapters soon does nothing. Repeated entries occur more often.
 OPERATIONS = (
     *("send", "send", "send", "send", "send_again", "ask", "ask", "ask_for_any"),
     *("start", "start", "start", "start", "stop", "stop", "stop", "stop"),
@@ -40,7 +40,7 @@ ALIGNMENT = 64
 
 
 def make_rows(task: int, version: int) -> list[Row]:
-    """The adapter that a task has in a version: any modules, ranks, one type, some rows with vectors."""
+    """Returns the adapter of a task's version: any modules and ranks, one type, some rows with vectors."""
     rng = np.random.default_rng((task, version))
     dtype = list(NUMPY_TYPES.values())[rng.integers(3)]
     rows = []
@@ -62,7 +62,7 @@ def aligned(size: int) -> int:
 
 
 def pages_of(rows: list[Row], dtype: _core.DType) -> int:
-    """Pages that first fit in the order of the sites takes."""
+    """Returns the number of pages that first fit uses, in the order of the sites."""
     free: list[int] = []
     for layer in range(2):
         for site in SITES:
@@ -105,7 +105,7 @@ class Generation:
 
 @dataclass
 class Model:
-    """What the cache promises, as lists: the least recently used first."""
+    """The cache's guarantees, modelled with lists that start with the least recently used generation."""
 
     dtype: _core.DType
     host_bytes: int
@@ -136,7 +136,8 @@ class Model:
         return self.device_pages - self.used_pages() + sum(g.pages for g in self.device_idle)
 
     def settle(self, g: Generation) -> None:
-        """Brings the lists in line with a generation's state; what became idle was used last."""
+        """Updates the lists to a generation's state; a generation that just became idle counts as most recently
+        used."""
         if g.on_device and not g.listed and not g.in_use:
             g.on_device = False
         if not g.listed and not g.in_use:
@@ -172,7 +173,7 @@ class Model:
         return g
 
     def starves(self, pages: int, pinned: int, without: tuple[Generation | None, ...]) -> bool:
-        """Would `pages` more pinned pages leave a generation in use no way to the device?"""
+        """Returns whether `pages` more pinned pages would keep a generation in use off the device."""
         waiting = [g.pages for g in self.generations if g.in_use and not g.pinned and g not in without]
         return pages + pinned + max(waiting, default=0) > self.device_pages
 
@@ -252,7 +253,7 @@ class Model:
 
 
 class LoraCacheMachine(RuleBasedStateMachine):
-    """Requests of random tasks come, start, pause and end; operators pin, unpin and unload."""
+    """Requests of random tasks arrive, start, pause and end; operators pin, unpin and unload."""
 
     @initialize(
         dtype=st.sampled_from(list(NUMPY_TYPES)),
@@ -399,7 +400,7 @@ class LoraCacheMachine(RuleBasedStateMachine):
         ]
 
     def teardown(self) -> None:
-        """When everybody is gone, only what is listed is left."""
+        """After all requests end, the cache holds only listed adapters."""
         self.leases.clear()
         self.requests.clear()
         if hasattr(self, "cache"):

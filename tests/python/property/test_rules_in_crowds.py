@@ -1,5 +1,5 @@
-"""Guides, post-processors, decaying top_p, biases and forbidden words: none of it depends on the batch, nor on the
-request's other sequences."""
+"""Guides, post-processors, decaying top_p, biases and forbidden words do not depend on the batch or on the request's
+other sequences."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SCHEMA = {
 
 
 def shifted(_id: int, logits: Any, tokens: list[list[int]], _stream: int, _client_id: int | None) -> None:
-    """Depends on what was generated."""
+    """Changes logits depending on the generated tokens."""
     logits[0, 0, tokens[0][-1]] -= 3.0
     logits[0, 0, (len(tokens[0]) * 7) % SPEC.vocab_size] += 5.0
 
@@ -72,7 +72,7 @@ class Service:
     def request(
         self, prompt: int, adapter: int | None, rule: int, sampling: int, sequence: int = 0, num_sequences: int = 1
     ) -> adaptrt.Request:
-        """Of `num_sequences`, or of one alone that is as another's with the index `sequence`."""
+        """Makes a request of `num_sequences`, or of one that equals sequence `sequence` of such a request."""
         lora = None if adapter is None else self._configs[adapter]
         fields = dict(SAMPLINGS[sampling])
         if "seed" in fields:
@@ -84,7 +84,7 @@ class Service:
         return make_request(PROMPTS[prompt], MAX_TOKENS, lora, False, sampling_config=config, **RULES[rule])
 
     def _alone(self, *case: Any) -> Answer:
-        # As large a KV cache as fits memory, for each of so many executors, would be more addresses than there may be.
+        # By default each cache is as large as memory; so many executors would exceed the address space.
         with self.executor(num_threads=1, kv_cache_config=adaptrt.KvCacheConfig(max_tokens=4096)) as executor:
             return collect(executor, executor.enqueue_request(self.request(*case)))
 

@@ -1,4 +1,4 @@
-"""Each sequence of a request is, bit for bit, the request with its seed that has no other: in any crowd, chunking and
+"""Each sequence of a request equals, bit for bit, a request with its seed and one sequence: in any batch, chunking and
 cache."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STOP = 7
 
 @dataclasses.dataclass(frozen=True)
 class Ask:
-    """What is asked of an executor."""
+    """A request to an executor."""
 
     prompt: int
     adapter: int | None
@@ -39,7 +39,7 @@ class Ask:
 
 @dataclasses.dataclass
 class Sequence:
-    """What came of one sequence."""
+    """The result of one sequence."""
 
     tokens: list[int]
     log_probs: list[float]
@@ -48,7 +48,7 @@ class Sequence:
 
 
 class Service:
-    """An engine and its adapters; what each sequence gives alone is computed once."""
+    """An engine and its adapters; the result of each sequence alone is computed once."""
 
     def __init__(self, engine: Path, adapters: list[Path]) -> None:
         self.engine = adaptrt.load_engine(engine)
@@ -79,7 +79,8 @@ class Service:
 
 
 def collect(executor: adaptrt.Executor, request_id: int, n: int) -> list[Sequence]:
-    """Waits for a request's end, and finds each sequence's last response, and the request's, marked as that."""
+    """Waits for the request's end and returns its sequences; checks that each sequence's last response is marked
+    final."""
     parts: list[list[adaptrt.Result]] = [[] for _ in range(n)]
     is_final = False
     while not is_final:
@@ -160,11 +161,11 @@ def test_each_sequence_is_what_its_seed_gives_alone(
         check(service, ask, sequences)
 
 
-# The property above draws such cases; this makes sure that they happen.
+# The property above may draw such cases; this test makes sure that they occur.
 
 
 def test_sequences_that_are_paused_resume_the_same(service: Service) -> None:
-    # The prompt takes two blocks of five, and each of its four sequences one more.
+    # The prompt takes two blocks of five, and each of its four sequences takes one more.
     with service.executor(
         scheduler_config=adaptrt.SchedulerConfig(adaptrt.CapacitySchedulerPolicy.MAX_UTILIZATION),
         kv_cache_config=adaptrt.KvCacheConfig(enable_block_reuse=False, max_tokens=80),
