@@ -1,5 +1,5 @@
-"""A server under drawn crowds: clients of several adapters at once, some of which go away, while adapters are loaded,
-swapped and unloaded. Every answer is the executor's for one of the adapters that its name meant meanwhile."""
+"""Random batches of clients on a server: several adapters at once, some clients disconnect, and adapters are loaded,
+swapped and unloaded. Every answer must equal the executor's for an adapter that its name meant meanwhile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from support.serving import build_engine
 SPEC = ModelSpec()
 BASE = "base"
 DIRECTORIES = ("a", "b", "c", "d")
-# Names that mean the same all the time, and one whose adapter is swapped and unloaded.
+# Names that always mean the same adapter, and one whose adapter is swapped and unloaded.
 STEADY, SWAPPED = ("a", "b"), "swapped"
 SECONDS = 120.0
 MOST_TOKENS = 24
@@ -33,7 +33,7 @@ MOST_TOKENS = 24
 
 @dataclass(frozen=True)
 class Client:
-    """One request, and after how many pieces of its answer its client goes away."""
+    """One request, and the number of pieces after which its client disconnects."""
 
     model: str
     prompt: tuple[int, ...]
@@ -43,7 +43,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Change:
-    """What becomes of the adapter `swapped`: another directory, or None: it is unloaded."""
+    """A change of the adapter `swapped`: another directory, or None to unload it."""
 
     directory: str | None
 
@@ -91,7 +91,7 @@ class Oracle:
         self._answers: dict[tuple[str | None, tuple[int, ...]], list[int]] = {}
 
     def answer(self, directory: str | None, prompt: tuple[int, ...]) -> list[int]:
-        """MOST_TOKENS of them."""
+        """Returns an answer of MOST_TOKENS tokens."""
         if (directory, prompt) not in self._answers:
             request = adaptrt.Request(list(prompt), MOST_TOKENS)
             id = self._executor.enqueue_request(request, adapter=directory)
@@ -111,7 +111,7 @@ def oracle(place: Place) -> Iterator[Oracle]:
 
 
 async def ask(http: httpx.AsyncClient, client: Client) -> list[int] | None:
-    """Tokens that came; None: there is no such adapter now."""
+    """Returns the tokens that arrived, or None if the adapter did not exist."""
     body = {
         "model": client.model, "prompt": list(client.prompt), "max_tokens": client.max_tokens, "temperature": 0,
         "ignore_eos": True, "stream": True, "return_token_ids": True,
@@ -146,7 +146,7 @@ async def change(http: httpx.AsyncClient, wanted: Change) -> None:
 
 
 async def run(place: Place, crowd: list[Client], wanted: list[Change]) -> list[list[int] | None]:
-    """All clients at once, and the changes in order beside them."""
+    """Runs all clients at once, and the changes in order at the same time."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=place.address, timeout=SECONDS, limits=limits) as http:
 
@@ -182,13 +182,13 @@ def test_every_answer_is_the_executors(place: Place, oracle: Oracle, crowd: list
             assert tokens in expected
         else:
             assert tokens in [one[: len(tokens)] for one in expected]
-    # What clients left behind has gone by the time that a request which came after all of them has its answer.
+    # After a request that came after all clients has its answer, nothing of disconnected clients may remain.
     assert len(asyncio.run(run(place, [Client(BASE, (3,), MOST_TOKENS, None)], []))[0] or []) == MOST_TOKENS
     end = time.monotonic() + SECONDS
     while (after := state(place))["requests"] != {"running": 0, "waiting": 0} and time.monotonic() < end:
         pass
     assert after["requests"] == {"running": 0, "waiting": 0}
-    # The roots' other adapters are listed as well, and are not loaded.
+    # The server also lists the roots' other adapters, which must not be loaded.
     loaded = [adapter["name"] for adapter in after["adapters"]["list"] if adapter["level"] != "unloaded"]
     assert set(loaded) <= set(STEADY)
     assert all(adapter["users"] == 0 for adapter in after["adapters"]["list"])

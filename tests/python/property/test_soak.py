@@ -31,7 +31,7 @@ NUM_CASES = 150
 MOST_SEQUENCES = 3
 MOST_TOKENS = 16
 MOST_AT_ONCE = 48
-# Buffers that grow to their size, and the statistics' strings; a leak of a few bytes a request would be more.
+# Room for buffers that still grow and for statistics strings; a leak of a few bytes per request exceeds it.
 HEAP_SLACK = 256 << 10
 OBJECT_SLACK = 1000
 
@@ -67,17 +67,17 @@ def fails(*_: Any) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """What is asked for, which alone decides what is answered."""
+    """The fields of a request that determine its answer."""
 
     prompt: int
     adapter: int | None
     rule: int
     seed: int
-    """0: greedy."""
+    """0 means greedy."""
     num_beams: int = 1
 
     def of_sequence(self, index: int) -> Case:
-        """What gives that sequence alone."""
+        """Returns the case that gives that sequence alone."""
         return replace(self, seed=self.seed + index) if self.seed else self
 
     def request(self, num_sequences: int, lora: adaptrt.LoraConfig | None, **fields: Any) -> adaptrt.Request:
@@ -96,7 +96,7 @@ class Case:
 
 @dataclass
 class Asked:
-    """A request on its way, and what has come of it."""
+    """A request in progress, and its results so far."""
 
     case: Case
     may_be_cut: bool
@@ -105,7 +105,7 @@ class Asked:
 
 
 class Traffic:
-    """Requests from a thread of its own, and their answers, each compared with what the case gives alone."""
+    """Sends requests from its own thread, and compares each answer with the one that the case gives alone."""
 
     def __init__(self, engine: Path, adapters: list[adaptrt.LoraConfig], executor: adaptrt.Executor) -> None:
         self._engine, self._adapters, self._executor = engine, adapters, executor
@@ -128,7 +128,7 @@ class Traffic:
         return Case(prompt, adapter, choice.randrange(len(RULES)), choice.randrange(SEEDS + 1))
 
     def _answers_alone(self) -> dict[Case, list[list[int]]]:
-        """Of all sequences that may come, one at a time; of a search all beams."""
+        """Returns the answers of all possible sequences, run one at a time; a beam search gives all its beams."""
         cases = {case.of_sequence(index) for case in self._cases for index in range(MOST_SEQUENCES)}
         config = adaptrt.KvCacheConfig(max_tokens=1024, enable_block_reuse=False)
         output = adaptrt.OutputConfig(exclude_input_from_output=True)
@@ -142,7 +142,7 @@ class Traffic:
         return answers
 
     def run(self, count: int) -> None:
-        """Sends so many and waits for all of them."""
+        """Sends `count` requests and waits for all of them."""
         sender = threading.Thread(target=self._send_all, args=(count,))
         sender.start()
         num_over = 0
@@ -177,7 +177,7 @@ class Traffic:
         choice = self._random
         case = choice.choice(self._cases)
         fields: dict[str, Any] = {
-            # A search's streamed responses have whole beams.
+            # A streamed beam search sends whole beams instead of new tokens, so searches do not stream here.
             "streaming": case.num_beams == 1 and choice.random() < 0.5,
             "priority": choice.choice([0.5, 0.5, 0.9]),
             "output_config": adaptrt.OutputConfig(
@@ -206,7 +206,7 @@ class Traffic:
                 threading.Event().wait(0.001)
 
     def _take(self, response: adaptrt.Response) -> bool:
-        """True for a request's last response."""
+        """Takes a response; returns True for a request's last one."""
         with self._lock:
             request_id = response.request_id
             if request_id in self._failing:
@@ -241,7 +241,7 @@ class Traffic:
             tokens = asked.tokens[index]
             if asked.may_be_cut and reason in (adaptrt.FinishReason.CANCELLED, adaptrt.FinishReason.TIMED_OUT):
                 self.num_cut += 1
-                # The best beams so far need not be the beginning of the best.
+                # The best beams so far may differ from the final best beams.
                 assert asked.case.num_beams > 1 or tokens == expected[: len(tokens)]
             else:
                 assert tokens == expected
@@ -265,7 +265,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[adaptr
 
 @pytest.fixture
 def executor(service: tuple[Path, list[adaptrt.LoraConfig]], tmp_path: Path) -> Iterator[adaptrt.Executor]:
-    """Too small for all that comes: blocks run out, sequences are paused, adapters are evicted. All may have drafts."""
+    """Too small for the traffic: blocks run out, sequences are preempted, adapters are evicted. Any request may have
+    drafts."""
     largest = max(config.weights.nbytes for config in service[1])
     with made(
         service[0],
@@ -292,7 +293,7 @@ def test_nothing_is_lost_and_nothing_grows(
 ) -> None:
     count = request.config.getoption("--soak-requests")
     traffic = Traffic(*service, executor)
-    # Until buffers have their size.
+    # Run until all buffers have their final size.
     traffic.run(count // 2)
     before = held()
     traffic.run(count - count // 2)

@@ -40,7 +40,7 @@ lookaheads = st.builds(
     max_ngram_size=st.integers(2, 5),
     max_verification_set_size=st.integers(0, 4),
 )
-# Of so many tokens, the first are those that come, the others any.
+# The number of correct draft tokens at the start, and arbitrary tokens after them.
 externals = st.none() | st.tuples(st.integers(0, 12), st.lists(st.integers(0, SPEC.vocab_size - 1), max_size=4))
 
 
@@ -82,7 +82,7 @@ def test_drafts_change_no_bit(
         assert sequences == service.alone(ask)
 
 
-# The property above draws such cases; these make sure that they happen.
+# The property above may draw such cases; these tests make sure that they occur.
 
 
 def test_drafts_are_right_and_wrong(service: Service) -> None:
@@ -103,7 +103,7 @@ def test_sequences_with_drafts_are_paused_and_resume_the_same(service: Service) 
 
 
 def test_text_that_repeats_itself_takes_few_steps(service: Service) -> None:
-    # The output is held to what the prompt repeats, so that nearly every draft is right.
+    # The bias forces the output to repeat the prompt, so nearly every draft is right.
     ask = Ask(5, None, 1, 0, 0, 60, False, False, False)
     bias = np.full(SPEC.vocab_size, -np.inf, np.float32)
     bias[6] = 0.0

@@ -1,4 +1,4 @@
-"""What _core has of devices, what the modules that bring one add to it, and what _cuda says where there is no GPU."""
+"""Devices: _core's interface, the modules that add a device to it, and _cuda's errors on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_device_of_another_module_is_a_device_of_core() -> None:
 def test_exceptions_of_another_module_are_errors_of_core() -> None:
     with pytest.raises(ConfigError, match="there is no GPU 3"):
         adaptrt_cuda_emulated.CudaDevice(3)
-    # Thrown there, within a call of a method that _core binds.
+    # The other module throws these errors within calls of methods that _core binds.
     device = adaptrt_cuda_emulated.CudaDevice(total_bytes=10)
     with pytest.raises(ConfigError, match="gives no 11 bytes; 10 of 10 bytes are free"):
         device.allocate(11)

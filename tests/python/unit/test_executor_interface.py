@@ -1,4 +1,4 @@
-"""What scripts for TensorRT-LLM's executor do: older names, tensors of other libraries, engines in memory."""
+"""Forms that scripts for TensorRT-LLM's executor use: older names, tensors of other libraries, engines in memory."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_requests_adapter_is_a_lora_config(directories: dict[str, Path], execu
 
 
 class Exported:
-    """An array of a library that knows __array__ alone."""
+    """An array of a library that supports only __array__."""
 
     def __init__(self, values: Any) -> None:
         self._values = values
@@ -100,7 +100,7 @@ class Exported:
 
 
 class ByDLPack:
-    """An array of a library that knows __dlpack__ alone."""
+    """An array of a library that supports only __dlpack__."""
 
     def __init__(self, values: Any) -> None:
         self._array = np.asarray(values)
@@ -201,7 +201,7 @@ def test_an_engine_in_memory(directories: dict[str, Path], executor: adaptrt.Exe
     for buffer in (content, bytearray(content), memoryview(content)):
         with adaptrt.Executor(buffer, config, adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig(1)) as other:
             if isinstance(buffer, bytearray):
-                buffer[:] = bytes(len(buffer))  # it was copied
+                buffer[:] = bytes(len(buffer))  # the executor must have copied it
             assert answer(other, adaptrt.Request([3, 4, 5], 8)).output_token_ids == expected[0]
             again = adaptrt.LoraConfig.from_peft(1, directories["adapter"], other.engine)
             request = adaptrt.Request([3, 4, 5], 8, lora_config=again)

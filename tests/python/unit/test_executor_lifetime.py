@@ -1,4 +1,4 @@
-"""Ends that nobody prepared: the interpreter's exit, forks, threads that wait, executors without a last reference."""
+"""Abrupt ends: interpreter exit, forks, waiting threads, and executors that lose their last reference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import adaptrt
 executor = adaptrt.Executor(sys.argv[1])
 running = executor.enqueue_request(adaptrt.Request([3, 4, 5], 600))
 """
-# Python itself aborts when a daemon thread happens to print, an uncaught exception for one, while the interpreter ends.
+# The threads must not print: Python aborts if a daemon thread does so while the interpreter ends.
 WAITERS = """
 def wait():
     try:
@@ -59,7 +59,7 @@ assert len(executor.await_responses(running)[-1].result.output_token_ids[0]) == 
 """
 
 
-# The executor's thread drops the last reference to the post-processor of a request that it has not begun.
+# The executor's thread drops the last reference to the post-processor of a request that has not started.
 DROPPED_BY_A_THREAD = """
 import sys, time, weakref
 import adaptrt
@@ -74,7 +74,7 @@ waiting = executor.enqueue_request(adaptrt.Request([3, 4, 5], 8, logits_post_pro
 del process
 executor.cancel_request(waiting)
 """
-# The thread would wait for the GIL when the interpreter begins to end, and get it while a finalised object sleeps.
+# The thread waits for the GIL when the interpreter begins to end, and gets it while a finalised object sleeps.
 AT_EXIT = """
 class Sleeper:
     def __del__(self, sleep=time.sleep):
@@ -100,7 +100,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(engine: Path, script: str) -> subprocess.CompletedProcess[str]:
-    # What hangs, fails.
+    # A script that hangs fails the test.
     return subprocess.run(
         [sys.executable, "-c", PREAMBLE + script, str(engine)], timeout=60, capture_output=True, text=True, check=False
     )

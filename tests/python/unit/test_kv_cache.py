@@ -1,4 +1,4 @@
-"""What stays in the KV cache."""
+"""Blocks that stay in the KV cache: their priorities, retention configs and events."""
 
 from __future__ import annotations
 

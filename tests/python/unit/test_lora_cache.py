@@ -1,4 +1,4 @@
-"""What requests hand to the LoRA cache: arrays and tensors of every kind, and how they come back."""
+"""Arrays and tensors of every kind that requests pass to the LoRA cache, and the form in which they return."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_row_that_repeats_elements_is_refused_before_it_is_copied() -> None:
     huge = np.broadcast_to(np.float32(0), (1 << 20, 1 << 40))
     with pytest.raises(_core.AdapterError, match="weights is a view that repeats elements"):
         _core.LoraConfig(7, huge, np.zeros((2, 4), np.int32))
-    # A repeated dimension of size one repeats nothing.
+    # A broadcast dimension of size one repeats no element.
     rows = make_rows(np.dtype(np.float32))
     weights, config = to_tensors(rows)
     check_stored(np.broadcast_to(weights, (1, *weights.shape)), config, rows)

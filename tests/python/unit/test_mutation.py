@@ -25,7 +25,7 @@ self.total = total
 
 
 def lines_with_faults(path: str, text: str) -> dict[int, set[str]]:
-    """What each line can become."""
+    """Returns every faulty version of each line."""
     lines: dict[int, set[str]] = {}
     for fault in find_faults(path, text):
         changed = fault.applied_to(text).splitlines()
@@ -87,7 +87,7 @@ def test_the_tests_nearest_to_a_room_are_there(files: tuple[str, ...]) -> None:
 
 
 def test_every_room_has_programs() -> None:
-    """But for the one that only a GPU's driver runs."""
+    """Every folder except cuda, which needs a GPU's driver, has test programs."""
     repository = Path(__file__).parents[3]
     rooms = {room.name for room in (repository / "cpp" / "src").iterdir() if room.is_dir()}
     assert rooms - set(CPP_PROGRAMS) == {"cuda"}

@@ -1,4 +1,4 @@
-"""The KV cache's file."""
+"""The file level of the KV cache."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_memory_counts_the_blocks_that_wait_for_the_file(engine: Path, tmp_path:
             ask(executor, PROMPT)
             return executor.get_latest_iteration_stats()[-1].cpu_mem_usage
 
-    # Of one size in both: by default it depends on how much memory is free.
+    # Give both executors LoRA caches of one size; by default the size depends on free memory.
     adapters = adaptrt.PeftCacheConfig(num_device_module_layer=4096)
     config = adaptrt.ExecutorConfig(
         kv_cache_config=adaptrt.KvCacheConfig(max_tokens=8 * TOKENS_PER_BLOCK),
@@ -74,7 +74,8 @@ def test_memory_counts_the_blocks_that_wait_for_the_file(engine: Path, tmp_path:
     without = adaptrt.Executor(engine, executor_config=config)
     block_bytes = without.engine_info.kv_block_bytes
     beyond = memory_of(start(engine, tmp_path, peft_cache_config=adapters)) - memory_of(without)
-    # Eight at the most wait to be written, as many as the pool has, and four are read at a time, each in whole pages.
+    # At most eight blocks wait to be written, as many as the pool has, and four are read at a time, each in whole
+    # pages.
     assert 12 * block_bytes <= beyond <= 12 * (block_bytes + 2 * 4096)
 
 

@@ -1,4 +1,4 @@
-"""What rows are held against: limits of a round, and which of them an engine has."""
+"""Rooflines in the bench: the limits of a round, and which of them apply to an engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FakeLimits:
 def test_the_best_of_a_round_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     values = iter([30.0, 48.0, 40.0, 20.0])
     monkeypatch.setattr(limits, "measure_machine_limits", lambda threads, rounds: FakeLimits(next(values)))
-    meter = limits.LimitMeter(1, quiet_share=1.0)  # whatever else the machine does
+    meter = limits.LimitMeter(1, quiet_share=1.0)  # any other load on the machine is ignored
     for number in (0, 0, 0, 1):
         meter.measure(number)
     assert meter.figures()["read_bandwidth"].by_round() == {0: 48.0, 1: 20.0}
@@ -55,7 +55,7 @@ def test_limits_beside_a_sample_come_before_those_of_its_round() -> None:
         (DType.BFLOAT16, False, 2.0, 4.0, "bfloat16_flops"),
         (DType.BFLOAT16, True, 2.0, 4.0, "int8_ops"),
         (DType.FLOAT32, False, 2.0, 4.0, "float32_flops"),
-        # An instruction for bfloat16 that is slower than float32's, and none for 8 bits.
+        # An instruction for bfloat16 that is slower than float32's, and no instruction for 8 bits.
         (DType.BFLOAT16, False, 0.5, 0.0, "float32_flops"),
         (DType.BFLOAT16, True, 0.5, 0.0, "float32_flops"),
     ],

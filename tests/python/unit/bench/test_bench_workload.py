@@ -1,4 +1,4 @@
-"""The generator's requests have the distributions that its parameters name."""
+"""The generator's requests follow the distributions that its parameters name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from adaptrt.tools.bench.workload import arrival_times, draw_adapters, generate
 
 DRAWS = 200_000
 DEVIATIONS = 4.5
-"""Of the expected spread of a mean or a frequency; with fixed seeds a test fails always or never."""
+"""Allowed error of a mean or a frequency, in standard deviations. Seeds are fixed, so a test fails always or never."""
 
 
 def serve(**fields: object) -> Serve:

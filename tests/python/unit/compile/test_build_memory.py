@@ -1,4 +1,4 @@
-"""Building streams the weights, and loading maps them: peak memory against the engine's size."""
+"""Builds stream the weights and loading maps them: peak memory against the engine's size."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ CONFIG = CheckpointConfig(
     norm_epsilon=1e-5,
     rotary_base=1e4,
 )
-# The promise is 1.3 times the engine; what is measured here begins after the imports, so it also has to hold for
-# engines that are small beside them.
+# The limit is 1.3 times the engine. The measurement starts after the imports, so it also holds for engines that are
+# small compared with them.
 MAX_RATIO = 1.3
-# Pieces of weights in both layouts, and what the allocator keeps.
+# Buffers for pieces of weights in both layouts, and memory that the allocator keeps.
 ALLOWED_BUILD_GROWTH = 64 << 20
-# Those of the model before the cast, too.
+# In addition, pieces of the model's weights before the cast.
 ALLOWED_CASTING_GROWTH = 96 << 20
-# Float32 pieces of the quantiser, and float64 ones of what it measures.
+# The quantiser's float32 buffers and the float64 buffers of its error statistics.
 ALLOWED_QUANTIZING_GROWTH = 160 << 20
 
 MEASURE = """
@@ -56,7 +56,7 @@ print(high_water_mark() - before)
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """About 200 MB of weights, all 1."""
+    """Saves about 200 MB of weights, all equal to 1."""
     directory = tmp_path_factory.mktemp("large")
     (directory / "config.json").write_text(CONFIG.to_json())
     specs = [TensorSpec(tensor.name, np.dtype("bfloat16"), tensor.shape) for tensor in plan_rank(declare(CONFIG), 0)]
@@ -68,7 +68,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Hugging Face model of such a checkpoint, in float32: twice the bytes."""
+    """Saves a Hugging Face model of the same sizes in float32, which takes twice the bytes."""
     directory = tmp_path_factory.mktemp("model")
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -91,7 +91,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def growth(module: str, function: str, call: str, *arguments: Path) -> int:
-    """Bytes by which a call in a process of its own raises that process's peak memory."""
+    """Returns the bytes by which a call raises the peak memory of its own process."""
     script = MEASURE.format(module=module, function=function, call=call)
     process = subprocess.run(
         [sys.executable, "-c", script, *map(str, arguments)], capture_output=True, text=True, check=False
@@ -130,7 +130,7 @@ def test_peak_memory_of_build_and_load(checkpoint: Path, tmp_path: Path) -> None
     assert engine_bytes > 190 << 20
     assert building < ALLOWED_BUILD_GROWTH
     loading = growth("adaptrt.runtime.engine", "load_engine", "engine = load_engine(sys.argv[1])", engine)
-    # Every page was read to be checked, so the mapping itself counts.
+    # Loading reads every page to check it, so the mapping itself counts.
     assert engine_bytes <= loading < MAX_RATIO * engine_bytes
     config = json.loads((engine / "config.json").read_text())
     assert config["build_config"]["max_seq_len"] == CONFIG.max_position_embeddings

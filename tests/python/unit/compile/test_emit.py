@@ -1,4 +1,4 @@
-"""What a network's ops become in the native program and in the ONNX graph."""
+"""How a network's ops appear in the native program and in the ONNX graph."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_quantised_weights_keep_how_they_were_made(tmp_path: Path) -> None:
 
 
 def other_values(value: Any) -> list[Any]:
-    """What a field could have been instead."""
+    """Returns other values that the field could have."""
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, int):
@@ -134,10 +134,10 @@ def other_values(value: Any) -> list[Any]:
     return []
 
 
-# What an op says for one of the two alone: scopes name the graph's nodes, and the program's attention reads head counts
-# from the shape of the model.
+# Fields that only the program or only the graph uses: scopes name the graph's nodes, and the program takes attention's
+# head counts from the model's shape.
 ONE_ALONE = {"scope", "num_heads", "num_kv_heads", "head_size", "layer"}
-# Read for dynamic scaling alone: test_dynamic_rotary_scaling; and of adapters alone: test_prompt_embeddings.py.
+# Used only with dynamic scaling (test_dynamic_rotary_scaling) and only with adapters (test_prompt_embeddings.py).
 NEITHER = {"max_position_embeddings", "inputs_embeds_scale"}
 
 
@@ -153,7 +153,7 @@ def mutants(network: Network) -> Iterator[tuple[str, Network]]:
 
 
 def test_every_field_of_every_op_reaches_the_program_and_the_graph(checkpoint: Checkpoint) -> None:
-    """A field that is overlooked would make a wrong engine in silence."""
+    """A field that no emitter reads would make a wrong engine without an error."""
 
     def program(network: Network) -> Any:
         emitted = emit(network, lora=True)
@@ -177,7 +177,7 @@ def test_every_field_of_every_op_reaches_the_program_and_the_graph(checkpoint: C
             try:
                 found.append(make(changed) != was)
             except (LookupError, AttributeError, TypeError, ValueError, AssertionError, ConfigError):
-                found.append(True)  # refused is as good
+                found.append(True)  # a refusal counts as a difference
         field = name.partition(" ")[0]
         tried.add(field)
         assert any(found) if field.partition(".")[2] in ONE_ALONE else all(found), name
@@ -185,7 +185,7 @@ def test_every_field_of_every_op_reaches_the_program_and_the_graph(checkpoint: C
 
 
 def with_activation(network: Network, activation: Activation, *, num_weights: int) -> Network:
-    """Gives the activation to the first layer with so many weights."""
+    """Gives the activation to the first layer with that number of weights."""
     changed = Network(network.config)
     changed.ops.extend(network.ops)
     changed.logits = network.logits

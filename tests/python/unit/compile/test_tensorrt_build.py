@@ -1,4 +1,4 @@
-"""Real plans, built without a GPU: what is in them, what config.json says of them, and what building takes."""
+"""Real plans, built without a GPU: their contents, their entries in config.json, and the cost of the build."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ pytestmark = needs_tensorrt_rtx
 DEMO_MODEL = Path(__file__).parents[4] / "examples" / "demo" / "model"
 DTYPES = ("float16", "bfloat16")
 SIZES = {"max_batch_size": 16, "max_num_tokens": 256, "max_seq_len": 200}
-# What is promised of the memory that a build takes beyond Python, the packages and their libraries.
+# Documented limit of a build's memory, without Python, the packages and their libraries.
 MAX_MEMORY_OVER_WEIGHTS = 3.0
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints: demo and m125, of both types."""
+    """Makes checkpoints of demo and m125 in both types."""
     directory = tmp_path_factory.mktemp("tensorrt")
     for name in DTYPES:
         dtype = dtype_from_name(name)
@@ -45,7 +45,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check_plans(report: BuildReport, checkpoint: Path) -> None:
-    """The plans have the network's plugin nodes, inputs, outputs and profiles, and nothing else of these."""
+    """Checks that the plans have exactly the network's plugin nodes, inputs, outputs and profiles."""
     opened, config = Checkpoint.open(checkpoint), report.config
     options = NetworkOptions(
         tokens_per_block=config.tokens_per_block,
@@ -70,7 +70,7 @@ def check_plans(report: BuildReport, checkpoint: Path) -> None:
             found = attention_layers(built.layers, profile=profile)
             assert list(found) == attention
             for layer, (inputs, outputs) in enumerate(found.values()):
-                # The pool goes in and comes out as it is: no layer copies it.
+                # The pool is input and output in place: no layer copies it.
                 assert f" kv_pool.{layer} (" in inputs
                 assert f", kv_pool_out.{layer} (" in outputs
         assert built.layers.count("kv_pool.0 ") == 2  # once in each profile
@@ -116,7 +116,7 @@ def check_tensors(plans: TensorRtPlans, checkpoint: Checkpoint, report: BuildRep
         assert profiles["lora_ranks"] == (((1, *table[1:]), (8, *table[1:]), (16, *table[1:])),) * 2
 
 
-# The other pairs of a type and of adapters are those of the larger model.
+# The larger model covers the other pairs of type and adapters.
 @pytest.mark.parametrize(("dtype", "adapters"), [("bfloat16", "none"), ("float16", "lora"), ("bfloat16", "dora")])
 def test_the_demo_model(root: Path, tmp_path: Path, dtype: str, adapters: str) -> None:
     checkpoint = root / f"demo-{dtype}"

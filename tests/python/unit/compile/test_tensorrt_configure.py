@@ -1,4 +1,4 @@
-"""What plans are built with, as TensorRT for RTX's own configuration has it."""
+"""The configuration that plans are built with, as TensorRT for RTX reports it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_plans_that_stream_weights_allocate_while_they_run(builder: Any) -> None
     config = builder.create_builder_config()
     assert configure(trt, config, "8.9", streams_weights=True)
     assert config.get_flag(trt.BuilderFlag.WEIGHT_STREAMING)
-    assert not config.get_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)  # TensorRT for RTX refuses both together
+    assert not config.get_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)  # TensorRT for RTX refuses both flags together
 
 
 def test_tensorrt_itself_knows_no_such_flag_and_builds_for_the_gpu_at_hand(builder: Any) -> None:

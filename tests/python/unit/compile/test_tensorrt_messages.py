@@ -1,4 +1,4 @@
-"""What a child process tells: TensorRT's log, how far a build is, and requests and results as text."""
+"""Messages of a child process: TensorRT's log, the progress of a build, and requests and results as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TensorRT refuses, and processes that die on the way, come back as errors that name the node and the words."""
+"""Errors for graphs that TensorRT refuses and for processes that die: they name the node and quote the last words."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def build_nodes(
     profile: Mapping[str, tuple[Shape, Shape, Shape]],
     output: tuple[str, int, tuple[int | str, ...]] = Y,
 ) -> Built:
-    """A plan of a small graph."""
+    """Builds a plan of a small graph."""
     graph = helper.make_graph(
         nodes,
         "graph",
@@ -186,7 +186,7 @@ def test_a_full_disk_is_an_error(package: Package, tmp_path: Path) -> None:
 def test_a_process_that_aborts_is_an_error_with_its_last_words(
     package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Without this link TensorRT for RTX 1.7 ends the process at the first plugin.
+    # Without this link, TensorRT for RTX 1.7 aborts the process at the first plugin.
     monkeypatch.setattr(process, "complete_libraries", lambda name, directory: None)
     with pytest.raises(EngineError) as death:
         build_nodes(package, tmp_path, [lora_node()], LORA_INPUTS, LORA_PROFILE)
@@ -220,11 +220,11 @@ def test_an_interruption_ends_the_children(tmp_path: Path, monkeypatch: pytest.M
         def __init__(self, command: list[str], **options: Any) -> None:
             super().__init__(command, **options)
             started.append(self)
-            if len(started) == 3:  # after the one that describes the package
+            if len(started) == 3:  # the first process describes the package
                 os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(process.subprocess, "Popen", Popen)
-    # A shell's background jobs are started with interruptions ignored.
+    # A shell starts background jobs with SIGINT ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""What TensorRT gets to see of the plugins: creators, fields, formats, launches, the registry."""
+"""The plugins' interface to TensorRT: creators, fields, formats, launches, the registry."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_bad_fields_are_refused_by_name(change: dict[str, Any], complaint: str) 
     creator = make_creator(trt, LORA, problems, None)
     with pytest.raises(EngineError, match=f"Lora node 'layers.0/q': .*{complaint}"):
         creator.create_plugin("layers.0/q", fields(given), trt.TensorRTPhase.BUILD)
-    assert len(problems) == 1  # TensorRT would keep the exception to itself
+    assert len(problems) == 1  # TensorRT would hide the exception
 
 
 def test_every_bad_field_is_named() -> None:
@@ -134,7 +134,7 @@ def test_without_kernels_a_plan_is_refused_when_it_is_loaded() -> None:
 
 
 class Registry:
-    """A registry of TensorRT, which needs neither a Builder nor a GPU."""
+    """A stand-in for TensorRT's registry that needs neither a Builder nor a GPU."""
 
     def __init__(self, *taken: str) -> None:
         self.names = list(taken)
@@ -177,7 +177,7 @@ def test_problems_are_taken_once() -> None:
 
 @plugins
 def test_serialised_fields_keep_their_values(plugin: Plugin) -> None:
-    """TensorRT reads them after the call that gave them."""
+    """TensorRT reads the fields only after the call that returned them."""
     node = node_of(plugin)
     serialised = node.get_fields_to_serialize()
     gc.collect()

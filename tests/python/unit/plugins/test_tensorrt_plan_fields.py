@@ -1,4 +1,4 @@
-"""What a real plan keeps of the plugins is enough to make them again: every attribute of the definition."""
+"""A real plan stores every attribute of the plugins' definitions, so it can create them again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.fake_kernels import FakeKernels
 from support.models import ModelSpec
 from support.plugin_nodes import creator_of, trt
 
-# How TensorRT for RTX 1.7 writes strings, counts and buffers.
+# Byte patterns of strings, counts and buffers in plans of TensorRT for RTX 1.7.
 TEXT = rb"\x13\x80\x01\x00.{8}\x01\x80\x0c\x80\x01\x00.{8}"
 COUNT = rb"\x07\x80\x01\x00"
 FIELD = re.compile(
@@ -35,7 +35,7 @@ TYPES = {
 
 
 def stored_nodes(plan: bytes, plugin: Plugin) -> list[list[Any]]:
-    """The fields of each of a plugin's nodes."""
+    """Returns the fields of each of a plugin's nodes."""
     head = re.compile(plugin.name.encode() + TEXT + b"1" + TEXT + b"adaptrt" + COUNT + rb"(.{4})", re.S)
     found = []
     for node in head.finditer(plan):
@@ -61,7 +61,7 @@ def network_nodes(model: onnx.ModelProto, plugin: Plugin) -> list[dict[str, Any]
 
 
 def ordered(nodes: list[dict[str, Any]]) -> list[str]:
-    """Each node once: TensorRT keeps them for each profile."""
+    """Returns each node once, because TensorRT stores a node for each profile."""
     return sorted({repr(sorted(node.items())) for node in nodes})
 
 
