@@ -216,7 +216,8 @@ def compared(
 def _against_peer(
     base: str, figure: Figure, theirs: Figure, target: Target | None, at_limit: Figure | None
 ) -> ComparisonResult:
-    """With a target, also gives the ratio at the machine's limit: if that is lower, the target is unreachable."""
+    """Compares a figure with a peer's. With a target, the result includes the ratio at the machine's limit: a limit
+    below the target makes it unreachable."""
     ratio = paired_ratio(figure, theirs)
     if target is None:
         return ComparisonResult(base, "ratio", ratio, None, None, None)

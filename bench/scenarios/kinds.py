@@ -188,7 +188,7 @@ class ScenarioFile:
     engines: dict[str, EngineSpec]
     scenarios: tuple[Scenario, ...]
     comparisons: Mapping[str, tuple[Comparison, ...]]
-    """By scenario."""
+    """Comparisons by scenario."""
     text: str
     groups: Mapping[str, tuple[str, ...]]
     """Scenario names by the name of their table, which may name several engines."""

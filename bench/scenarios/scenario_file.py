@@ -98,12 +98,12 @@ class _Engines:
     """The engines of a file."""
 
     specs: dict[str, EngineSpec]
-    """By name; several of a table have the table's name and a suffix."""
+    """Specs by name. If a table makes several engines, each name is the table's name and a suffix."""
     variants: dict[str, dict[str | None, str]]
     """Names by suffix, for each table. Tables of one engine have the suffix None."""
 
     def of(self, table: ScenarioTable) -> Mapping[str | None, str]:
-        """Names of a scenario's engines, by the suffix of the scenario's name."""
+        """Returns the names of a scenario's engines, by the suffix of the scenario's name."""
         if len(table.engine) == 1:
             return self.variants.get(table.engine[0], {})
         found = [(suffix or name, engine) for name in table.engine for suffix, engine in self.variants[name].items()]

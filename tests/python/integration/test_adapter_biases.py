@@ -29,8 +29,8 @@ CONFIG = BuildConfig(
     plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"),
 )
 ALL_STATES = adaptrt.PoolingParams(adaptrt.PoolingType.ALL)
-# The layers that have biases, and one that has none where there is such. Norms of the last four have biases too, all of
-# which are trained by bias "all".
+# The layers with biases, and one layer without, if the family has any. Norms of the last four families have biases too;
+# bias "all" trains all of them.
 TARGETS = {
     "qwen2": (["q_proj", "k_proj", "v_proj"], ["o_proj"]),
     "qwen2-moe": (["q_proj", "k_proj", "v_proj"], ["o_proj"]),
@@ -58,7 +58,7 @@ def kinds(name: str) -> dict[str, Any]:
         "vera-trained": peft.VeraConfig(r=7, projection_prng_key=11, bias="vera_only", **conv1d, **of_all),
         "ia3": peft.IA3Config(target_modules=biased, feedforward_modules=[], task_type="CAUSAL_LM"),
     }
-    # Some biases belong to layers that have no A and B.
+    # Some trained biases belong to layers without A and B.
     made["all"] = peft.LoraConfig(r=2, bias="all", target_modules=[*others, biased[0]], task_type="CAUSAL_LM", **conv1d)
     return made
 

@@ -1,4 +1,4 @@
-"""Bad input, one test each: a named error, nothing changed, and a good request afterwards gives what it gave before."""
+"""Bad input, one test each: an error that names it, no change, and the same answer to a good request afterwards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HIDDEN, QUERY = SPEC.hidden_size, SPEC.num_attention_heads * SPEC.head_dim
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> adaptrt.LoadedEngine:
-    """LoRA without DoRA, on q, k and v of two layers."""
+    """An engine with LoRA and without DoRA, on q, k and v of two layers."""
     directory = tmp_path_factory.mktemp("bad-input")
     _, engine = build_random_engine(
         SPEC, directory, max_lora_rank=MAX_RANK, dora_plugin="disable", max_input_len=40, max_seq_len=48
@@ -49,7 +49,7 @@ def lora(task_id: int, **where: Any) -> adaptrt.LoraConfig:
 
 
 def retention_of_priority(priority: int) -> adaptrt.KvCacheRetentionConfig:
-    """For what is generated; set, since the constructor would refuse it."""
+    """Returns a config with this priority for generated tokens, set after the constructor, which would refuse it."""
     config = adaptrt.KvCacheRetentionConfig()
     config.decode_retention_priority = priority
     return config
@@ -63,13 +63,13 @@ def answer(executor: adaptrt.Executor, **fields: Any) -> list[int]:
 
 @pytest.fixture
 def unchanged(executor: adaptrt.Executor) -> Iterator[adaptrt.Executor]:
-    """The executor; after the test it holds what it held, and answers what it answered."""
+    """Yields the executor; after the test, checks that its adapters, statistics and answers are the same as before."""
     expected = [answer(executor), answer(executor, lora_config=adaptrt.LoraConfig(1))]
     adapters, stats = executor.list_adapters(), executor.lora_cache_stats()
     yield executor
     assert executor.list_adapters() == adapters
     after = executor.lora_cache_stats()
-    after.host_misses = stats.host_misses  # a task that is not there was looked for
+    after.host_misses = stats.host_misses  # the lookup of a missing task counts as a miss
     assert after == stats
     assert executor.get_num_responses_ready() == 0
     assert executor.can_enqueue_requests()
@@ -334,7 +334,8 @@ def test_a_module_that_is_not_enabled(engine: adaptrt.LoadedEngine, tmp_path: Pa
 
 
 def test_an_adapter_that_can_never_fit(engine: adaptrt.LoadedEngine) -> None:
-    # The host level holds an adapter of rank 1 on every module. This one, of rank 4 on four, has 7680 bytes.
+    # The host level has room for an adapter of rank 1 on every module. This adapter, of rank 4 on four modules, has
+    # 7680 bytes.
     sizes = adaptrt.PeftCacheConfig(host_cache_size=5000, max_adapter_size=1)
     config = adaptrt.ExecutorConfig(num_threads=1, peft_cache_config=sizes)
     rows = [(module, layer, MAX_RANK) for module in (Q, K, V, DENSE) for layer in (0, 1)]

@@ -156,7 +156,7 @@ alora = true
 
 @pytest.fixture(scope="module", autouse=True)
 def limits_measured_once() -> Iterator[None]:
-    """Measures the machine once: each time takes a second of all processors, and no test counts the times."""
+    """Measures the machine once: each measurement takes a second on all processors, and no test counts them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "measure_machine_limits", functools.cache(limits.measure_machine_limits))
         yield

@@ -1,4 +1,4 @@
-"""The shipped demo: small, complete, and right about everything it knows, through the engine and with every adapter."""
+"""The shipped demo is small and complete, and answers everything it knows correctly, with every adapter."""
 
 from __future__ import annotations
 

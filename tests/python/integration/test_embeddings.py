@@ -1,4 +1,4 @@
-"""Embeddings against transformers' hidden states: of models with and without lm_head, with adapters, in crowds."""
+"""Embeddings against transformers' hidden states: models with and without lm_head, adapters, and batches."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from support.serving import build_engine
 SPEC = ModelSpec("qwen3", num_key_value_heads=3)
 PROMPTS = [[7], [3, 44, 5, 60, 7, 3, 3, 12], [*range(2, 60), *range(2, 40)]]
 TYPES = [PoolingType.LAST, PoolingType.CLS, PoolingType.MEAN, PoolingType.ALL]
-# Float32 sums in another order, relative to the range of the values.
+# Tolerance relative to the range of the values: float32 sums in different orders.
 TOLERANCE = 1e-4
-# bfloat16 keeps eight bits of each of some forty values that are rounded one after another.
+# bfloat16 keeps eight bits at each of about forty consecutive roundings.
 BFLOAT16_TOLERANCE = 0.05
 
 
@@ -43,7 +43,7 @@ def text_of(prompt: list[int]) -> str:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen3Model, saved without what is around its decoder, with sentence-transformers' files."""
+    """Saves a Qwen3Model without the layers around its decoder, and with sentence-transformers' files."""
     directory = tmp_path_factory.mktemp("embeddings") / "model"
     save_random(transformers.AutoModel.from_config(SPEC.config()), directory)
     save_sentence_transformer(directory, "lasttoken", normalize=True)
@@ -96,7 +96,7 @@ def test_llm_embeds_as_the_models_files_say(llm, model, adapters) -> None:
     names = [None, "lora", "dora"]
     found = llm.embed(texts, lora=names)
     for prompt, name, rows in zip(PROMPTS, names, found, strict=True):
-        # The tokenizer ends a text with </s>, whose hidden state it is.
+        # The tokenizer ends a text with </s>; the embedding is the hidden state of that token.
         states = hidden_states(load_bare(model, adapters.get(name)), [*prompt, 1])
         check(rows, pooled(states, PoolingType.LAST, normalize=True))
     one = llm.embed(texts[1], lora="lora")
@@ -134,13 +134,13 @@ def test_classifiers_layers_are_applied_to_rows(llm) -> None:
 
 @pytest.mark.parametrize("fields", [{"max_num_tokens": 5}, {"max_num_tokens": 33, "num_threads": 2}])
 def test_bits_do_not_depend_on_chunks_or_company(llm, engine, adapters, fields: dict[str, Any]) -> None:
-    """The other executor computes prompts in pieces, all of them together and beside one another."""
+    """The other executor computes prompts in chunks, all of them at once."""
     config = adaptrt.ExecutorConfig(enable_chunked_context=True, **fields)
     cases = [(p, t, name) for p in range(len(PROMPTS)) for t in TYPES for name in (None, "lora", "dora")]
     with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, config) as executor:
         for name, directory in adapters.items():
             executor.add_adapter(name, directory)
-        for _ in range(2):  # the second time prefixes are there
+        for _ in range(2):  # the second time the prefixes are cached
             ids = [
                 executor.enqueue_request(
                     adaptrt.Request(PROMPTS[prompt], 0, pooling_params=PoolingParams(pooling_type)), adapter=name
@@ -197,7 +197,7 @@ def test_models_that_do_not_say_how_are_asked_to(tmp_path: Path) -> None:
 
 
 def test_a_causal_model_that_was_saved_without_its_head(tmp_path: Path) -> None:
-    """Its config.json names the class of the model that it was trained from."""
+    """The config.json still names the class of the model that was trained."""
     directory = save_random(transformers.AutoModel.from_config(SPEC.config()), tmp_path / "model")
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "architectures": ["Qwen3ForCausalLM"]}))

@@ -1,4 +1,4 @@
-"""Encoders, and encoders before decoders, whose layers are cut over ranks: the results of one process."""
+"""Encoders, alone and before decoders, whose layers are split over ranks: the results of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engine files that others change while an executor runs: the engine fails, and the process goes on."""
+"""Engine files that another process changes while an executor runs: the engine fails, and this process continues."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_an_engine_that_is_replaced_goes_on(engine: Path) -> None:
 
 
 def test_an_engine_that_is_cut_while_it_is_read_is_refused(engine: Path) -> None:
-    # Another process, because its loading is the one that is disturbed.
+    # This runs in another process, because its loading is disturbed.
     code = """
 import os, sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Outputs held to guides: what ends by itself is what the guide asks for, whatever the model would rather say.
+"""Guided outputs: a text that ends by itself always matches its guide, whatever the model prefers.
 
 `--hypothesis-profile nightly` draws ten thousand schemas.
 """
@@ -63,7 +63,7 @@ def ask(executor: adaptrt.Executor, guide: Any, seed: int = 0, max_tokens: int =
 
 
 def answer(executor: adaptrt.Executor, request_id: int) -> tuple[str, bool]:
-    """The text, and whether it is whole."""
+    """Returns the text, and whether it ended by itself."""
     (response,) = executor.await_responses(request_id)
     assert not response.has_error(), response.error_msg
     result = response.result
@@ -76,7 +76,7 @@ FORMATS = jsonschema.FormatChecker()
 
 @FORMATS.checks("date", raises=ValueError)
 def is_date(value: object) -> bool:
-    """With a 29th of February in every year, as llguidance's grammar has it."""
+    """Checks a date as llguidance's grammar does, which allows a 29th of February in every year."""
     if isinstance(value, str):
         datetime.date.fromisoformat(re.sub(r"^\d{4}(?=-02-29$)", "2000", value))
     return True
@@ -137,7 +137,7 @@ def test_every_kind_of_guide(executor: adaptrt.Executor) -> None:
     assert re.fullmatch("(ab){2}", text_of(GuideType.EBNF_GRAMMAR, 'root ::= pair pair\npair ::= "ab"'))
     tag = {"begin": "<f=a>", "schema": {"type": "integer", "minimum": 10, "maximum": 99}, "end": "</f>"}
     guide = json.dumps({"structures": [tag], "triggers": ["<f="]})
-    # So strong a bias that the model says nothing but the letters of the trigger, or ends.
+    # The bias is so strong that the model writes only the letters of the trigger, or ends.
     bias = np.full(SPEC.vocab_size, -200.0, np.float32)
     bias[TOKENIZER.encode("<f=").ids] = 0.0
     bias[END] = -8.0

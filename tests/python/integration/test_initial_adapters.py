@@ -55,7 +55,7 @@ INITS: dict[str, tuple[dict[str, Any], Callable[[Any, peft.LoraConfig], None]]] 
 
 
 class Trained:
-    """An adapter, the one that it began with, and the logits of the model that was trained, while PEFT still has it."""
+    """An adapter, its initial adapter, and the trained model's logits, computed while PEFT still holds that model."""
 
     def __init__(self, model_directory: Path, directory: Path, init: str) -> None:
         fields, prepare = INITS[init]

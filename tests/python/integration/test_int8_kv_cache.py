@@ -1,4 +1,4 @@
-"""Engines whose keys and values are int8: asked for by the checkpoint or by the build, and what comes of it."""
+"""Engines with int8 keys and values, chosen by the checkpoint or by the build: accuracy, memory and refusals."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from support.models import ModelSpec, Reference, save_model
 from support.serving import collect, make_request, run_command
 
 SPEC = ModelSpec(hidden_size=72, head_dim=24, intermediate_size=70, vocab_size=97)
-# Keys and values are rounded to 1 / 254 of a head's greatest, and attention averages the errors of the values.
+# Keys and values are rounded to 1 / 254 of a head's maximum, and attention averages the errors of the values.
 FLOAT32_TOLERANCE = 0.02
-# Activations are rounded to bfloat16 as well, see test_parity.py.
+# Activations are also rounded to bfloat16; see test_parity.py.
 BFLOAT16_TOLERANCE = 0.06
 SIZES = ("--max_batch_size", "4", "--max_num_tokens", "64", "--max_seq_len", "64", "--tokens_per_block", "4")
 
@@ -84,7 +84,8 @@ def test_logits_stay_near_the_models_in_a_fraction_of_the_memory(
     actual = np.concatenate([answers[1].context_logits, answers[1].generation_logits[1:]])
     assert np.abs(actual - expected).max() <= tolerance * (expected.max() - expected.min())
     assert not np.array_equal(answers[0].context_logits, answers[1].context_logits)
-    # An element and its share of a float32 scale, per token and head, against one element of the engine's type.
+    # The expected ratio: one byte and a share of a float32 scale per token and head, against one element of the
+    # engine's type.
     element_bytes = {"float32": 4, "bfloat16": 2}[dtype]
     assert block_bytes[1] <= block_bytes[0] * (1 + 4 / SPEC.head_dim) / element_bytes
 

@@ -1,4 +1,4 @@
-"""Sampling against transformers' logits processors and warpers: from the same logits, the same tokens."""
+"""Sampling against transformers' logits processors and warpers: the same logits give the same tokens."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SPEC = ModelSpec(num_key_value_heads=3)
 PROMPT = [3, 44, 5, 60, 7, 3, 3, 12]
 END_ID = 9
 MAX_TOKENS = 14
-# A draw that falls closer than this to the border of two tokens may go either way: the engine's logits differ from
-# transformers' by a relative 1e-4 at the most.
+# A draw this close to the border between two tokens may select either, because the engine's logits differ from
+# transformers' by a relative error of up to 1e-4.
 UNDECIDED: Final = 1e-3
 _MASK: Final = 0xFFFFFFFF
 
@@ -34,7 +34,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[adaptrt.E
 
 
 def uniform(seed: int, position: int) -> float:
-    """Number `position` of the stream `seed`, as documented: Philox4x32-10, 53 bits."""
+    """Returns number `position` of the stream `seed`, as documented: Philox4x32-10, 53 bits."""
     counter, key = [position & _MASK, position >> 32, 0, 0], [seed & _MASK, seed >> 32]
     for _ in range(10):
         first, second = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
@@ -44,7 +44,7 @@ def uniform(seed: int, position: int) -> float:
 
 
 def processors(fields: dict[str, Any], bad_words: list[list[int]], bias: torch.Tensor | None) -> list[Any]:
-    """transformers' of a configuration, in the order in which they are applied."""
+    """Returns transformers' processors for a configuration, in the order in which they apply."""
     found: list[Any] = []
     if bias is not None:
         found.append(lambda _, scores: scores + bias)
@@ -62,7 +62,7 @@ def processors(fields: dict[str, Any], bad_words: list[list[int]], bias: torch.T
 
 
 def warpers(fields: dict[str, Any], generated: Sequence[int]) -> list[Any]:
-    """transformers' of a configuration for the token after `generated`; top_p as TensorRT-LLM lets it decay."""
+    """Returns transformers' warpers for the token after `generated`; top_p decays as in TensorRT-LLM."""
     found: list[Any] = []
     if "temperature" in fields:
         found.append(transformers.TemperatureLogitsWarper(fields["temperature"]))
@@ -80,7 +80,7 @@ def warpers(fields: dict[str, Any], generated: Sequence[int]) -> list[Any]:
 
 
 def possible_tokens(scores: torch.Tensor, draw: float | None) -> set[int]:
-    """The most likely token, or the one that a draw falls on; two of them where rounding decides."""
+    """Returns the most likely token, or the one that a draw selects; also a second one where rounding decides."""
     if draw is None:
         best = scores.max()
         return set(torch.nonzero(scores >= best - UNDECIDED).flatten().tolist())
@@ -163,7 +163,7 @@ def check_tokens(
     bias: torch.Tensor | None,
     seed: int,
 ) -> None:
-    """Each of them is what transformers' processors and the seed's draw leave."""
+    """Each generated token must be one that transformers' processors and the seed's draw allow."""
     draws = not {"top_k", "top_p", "min_p"}.isdisjoint(fields) and fields.get("top_k") != 1
     logits = reference.logits(PROMPT, generated)[len(PROMPT) - 1 :]
     for position, token in enumerate(generated):

@@ -1,4 +1,4 @@
-"""The commands of TensorRT-LLM's LoRA guide as they stand there, program names aside, and what they lead to."""
+"""The commands of TensorRT-LLM's LoRA guide, unchanged except for program names, and their results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.serving import Answer, collect, make_request
 SPEC = ModelSpec(hidden_size=72, head_dim=24, intermediate_size=131, vocab_size=509)
 PROMPTS = ([17, 301, 42, 508, 2, 77], np.random.default_rng(1).integers(2, 509, 120).tolist())
 NUM_TOKENS = 8
-# Weights, adapters and activations have 11 significant bits: see FLOAT16_TOLERANCE of test_parity.py.
+# Weights, adapters and activations have 11 significant bits; see FLOAT16_TOLERANCE in test_parity.py.
 TOLERANCE = 0.006
 
 CONVERT = """-m adaptrt.builder.cli convert-checkpoint --model_dir ${BASE_MODEL} \
@@ -50,7 +50,7 @@ def run_in(directory: Path, command: str) -> None:
 
 @pytest.fixture(scope="module")
 def guide(tmp_path_factory) -> Path:
-    """A directory in which every command of the guide has run."""
+    """Returns a directory in which every command of the guide has run."""
     directory = tmp_path_factory.mktemp("guide")
     model = save_model(SPEC, directory / "llama-7b-hf")
     save_adapter(model, directory / JAPANESE, 1, r=8, target_modules=ATTENTION_MODULES)
@@ -69,7 +69,7 @@ def executor(guide: Path):
 
 
 def assert_agrees(answer: Answer, reference: Reference, prompt: list[int]) -> None:
-    """The reference reads the engine's own tokens: float32 and float16 may differ in a near tie."""
+    """Compares logits on the engine's own tokens, because float32 and float16 may choose differently in a near tie."""
     expected = reference.logits(prompt, answer.tokens).numpy()
     actual = np.concatenate([answer.context_logits, answer.generation_logits[1:]])
     assert len(answer.tokens) == NUM_TOKENS
@@ -119,7 +119,7 @@ def test_tensors_go_with_the_first_request_and_the_task_id_alone_with_later_ones
     base = collect(executor, executor.enqueue_request(make_request(PROMPTS[0], NUM_TOKENS)))
     assert_agrees(base, Reference(guide / "llama-7b-hf"), PROMPTS[0])
 
-    # All three in one batch, by task_id alone.
+    # All three run in one batch, by task_id only.
     loras = {JAPANESE: adaptrt.LoraConfig(1), LUOTUO: adaptrt.LoraConfig(2), None: None}
     ids = executor.enqueue_requests([make_request(PROMPTS[0], NUM_TOKENS, lora) for lora in loras.values()])
     again = {name: collect(executor, request_id) for name, request_id in zip(loras, ids, strict=True)}

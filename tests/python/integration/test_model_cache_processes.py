@@ -1,4 +1,4 @@
-"""Several processes that need one engine at once, and one that is killed while it makes it."""
+"""Several processes that need the same engine at once, and one that is killed while it builds the engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from adaptrt.builder.model_cache import EngineOptions, engine_for
 from adaptrt.common.progress import progress_on
 print(engine_for(sys.argv[1], EngineOptions(max_seq_len=64), progress_on()))
 """
-# Stops in the middle of the build, says so, and goes on when it may.
+# Stops in the middle of the build, reports it, and continues when it is allowed to.
 ASK_AND_STOP = (
     """
 import sys
@@ -60,7 +60,7 @@ def test_one_process_builds_and_the_other_waits(model: Path, tmp_path: Path) -> 
     assert second.stderr is not None
     waiting = second.stderr.readline()
     assert waiting == "Waiting for another process that builds this engine\n"
-    assert EngineCache(tmp_path / "adaptrt" / "engines").entries() == []  # nothing is seen before it is whole
+    assert EngineCache(tmp_path / "adaptrt" / "engines").entries() == []  # an unfinished engine is not listed
     output, _ = first.communicate("\n")
     others, errors = second.communicate()
     assert (first.returncode, second.returncode) == (0, 0)

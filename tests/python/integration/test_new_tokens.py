@@ -1,4 +1,4 @@
-"""Tokens beyond the base's vocabulary that adapters bring, against transformers and PEFT with resized embeddings."""
+"""Tokens that adapters add to the base's vocabulary, against transformers and PEFT with resized embeddings."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def ask(executor: adaptrt.Executor, kind: str | None, prompt: list[int], num_tok
 
 
 def test_one_id_is_another_token_in_another_adapter(served: ServedKinds, executor: adaptrt.Executor) -> None:
-    """The same prompt, whose blocks could be taken for one another's."""
+    """The prompts are equal, so a cache could confuse their blocks."""
     new = served.vocabulary
     prompt = [*range(2, 14), new, new + 1, *range(2, 14)]
     first = {kind: ask(executor, kind, prompt) for kind in ("resized", "other", "whole")}
@@ -116,7 +116,7 @@ def test_one_id_is_another_token_in_another_adapter(served: ServedKinds, executo
 
 
 def test_the_base_and_others_are_those_of_an_engine_without_room(served: ServedKinds, tmp_path: Path) -> None:
-    """Bit for bit."""
+    """Compares the answers bit for bit."""
     without = ServedKinds(
         served.model,
         engine_of(served.model, tmp_path, build_config(max_extra_tokens=0)),
@@ -155,7 +155,7 @@ def test_tokens_that_the_adapter_does_not_bring_are_refused(served: ServedKinds,
     moved = adaptrt.LoraConfig(90, lora.weights, lora.config, active_from=1)
     with pytest.raises(adaptrt.RequestError, match="active_from is 1; accepted: 0, the adapter brings tokens"):
         executor.enqueue_request(make_request([3, 4], 1, moved))
-    # Nothing of a refused request is left.
+    # A refused request leaves nothing in the cache.
     assert 90 not in [entry.task_id for entry in executor.list_adapters()]
     request_id = executor.enqueue_request(
         make_request([3], 1, adaptrt.LoraConfig(91, lora.weights, lora.config), embedding_bias=[0.0] * new)
@@ -176,12 +176,12 @@ def test_sampling_options_accept_new_tokens(served: ServedKinds, executor: adapt
     drawn = ask(executor, "other", prompt, embedding_bias=bias(t1=1e4))
     assert drawn.tokens == [new + 1] * 4
     free = ask(executor, "other", [*prompt, *drawn.tokens[:-1]], 1)
-    # Log probs are the model's: of a softmax over the vocabulary and the new tokens.
+    # Log probs come from a softmax over the vocabulary and the new tokens.
     row = drawn.generation_logits[-1].astype(np.float64)
     log_sum = np.log(np.exp(row - row.max()).sum()) + row.max()
     assert abs(drawn.log_probs.generated[-1] - (row[new + 1] - log_sum)) < 1e-4
     assert free.context_logits[-1].tobytes() == drawn.generation_logits[-1].tobytes()
-    # Each of these keeps the second of the new tokens away in its own way.
+    # Each of these options excludes the second new token in a different way.
     both = bias(t0=1e4, t1=2e4)
     assert ask(executor, "other", prompt, embedding_bias=both).tokens == [new + 1] * 4
     assert ask(executor, "other", prompt, embedding_bias=both, bad_words=[[new + 1]]).tokens == [new] * 4
@@ -194,7 +194,7 @@ def test_sampling_options_accept_new_tokens(served: ServedKinds, executor: adapt
     assert not {new, new + 1} & set(tokens[2:])
     penalised = adaptrt.SamplingConfig(frequency_penalty=1.5e4)
     assert ask(executor, "other", [3], embedding_bias=both, sampling_config=penalised).tokens[:2] == [new + 1, new]
-    # They end texts.
+    # New tokens can be end tokens.
     ended = ask(executor, "other", prompt, embedding_bias=both, end_id=new + 1)
     assert not ended.tokens
     assert ended.finish_reason is adaptrt.FinishReason.END_ID
@@ -262,7 +262,7 @@ def test_rows_are_the_new_tokens_alone(name: str, served: ServedKinds) -> None:
     }
     for kind, ranks in rows.items():
         assert ranks.get("new_tokens", 0) == EXTRA.get(kind, 0)
-    # Copies of the base's rows are no change.
+    # Copies of the base's rows do not count as changes.
     assert not {"lm_head", "embedding"} & set(rows["resized"])
     assert rows["tokens"]["embedding"] == 1
     description = describe_adapter(served.adapters["resized"], served.engine)
@@ -347,12 +347,12 @@ STORED = {
     "w8a8": (DType.BFLOAT16, QuantConfig(quant_algo=QuantAlgo.W8A8), 0.1),
     "w4a16": (DType.BFLOAT16, QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=32), None),
 }
-"""Types of engines, with how far logits may be from those in float32, in units of their range; of four bits far."""
+"""Engine types with their tolerance relative to the range of float32 logits; 4-bit weights have no useful tolerance."""
 
 
 @pytest.mark.parametrize("stored", list(STORED))
 def test_other_types_of_engines(stored: str, tmp_path: Path) -> None:
-    """More new tokens than a panel has columns, over every set of kernels."""
+    """More new tokens than a panel has columns, with every kernel table."""
     dtype, quantization, tolerance = STORED[stored]
     model = save_model(ModelSpec(hidden_size=96, head_dim=24, intermediate_size=70, vocab_size=97), tmp_path / "model")
     adapter = save_kind(model, tmp_path / "adapter", lora_of("llama", "q_proj", r=2), 1, extra_tokens=70)

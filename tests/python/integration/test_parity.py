@@ -11,11 +11,11 @@ import adaptrt
 from support.models import ATTENTION_MODULES, ModelSpec, Reference, save_adapter
 from support.serving import build_random_engine, collect, make_request
 
-# Both sides sum in float32 but in another order; over a few layers the differences stay some 1e-6 of the range.
+# Both sides sum in float32 in different orders. Over a few layers the differences stay near 1e-6 of the range.
 FLOAT32_TOLERANCE = 1e-4
-# Weights are rounded to 8 and 11 significant bits once, activations (bfloat16 only) at every linear layer. The relative
-# error of one dot product of random terms is about 2^-9 (2^-12), it adds up over the layers as a random walk, and the
-# largest of some ten thousand logits lies about four deviations out.
+# Weights are rounded once to 8 or 11 significant bits, and activations (bfloat16 only) at every linear layer. The
+# relative error of one dot product of random terms is about 2^-9 (2^-12). It adds up over the layers like a random
+# walk, and the largest of about ten thousand logits is about four deviations away.
 BFLOAT16_TOLERANCE = 0.06
 FLOAT16_TOLERANCE = 0.006
 
@@ -63,7 +63,8 @@ def prompt_of(length: int, vocab_size: int, seed: int = 0) -> list[int]:
 
 
 def assert_parity(answer, reference: Reference, prompt: list[int], tolerance: float, same_tokens: bool) -> None:
-    """Teacher-forced comparison: the reference reads the engine's own tokens, so one early tie cannot hide the rest."""
+    """Compares teacher-forced: the reference reads the engine's own tokens, so one early tie cannot hide later
+    errors."""
     expected = reference.logits(prompt, answer.tokens).numpy()
     actual = np.concatenate([answer.context_logits, answer.generation_logits[1:]])
     assert actual.shape == expected.shape

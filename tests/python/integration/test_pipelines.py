@@ -1,4 +1,4 @@
-"""Layers that are cut over the stages of a pipeline, alone and beside tensor parallelism, by real processes of MPI."""
+"""Layers split over pipeline stages, alone and with tensor parallelism, in real MPI processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _of(name: str, directory: Path) -> Cut:
 
 
 def test_two_stages_compute_what_one_process_does(tmp_path: Path) -> None:
-    """To the same bits, since no sum is made in another order: in a crowd, and each alone."""
+    """The bits are the same, because no sum changes its order: in one batch, and each request alone."""
     cuts = {name: _of(name, tmp_path / name) for name in ("granite", "gemma2", "gpt2", "phi3", "qwen2-moe")}
     one = answers_of_engines(1, [(cut.engine(1), [cut.cases()]) for cut in cuts.values()], tmp_path)
     engines = [(cut.engine(1, pp_size=2), [cut.cases(), *([case] for case in cut.cases())]) for cut in cuts.values()]
@@ -50,7 +50,7 @@ def test_two_stages_compute_what_one_process_does(tmp_path: Path) -> None:
 
 
 def test_stages_of_different_numbers_of_layers_give_the_same(granite: Cut, tmp_path: Path) -> None:
-    """Four layers over three stages: one, two and one, each with its share of adapters."""
+    """Four layers over three stages: one, two and one layer, each stage with its share of adapters."""
     only = {"target_modules": ["q_proj"], "layers_to_transform": [LAYERS - 2]}
     middle = save_adapter(granite.model, tmp_path / "middle", 7, **only)
     cases = [*granite.cases(), {"adapter": str(middle), "task": 99, "prompt": prompt_of(20, 1), "tokens": 4}]
@@ -65,7 +65,7 @@ def test_stages_of_different_numbers_of_layers_give_the_same(granite: Cut, tmp_p
 
 
 def test_steps_in_pieces_give_the_same(granite: Cut, tmp_path: Path) -> None:
-    """A step of 128 tokens of which few logits are wanted passes in two pieces, which cut sequences in two."""
+    """A step of 128 tokens with few logit rows passes in two micro-batches, whose border lies within sequences."""
     cases: list[dict[str, Any]] = [
         {**granite.cases()[at % 4], "prompt": prompt_of(30 + 17 * at, at), "tokens_alone": True} for at in range(CROWD)
     ]
@@ -94,7 +94,7 @@ def test_four_stages_in_bfloat16(granite: Cut, tmp_path: Path) -> None:
 
 
 def test_adapters_of_some_layers_alone(granite: Cut, tmp_path: Path) -> None:
-    """One that only the last stage has, one of lm_head and the embedding, and so many that they push each other out."""
+    """An adapter on only the last stage, one on lm_head and the embedding, and enough adapters to evict each other."""
     only = {"target_modules": ["q_proj"], "layers_to_transform": [LAYERS - 1]}
     last = save_adapter(granite.model, tmp_path / "last", 7, **only)
     words = save_adapter(granite.model, tmp_path / "words", 8, target_modules=["lm_head", "embed_tokens", "o_proj"])
@@ -146,7 +146,7 @@ def test_invalid_pipelines_are_refused_by_name(granite: Cut, tmp_path: Path) -> 
 
 
 def test_a_classifier_reads_hidden_states_of_the_last_stage(tmp_path: Path) -> None:
-    """To the bits of one process."""
+    """All splits give the bits of one process."""
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = transformers.LlamaConfig(vocab_size=64, num_labels=3, pad_token_id=0, **sizes)
     model = transformers.LlamaForSequenceClassification(config).eval()
@@ -165,6 +165,6 @@ def test_a_classifier_reads_hidden_states_of_the_last_stage(tmp_path: Path) -> N
         with torch.no_grad():
             expected = torch.softmax(model(torch.tensor([prompt])).logits[0].double(), -1).numpy()
         one, two_stages, cut_stages = (probs[at] for probs in found)
-        np.testing.assert_allclose(one, expected, atol=2e-5)  # as in test_classifiers.py
+        np.testing.assert_allclose(one, expected, atol=2e-5)  # the tolerance of test_classifiers.py
         assert two_stages.tobytes() == one.tobytes()
         np.testing.assert_allclose(cut_stages, expected, atol=2e-5)

@@ -1,4 +1,4 @@
-"""Models that were published in few bits: what the commands say of them, and the flags that name them."""
+"""Models published with quantised weights: the commands' output about them, and the flags that name them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that were published in few bits, cut over ranks."""
+"""Models published with quantised weights, split over ranks."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_kept_ones_are_cut_over_ranks_between_groups(name: str, whole_model: Pat
 
 @pytest.mark.parametrize("name", ["gptq-4-act-order", "gptq-8-act-order"])
 def test_reordered_inputs_are_not_cut(name: str, whole_model: Path, tmp_path: Path) -> None:
-    """Layers that ranks share by their outputs are kept; those that they share by their inputs are dequantised."""
+    """Layers that ranks split by outputs stay quantised; layers that they split by inputs are dequantised."""
     published = publish(whole_model, tmp_path, KEPT[name], exact=True)
     converted = convert_checkpoint(published, tmp_path / "cut", tp_size=2)
     convert_checkpoint(tmp_path / "values", tmp_path / "expected", tp_size=2)
@@ -89,7 +89,7 @@ def test_reordered_inputs_are_not_cut(name: str, whole_model: Path, tmp_path: Pa
 
 
 def test_groups_that_a_rank_would_cut_are_dequantised(model: Path, tmp_path: Path) -> None:
-    """Groups of 32: of 64 and of 96 inputs two ranks get 32 and 48."""
+    """With groups of 32, two ranks get 32 of 64 inputs and 48 of 96 inputs."""
     converted = convert_checkpoint(publish(model, tmp_path, KEPT["gptq-4"]), tmp_path / "cut", tp_size=2)
     assert converted.config.quantization is not None
     downs = tuple(f"transformer.layers.{layer}.mlp.proj" for layer in range(2))

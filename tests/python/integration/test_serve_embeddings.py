@@ -1,4 +1,4 @@
-"""/v1/embeddings of a server process, asked by the openai package: every answer is the executor's."""
+"""/v1/embeddings of a server process, called with the openai package: every answer equals the executor's."""
 
 from __future__ import annotations
 

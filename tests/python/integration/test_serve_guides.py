@@ -26,7 +26,7 @@ SCHEMA = {
     "required": ["kind", "count"],
     "additionalProperties": False,
 }
-# No letter but those that end a text soon.
+# The bias favours letters that soon end a text.
 BIAS = {str(token): 40.0 for letter in '"}' for token in byte_level().encode(letter).ids}
 
 
@@ -96,7 +96,7 @@ def test_any_object(address: str) -> None:
 
 def test_json_is_on_one_line_unless_whitespace_is_asked_for(address: str) -> None:
     schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
-    # The model likes nothing better than whitespace.
+    # The bias makes the model prefer whitespace.
     liked = {str(token): 60.0 for letter in " \n" for token in byte_level().encode(letter).ids}
     assert completion(address, guided_json=schema, logit_bias=liked) in ('{"a": 1}', '{"a":1}')
     free = {"guided_json": schema, "guided_whitespace_pattern": " {3}", "logit_bias": liked}

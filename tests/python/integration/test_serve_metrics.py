@@ -1,4 +1,4 @@
-"""/metrics of a server in a process of its own: what it says after known requests, and that its tools accept it."""
+"""/metrics of a server process: the values after known requests, and the official parser accepts the text."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ def test_known_requests_are_counted(address: str) -> None:
     assert grown("adaptrt_generated_tokens_total") == 3 * MAX_TOKENS
     assert grown("adaptrt_time_to_first_token_seconds_count") == 3
     assert grown("adaptrt_generation_duration_seconds_bucket|le=+Inf") == 3
-    # Answers may come two tokens at a time.
+    # A stream may deliver two tokens at a time.
     assert 3 <= grown("adaptrt_time_between_tokens_seconds_count") <= 3 * (MAX_TOKENS - 1)
-    # The draft model is the model itself: right for the base, whatever it is for the adapter.
+    # The draft model is the model itself, so its drafts are right for the base; for the adapter they may be wrong.
     assert grown("adaptrt_draft_tokens_total") >= grown("adaptrt_accepted_draft_tokens_total") > 0
     assert grown("adaptrt_draft_engine_tokens_total") >= grown("adaptrt_draft_tokens_total")
     assert after["adaptrt_draft_engine_bytes"] > after["adaptrt_draft_engine_kv_blocks"] > 0

@@ -1,4 +1,4 @@
-"""Adapters of virtual tokens by name, in LLM and behind the server: what is told of a prompt is the user's own."""
+"""Adapters of virtual tokens by name, in LLM and the server: reported prompts contain only the user's tokens."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def post(server: str, path: str, **body: Any) -> Any:
 
 
 def expected(root: Path, kind: str, tokens: list[int]) -> torch.Tensor:
-    """PEFT's log probs after each of the tokens."""
+    """Returns PEFT's log probs after each of the tokens."""
     model = peft.PeftModel.from_pretrained(load_model(root / "model"), root / kind)
     with torch.no_grad():
         return model.eval()(torch.tensor([tokens])).logits[0, COUNT:].log_softmax(-1)

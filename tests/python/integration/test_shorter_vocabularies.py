@@ -72,7 +72,7 @@ def ask(executor: adaptrt.Executor, kind: str | None, prompt: list[int], num_tok
 
 
 def test_all_of_them_in_one_batch_are_what_peft_computes(served: ServedKinds) -> None:
-    """Logits end where the adapter's vocabulary does."""
+    """The logits end at the end of the adapter's vocabulary."""
     served.check_against_peft()
 
 
@@ -130,7 +130,7 @@ def test_beams_are_those_of_transformers(served: ServedKinds, executor: adaptrt.
 
 
 def test_drafts_change_nothing(served: ServedKinds, executor: adaptrt.Executor) -> None:
-    """A draft engine has the tokens that the adapter lacks."""
+    """The draft engine has the tokens that the adapter lacks."""
     draft = adaptrt.DraftTargetDecodingConfig(3, str(served.engine))
     config = adaptrt.ExecutorConfig(draft_target_decoding_config=draft)
     with adaptrt.Executor(served.engine, adaptrt.ModelType.DECODER_ONLY, config) as drafting:
@@ -143,7 +143,7 @@ def test_rows_and_what_is_said_of_them(served: ServedKinds) -> None:
     for kind in served.adapters:
         rows = np.asarray(served.lora(kind).config)[0]
         assert rows[rows[:, 0] == 30, 2].tolist() == ([-FEWER[kind]] if kind in FEWER else [])
-    # Copies of the base's rows are no change.
+    # Copies of the base's rows do not count as changes.
     assert not {26, 27} & set(np.asarray(served.lora("cut").config)[0, :, 0].tolist())
     assert describe_adapter(served.adapters["cut"], served.engine).absent_tokens == 3
 
@@ -172,7 +172,7 @@ def test_adapters_that_are_refused(served: ServedKinds, tmp_path: Path) -> None:
 
 
 def with_new_embeddings(served: ServedKinds, directory: Path, count: int = 2, **changed: Any) -> tuple[Path, Path]:
-    """(an adapter with vLLM's file of them, the same with resized embeddings as PEFT saves them)."""
+    """Returns an adapter with vLLM's file of new embeddings, and the same adapter with PEFT's resized embeddings."""
     resized = save_kind(served.model, directory / "resized", lora_of("llama", "q_proj", r=2), 8, extra_tokens=count)
     tensors = load_file(resized / TENSORS)
     whole = {name: tensor for name, tensor in tensors.items() if "embed_tokens" in name or "lm_head" in name}
@@ -190,7 +190,7 @@ def with_new_embeddings(served: ServedKinds, directory: Path, count: int = 2, **
 
 
 def test_a_file_of_new_embeddings_is_new_tokens(served: ServedKinds, tmp_path: Path) -> None:
-    """vLLM's: the same rows, bit for bit, as of resized embeddings."""
+    """vLLM's file of new embeddings gives the same rows, bit for bit, as resized embeddings."""
     room = dataclasses.replace(build_config().lora_config, max_extra_tokens=2)
     engine = engine_of(served.model, tmp_path, dataclasses.replace(build_config(), lora_config=room))
     beside, resized = with_new_embeddings(served, tmp_path)

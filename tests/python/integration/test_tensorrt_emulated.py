@@ -43,16 +43,17 @@ def test_a_crowd_of_adapters_gets_the_native_engines_tokens(dtype: str, request:
     engine = emulated(served)
     actual, cache = answers_of(engine, served.adapters, SMALL.executor_config(num_copy_streams=2), SMALL_CROWD)
     compared = sum(check_answer(*pair, TOLERANCE[dtype]) for pair in zip(actual, expected, strict=True))
-    # Few answers come to a choice that is left open.
+    # Few answers reach a choice within the tolerance, after which they are not compared.
     assert compared >= 0.8 * sum(len(answer.tokens) for answer in expected)
-    # There was room for a few adapters at a time: they went, and others came in their place.
+    # The cache had room for only a few adapters at a time, so it evicted some.
     assert cache.device_evictions > 0
     prefill, decode = engine.contexts
     assert prefill.num_runs > 0
     captures, launches = engine.device.calls("capture"), engine.device.calls("launch")
     assert captures > 0
     assert launches > 0
-    # Every decode ran once, as itself or from a graph, each of which has a context; what is captured does not run.
+    # Every decode ran once, either directly or from a graph. Each graph has its own context, and capturing runs
+    # nothing.
     assert len(decode.others) == captures
     assert decode.num_enqueues == 0
     assert all(context.num_enqueues == 2 for context in decode.others)
@@ -60,7 +61,7 @@ def test_a_crowd_of_adapters_gets_the_native_engines_tokens(dtype: str, request:
 
 
 def ask(executor: adaptrt.Executor, prompt: list[int]) -> adaptrt.Response:
-    """The last response to a greedy request of a few tokens."""
+    """Returns the last response to a greedy request of a few tokens."""
     request = adaptrt.Request(prompt, 3, output_config=adaptrt.OutputConfig(exclude_input_from_output=True))
     return executor.await_responses(executor.enqueue_request(request))[-1]
 

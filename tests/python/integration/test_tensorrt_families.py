@@ -1,4 +1,4 @@
-"""Every kind of op as a TensorRT plan, and the plan's network with emulated kernels against the native engine."""
+"""Every kind of op in a TensorRT plan: the plan's network with emulated kernels against the native engine."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ SIZES = BuildConfig(
     plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"),
     lora_config=LoraBuildConfig(max_lora_rank=8),
 )
-# Together they have every op; heads of 64 have kernels for tensor cores, others have not.
+# Together they have every op. Only heads of size 64 have kernels for tensor cores.
 NAMES = {
-    "gemma2": {"head_dim": 64},  # norms behind, gated GELU, windows, soft caps of scores and logits
-    "phi2": {"num_attention_heads": 2, "num_key_value_heads": 2, "hidden_size": 128},  # side by side, partly rotated
+    "gemma2": {"head_dim": 64},  # norms after layers, gated GELU, windows, soft caps of scores and logits
+    "phi2": {"num_attention_heads": 2, "num_key_value_heads": 2, "hidden_size": 128},  # parallel, partly rotated
     "gpt2-layer-scales": {},  # learned positions, layer norms, exact GELU
-    "cohere2": {"logit_scale": 0.7},  # neighbours rotated, or nothing
+    "cohere2": {"logit_scale": 0.7},  # neighbouring elements rotated, or no rotation
     "phi4-mini-longrope": {},
     "olmo3": {},  # norms of all heads, two rotary tables
 }
 ADAPTERS = ({"r": 3}, {"r": 8, "use_dora": True})
-# (prompt length, adapter or None): below and beyond windows and longrope's 24 tokens, in chunks of at most 24.
+# (prompt length, adapter or None): below and above the windows and longrope's 24 tokens, in chunks of at most 24.
 CROWD = (3, None), (19, 0), (40, 1)
-# Activations of the network are rounded to the type after every operator, of the native engine they stay float32.
+# The network rounds activations to the type after every operator; the native engine keeps them in float32.
 TOLERANCES = {DType.FLOAT16: 0.008, DType.BFLOAT16: 0.08}
 
 

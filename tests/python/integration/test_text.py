@@ -1,4 +1,4 @@
-"""Text in and out: characters whose bytes are several tokens, several tokens that end a text, and what is refused."""
+"""Text in and out: characters of several tokens, several end tokens, and refused inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.models import ModelSpec, save_adapter, save_model
 from support.serving import build_engine
 
 SPEC = ModelSpec()
-# The bytes of "€" and of an emoji, written as byte-level tokenizers write them, then letters; 1 ends a text.
+# The bytes of "€" and of an emoji as byte-level tokenizers write them, then letters. Token 1 ends a text.
 PIECES = ["<s>", "</s>", *"âĤ¬ðŁĺĢ", *"abcdefghijklmnopqrstuvwxyz", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ"]
 EURO = [2, 3, 4]
 
@@ -33,7 +33,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[adaptrt.LLM]:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(root / "tokenizer.json"))
     model = save_model(SPEC, root / "model")
-    # transformers saves the end tokens twice, and stops at those of generation_config.json.
+    # transformers saves the end tokens twice, and uses those of generation_config.json.
     for name in ("config.json", "generation_config.json"):
         config = json.loads((model / name).read_text())
         (model / name).write_text(json.dumps({**config, "eos_token_id": END_IDS}))
@@ -44,7 +44,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[adaptrt.LLM]:
 
 
 def generate_only(tokens: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests of the text level can generate nothing else."""
+    """Makes LLM's requests generate only these tokens."""
     bias = np.full(SPEC.vocab_size, -np.inf, np.float32)
     bias[tokens] = 0.0
 
@@ -104,7 +104,7 @@ def test_a_draft_model_is_an_option_that_changes_nothing(llm: adaptrt.LLM) -> No
         assert [speculative.generate("abcabcab", lora=name).token_ids for name in (None, "first")] == expected
         stats = speculative.executor.get_latest_iteration_stats()[-1].speculation_stats
         assert speculative.executor.draft_engine is not None
-    # The draft engine is the engine, and its adapter of the same name is the engine's: it is right to the texts' ends.
+    # The draft engine is the engine itself, with the same adapter, so all drafts before the texts' ends are right.
     assert 0 < stats.draft_tokens - 2 * 3 <= stats.accepted_tokens
     assert config == adaptrt.ExecutorConfig(num_threads=1)
     config.draft_target_decoding_config = draft
@@ -175,7 +175,7 @@ def test_beams_are_completions_the_best_first(llm: adaptrt.LLM, monkeypatch: pyt
     ):
         with pytest.raises(adaptrt.RequestError, match=message):
             llm.generate("abc", sampling_config=search, **fields)
-    # One sequence is all that there is.
+    # The search finds only one sequence.
     generate_only([PIECES.index("a")], monkeypatch)
     (only,) = llm.generate("abc", max_tokens=5, sampling_config=search, n=3)
     assert only.text == "aaaaa"

@@ -1,4 +1,4 @@
-"""Whole weights of lm_head and the embedding (modules_to_save), and trained tokens alone, against PEFT in float32."""
+"""Complete weights of lm_head and the embedding (modules_to_save), and trained tokens, against PEFT in float32."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def kinds(name: str) -> dict[str, Any]:
             task_type="CAUSAL_LM", token_indices=[3, 60, 4], target_modules=[embedding]
         ),
     }
-    if name != "phi2":  # whose lm_head has a bias, which PEFT would save as well
+    if name != "phi2":  # its lm_head has a bias, which PEFT would save as well
         made["put-into-the-base"] = lora("lm_head", layer, r=2)
     if name == "gemma2":
         made["tied"] = lora(layer, r=2, modules_to_save=[embedding], ensure_weight_tying=True)
@@ -65,7 +65,7 @@ def kinds(name: str) -> dict[str, Any]:
 
 
 def change_few(name: str, model: Path, adapter: Path) -> None:
-    """Leaves all tokens but a few as the base has them."""
+    """Resets all tokens except a few to the base's rows."""
     base = base_weights(model)
     paths = {f"base_model.model.{path}.weight": path for path in ("lm_head", PATHS.get(name, "model.embed_tokens"))}
 

@@ -1,4 +1,4 @@
-"""Whatever is done to the files of any kind of adapter: it is converted to rows that an engine can take, or refused."""
+"""Mutated files of any kind of adapter are converted to rows that an engine accepts, or refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.models import ALL_MODULES, ModelSpec, save_model
 
 SPEC = ModelSpec(hidden_size=12, head_dim=4, num_attention_heads=3, num_key_value_heads=1, intermediate_size=16)
 EXTRA = {"resized": 2, "resized-lora": 3, "resized-tokens": 2}
-"""Tokens beyond the base's vocabulary."""
+"""Number of tokens that each kind adds to the base's vocabulary."""
 KINDS = (
     *("adalora", "vera", "loha", "lokr", "lokr-in-factors", "ia3", "whole", "tokens", "mlx-lora", "mlx-dora"),
     *EXTRA,
@@ -125,7 +125,7 @@ def test_every_tensor_of_new_tokens_has_one_shape(files, kind: str) -> None:
             cut = np.ascontiguousarray(np.delete(tensor, -1, axis=axis))
             save_file({**tensors, name: cut}, mutated / TENSORS)
             converted, refusal = convert(mutated, model)
-            # One token less is another vocabulary, which may be served.
+            # An adapter with one token less has another vocabulary, which may be accepted.
             assert str(mutated) in refusal or converted is not None
 
 

@@ -1,7 +1,7 @@
-"""Names of adapters under drawn histories: threads add, replace, remove, load and evict adapters of a few names.
+"""Names of adapters in random histories: threads add, replace, remove, load and evict adapters of a few names.
 
-After each step every name means an adapter that can be listed and found, the cache holds no adapter that no name means,
-and what has been read of an adapter is what its own files say. Locks are taken in the one order that there is.
+After each step, every name has an adapter that can be listed and found, the cache holds only adapters with a name, and
+the stored facts about an adapter match its files. Threads always take the locks in the same order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SECONDS = 60.0
 
 
 class OrderedLock:
-    """The lock of the store's tables, which notes what a thread does while it holds it."""
+    """A lock for the store's tables that records whether the current thread holds it."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -80,7 +80,7 @@ steps = st.tuples(
 
 
 def take(executor: adaptrt.Executor, base: Path, step: tuple[str, str, str]) -> None:
-    """One step of one thread; errors that say that the name is another's or gone are part of the history."""
+    """Runs one step of one thread. Errors because a name is taken or gone are expected."""
     what, name, directory = step
     store = executor.adapters
     # Adapters may be evicted, and names may be taken or gone.
@@ -98,7 +98,7 @@ def take(executor: adaptrt.Executor, base: Path, step: tuple[str, str, str]) -> 
 
 
 def check(executor: adaptrt.Executor, base: Path) -> None:
-    """The invariants, while no thread changes anything."""
+    """Checks the invariants while no thread changes anything."""
     store = executor.adapters
     listed = store.list()
     assert [adapter.name for adapter in listed] == list(store.names)
@@ -142,7 +142,7 @@ def test_names_mean_adapters_whatever_happens_at_once(
 def test_nothing_is_read_under_the_lock_of_the_names(
     place: tuple[adaptrt.LoadedEngine, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The order is: changing() of one name, then the lock of the tables, then nothing."""
+    """The lock order is: changing() of one name, then the lock of the tables; under that lock nothing is read."""
     engine, base = place
     with adaptrt.Executor(engine, executor_config=adaptrt.ExecutorConfig(num_threads=1)) as executor:
         store, lock = executor.adapters, OrderedLock()
@@ -181,7 +181,7 @@ def test_nothing_is_read_under_the_lock_of_the_names(
             ("add", "y", "b"), ("ask", "x:0.5+y:0.5", "a"), ("load", "x:0.5+y:0.5", "a"), ("remove", "x", "a"),
         ):  # fmt: skip
             take(executor, base, step)
-        for what in ("ask", "load"):  # as an engine's own adapter, of which nothing is known
+        for what in ("ask", "load"):  # the facts are unknown, as for an engine's own adapter
             store._adapters["y"] = replace(store.get("y"), facts=AdapterFacts())
             take(executor, base, (what, "y", "b"))
         assert store.for_request("y", [4]) is not None

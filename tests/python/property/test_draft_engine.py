@@ -1,6 +1,6 @@
-"""With a draft engine a request's tokens, log probs and logits are, bit for bit, those that it gives alone and without.
+"""A draft engine changes no bit of a request's tokens, log probs and logits.
 
-In any crowd, chunking and cache, whatever the draft engine guesses with and however little memory it has.
+This holds in any batch, chunking and cache, for any drafts and any memory of the draft engine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Drafting:
     draft_adapters: list[list[adaptrt.LoraConfig]]
 
     def config(self, engine: int, num_blocks: int, max_draft_len: int) -> adaptrt.DraftTargetDecodingConfig:
-        block_bytes = BLOCK_TOKENS * 4096  # about; only that there are few or many counts
+        block_bytes = BLOCK_TOKENS * 4096  # approximate; only few or many blocks matter
         return adaptrt.DraftTargetDecodingConfig(
             max_draft_len, str(self.draft_engines[engine]), kv_cache_size=num_blocks * block_bytes
         )
@@ -95,7 +95,7 @@ def test_a_draft_engine_changes_no_bit(
         assert sequences == service.alone(ask)
 
 
-# The property above draws such cases; these make sure that they happen.
+# The property above may draw such cases; these tests make sure that they occur.
 
 
 def test_the_model_itself_is_always_right(drafting: Drafting) -> None:
@@ -106,7 +106,7 @@ def test_the_model_itself_is_always_right(drafting: Drafting) -> None:
                 ask = Ask(prompt, adapter, 1, 0, 0, 30, False, False, False)
                 lora = None if adapter is None else drafting.draft_adapters[0][adapter]
                 request = service.request(ask, draft_lora_config=lora)
-                request.bad_words = None  # which the draft engine does not know
+                request.bad_words = None  # the draft engine does not know bad words
                 (result,) = [one.result for one in executor.await_responses(executor.enqueue_request(request))]
                 assert result.decoding_iter < 10
         steps = executor.get_latest_iteration_stats()

@@ -1,4 +1,4 @@
-"""Crowds whose encoder inputs meet: what is kept, shared and given up of them changes no bit of any answer."""
+"""Batches with equal encoder inputs: keeping, sharing and evicting them changes no bit of any answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ADAPTERS: list[dict[str, object]] = [{"r": 5}, {"r": 4, "use_dora": True}]
 
 @dataclasses.dataclass(frozen=True)
 class Guest:
-    """A request: numbers of an input, a beginning and an adapter, and what it asks for."""
+    """A request: indices of an encoder input, a decoder start and an adapter, and its options."""
 
     encoder: int
     start: int
@@ -43,7 +43,7 @@ class Guest:
 
 
 class Service:
-    """A model, its adapters and its engine; what each guest gets alone is computed once."""
+    """A model, its adapters and its engine; the answer to each guest alone is computed once."""
 
     def __init__(self, name: str, directory: Path) -> None:
         kind = MODELS[name]

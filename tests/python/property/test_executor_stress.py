@@ -1,4 +1,4 @@
-"""Many adapters through a small cache, from many threads, with random cancels; and memory that does not grow."""
+"""Many adapters through a small cache, from many threads, with random cancellations; and stable memory."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from support.serving import build_random_engine
 SPEC = ModelSpec()
 NUM_ADAPTERS = 1000
 NUM_THREADS = 4
-# Room for some twelve adapters on the host level and fewer on the device level, so that traffic never stops evicting.
+# Room for about twelve adapters on the host level and fewer on the device level, so traffic always causes evictions.
 CACHE = adaptrt.PeftCacheConfig(host_cache_size=30_000, num_device_module_layer=150, max_adapter_size=4)
 SECONDS = 6.0
-# Statistics and buffers differ by some KB from round to round; a leak of 16 bytes a request would be more.
+# Statistics and buffers vary by some KB between rounds; a leak of 16 bytes per request exceeds that.
 HEAP_SLACK = 64 << 10
 OBJECT_SLACK = 200
 
@@ -59,7 +59,8 @@ def adapter(task_id: int) -> adaptrt.LoraConfig:
 
 
 def ask(executor: adaptrt.Executor, task_id: int, cancel: bool = False) -> tuple[adaptrt.FinishReason, list[int]]:
-    """Sends the task_id alone, and the weights when they are not cached; waits while others hold all of the cache."""
+    """Sends only the task_id, then the weights if they are not cached; retries while other requests use the whole
+    cache."""
     prompt = [task_id % 50 + 2, 7, 9]
     output = adaptrt.OutputConfig(exclude_input_from_output=True)
     lora: adaptrt.LoraConfig | None = adaptrt.LoraConfig(task_id) if task_id else None
@@ -89,7 +90,7 @@ def test_a_thousand_adapters_through_a_small_cache(executor: adaptrt.Executor, e
             for index in range(NUM_ADAPTERS // NUM_THREADS):
                 if time.monotonic() > end:
                     return
-                # New adapters all the time, old ones now and then, and requests without one.
+                # Mostly new adapters, sometimes old ones, and requests without an adapter.
                 fresh = 1 + seed + index * NUM_THREADS
                 task_id = choice.choice([fresh, fresh, choice.randint(1, fresh), 0])
                 answers.put((task_id, *ask(executor, task_id, cancel=choice.random() < 0.2)))
@@ -110,7 +111,7 @@ def test_a_thousand_adapters_through_a_small_cache(executor: adaptrt.Executor, e
     assert stats.host_bytes_used == sum(entry.host_bytes for entry in executor.list_adapters())
     assert all(entry.users == 0 for entry in executor.list_adapters())
     assert executor.get_num_responses_ready() == 0
-    # Each answer is the one that its adapter gives alone; a cancelled one is its beginning.
+    # Each answer equals the one that its adapter gives alone; a cancelled answer is its beginning.
     with adaptrt.Executor(engine) as alone:
         expected = {task_id: ask(alone, task_id)[1] for task_id in {task_id for task_id, _, _ in received}}
     for task_id, reason, tokens in received:
@@ -142,12 +143,12 @@ def test_memory_does_not_grow(executor: adaptrt.Executor) -> None:
         for request_id in ids:
             while not executor.await_responses(request_id)[-1].result.is_final:
                 pass
-        # Refused ones leave nothing behind either.
+        # Refused requests leave no memory behind either.
         for _ in range(count):
             with pytest.raises(adaptrt.RequestError):
                 executor.enqueue_request(adaptrt.Request([99], 1))
 
-    # Until the statistics are full and all buffers have their size.
+    # Run until the statistics are full and all buffers have their final size.
     for _ in range(5):
         run_requests(400)
     before = held()

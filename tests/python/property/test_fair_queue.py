@@ -1,4 +1,4 @@
-"""The queue of slow work under drawn clients: turns, bounds, locks, clients that leave, and no job that is lost."""
+"""The queue of slow work with random clients: turns, bounds, locks, clients that leave, and no lost job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FairQueueMachine(RuleBasedStateMachine):
         self.queue = FairQueue(num_threads, max_waiting)
         self.lines: dict[str, list[Job]] = {client: [] for client in CLIENTS}
         self.running: dict[Job, str | None] = {}
-        # Starts of others since a client with a job that can run had its last turn.
+        # Other clients' starts since the last turn of a client that has a job ready to run.
         self.passed = dict.fromkeys(CLIENTS, 0)
 
     @rule(client=st.sampled_from(CLIENTS), lock=st.sampled_from(LOCKS))
@@ -60,7 +60,7 @@ class FairQueueMachine(RuleBasedStateMachine):
         self.running[job] = None
         for client in free:
             self.passed[client] = 0 if client in taken else self.passed[client] + 1
-            # Each of the others has one turn before a client has its next one.
+            # Each other client has at most one turn before a client's next turn.
             assert self.passed[client] < len(CLIENTS)
 
     @precondition(lambda self: self.running)
@@ -84,7 +84,7 @@ class FairQueueMachine(RuleBasedStateMachine):
             assert self._held(client) <= max(1, self.num_threads - 1)
 
     def teardown(self) -> None:
-        """Every job that waits runs, once those that run have ended."""
+        """All waiting jobs run after the running ones end."""
         if not hasattr(self, "queue"):
             return
         waiting = {job for line in self.lines.values() for job in line}

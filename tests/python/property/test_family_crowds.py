@@ -1,4 +1,4 @@
-"""Crowds over networks of every kind of op: tokens, log probs and logits are the same bits alone and in any of them."""
+"""Batches on networks with every kind of op: tokens, log probs and logits are the same bits as alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.families import FAMILIES, RELATIVES, save_family
 from support.models import save_adapter
 from support.serving import Answer, collect, crowd_fields, make_request
 
-# Together they have every op, and each kind of number that engines can be of.
+# Together they have every op and every number type of engines.
 ENGINES = {
     "phi4-mini-longrope": (DType.FLOAT32, None),
     "gemma2": (DType.BFLOAT16, None),
@@ -34,7 +34,7 @@ ENGINES = {
     "gpt-oss": (DType.BFLOAT16, None),
 }
 ADAPTERS = [{"r": 5}, {"r": 16, "use_rslora": True}, {"r": 4, "use_dora": True}]
-# Below, at and above windows of 10 and 20 and longrope's 24 tokens; with shared beginnings.
+# Lengths below, at and above the windows of 10 and 20 and longrope's 24 tokens, with shared beginnings.
 LONG = [2 + position * 7 % 59 for position in range(70)]
 PROMPTS = [LONG[:1], LONG[:9], LONG[:19], LONG[:20], LONG[:24], [*LONG[:21], 3, 3], LONG]
 MAX_TOKENS = 8
@@ -49,7 +49,7 @@ BUILD = BuildConfig(
 
 
 class Service:
-    """A family's engine and adapters; what each (prompt, adapter) gives alone is computed once."""
+    """A family's engine and adapters; the answer of each (prompt, adapter) alone is computed once."""
 
     def __init__(self, name: str, directory: Path) -> None:
         dtype, algo = ENGINES[name]
@@ -107,7 +107,7 @@ def test_a_crowd_changes_no_bit(service, name, cases, policy, kv_tokens, reuse, 
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_every_engine_has_a_crowd(service, name: str) -> None:
-    """The property above draws engines; this makes sure of each, paused sequences and small chunks included."""
+    """The property above draws engines at random; this test runs each, with preempted sequences and small chunks."""
     served = service(name)
     cases = [(prompt, (prompt + shift) % (1 + len(ADAPTERS))) for prompt in range(len(PROMPTS)) for shift in range(2)]
     fields = crowd_fields("MAX_UTILIZATION", 88, reuse=False, num_threads=3, max_num_tokens=16)

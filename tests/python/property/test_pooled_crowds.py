@@ -1,5 +1,5 @@
-"""Embeddings, classes and generated tokens of any crowd are the bits that each request has alone: in whatever pieces
-prompts are computed, beside whom, and however small the KV cache is."""
+"""Embeddings, classes and generated tokens have the same bits as alone, in any batch, with any chunks and any size of
+KV cache."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ADAPTERS = ["lora", "dora", "moods"]
 
 
 class Service:
-    """An engine and its adapters, of which one is a classifier's; what each request gives alone is computed once."""
+    """An engine and its adapters, one of them a classifier; the result of each request alone is computed once."""
 
     def __init__(self, directory: Path, dtype: str) -> None:
         model = save_model(SPEC, directory / "model")
@@ -94,7 +94,7 @@ requests = st.tuples(
 
 
 def fitting(kind: str, adapter: str | None) -> str | None:
-    """A classifier's adapter does not generate, and its own classes are those of its own hidden states."""
+    """Replaces adapters that do not fit: a classifier does not generate, and its own classes need its own adapter."""
     if kind == "own classes":
         return "moods"
     return "lora" if kind == "tokens" and adapter == "moods" else adapter

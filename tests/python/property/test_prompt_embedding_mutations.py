@@ -1,4 +1,4 @@
-"""Whatever is done to the files of virtual tokens: they are read as a table that an engine can take, or refused."""
+"""Mutated files of virtual tokens are read as a table that an engine accepts, or refused."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A second level of the KV cache changes no bit: not under pauses, not after a restart, not when an adapter's weights
-change under its task id, not when its file is damaged or cut."""
+"""A second level of the KV cache changes no bit: with preemption, after a restart, after an adapter's weights change
+under its task id, or after its file is damaged or truncated."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ lives = st.lists(
         st.sampled_from([9, 10, 14]),  # blocks of the pool
         st.integers(1, 3),  # threads
         st.sampled_from(["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"]),
-        st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=3),  # damage when it has ended
-        st.sampled_from([1.0, 1.0, 0.6]),  # of the file, what is left of it
+        st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=3),  # damage after the executor ends
+        st.sampled_from([1.0, 1.0, 0.6]),  # share of the file that is left
     ),
     min_size=2,
     max_size=4,
@@ -81,7 +81,7 @@ def damage(path: Path, changes: list[tuple[float, int]], left: float) -> None:
     content = bytearray(path.read_bytes())
     for place, value in changes:
         content[min(int(place * len(content)), len(content) - 1)] = value
-    # The first bytes say that it is ours.
+    # The first bytes are kept, because they identify the file.
     path.write_bytes(bytes(path.read_bytes()[:8] + content[8 : max(8, int(left * len(content)))]))
 
 

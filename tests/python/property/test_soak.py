@@ -1,4 +1,4 @@
-"""Traffic of every kind for as long as one likes: nothing is lost, no token is another, and memory stays flat.
+"""Mixed traffic of any length: no request is lost, no token changes, and memory stays constant.
 
 CI sends a few thousand requests; `--soak-requests 200000` sends more.
 """

@@ -1,6 +1,6 @@
-"""With drafts a request's tokens, log probs and logits are, bit for bit, those that it gives alone and without any.
+"""Drafts change no bit of a request's tokens, log probs and logits.
 
-In any crowd, chunking and cache, greedy and sampled.
+This holds in any batch, chunking and cache, greedy and sampled.
 """
 
 from __future__ import annotations

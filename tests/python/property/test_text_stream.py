@@ -1,4 +1,4 @@
-"""A TextStream's pieces are the text that decoding everything at once gives, cut where a stop string begins."""
+"""A TextStream's pieces together are the decoded text, cut at the first stop string."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TOKENIZERS = {
 
 
 def reference(text: str, stop: list[str]) -> tuple[str, str | None]:
-    """The text before the first stop string, character by character."""
+    """Returns the text before the first stop string, searched character by character."""
     for end in range(len(text) + 1):
         found = [word for word in stop if text[:end].endswith(word)]
         if found:
@@ -42,14 +42,15 @@ def reference(text: str, stop: list[str]) -> tuple[str, str | None]:
 
 @st.composite
 def answers(draw: Any) -> tuple[str, list[int], list[int], list[str]]:
-    """A tokenizer, tokens of which many are bytes, where they are split, and stop strings that are likely to occur."""
+    """Draws a tokenizer, tokens that are often single bytes, split positions, and stop strings that are likely to
+    occur."""
     name = draw(st.sampled_from(sorted(TOKENIZERS)))
     tokenizer = TOKENIZERS[name]
     size = tokenizer.get_vocab_size()
     texts = st.text(st.sampled_from("hello .€😀\n</|é"), max_size=6).map(
         lambda text: tokenizer.encode(text, add_special_tokens=False).ids
     )
-    # Beyond the vocabulary as well: models' vocabularies are padded.
+    # Some ids exceed the vocabulary, because models' vocabularies are padded.
     tokens = st.lists(st.one_of(texts, st.lists(st.integers(0, size + 3), max_size=4)), max_size=8)
     ids = [token for part in draw(tokens) for token in part]
     splits = sorted(draw(st.lists(st.integers(0, len(ids)), max_size=5)))
@@ -61,7 +62,7 @@ def answers(draw: Any) -> tuple[str, list[int], list[int], list[str]]:
 
 @settings(max_examples=600, deadline=None)
 @given(answers(), st.booleans())
-@example(("metaspace", [0, 329, 4, 268, 242], [], []), False)  # an id without text, then a word, then a letter of bytes
+@example(("metaspace", [0, 329, 4, 268, 242], [], []), False)  # no text, a word, a letter of bytes
 def test_pieces_are_the_whole_text_up_to_a_stop_string(
     answer: tuple[str, list[int], list[int], list[str]], skip_special_tokens: bool
 ) -> None:
@@ -83,12 +84,12 @@ def test_pieces_are_the_whole_text_up_to_a_stop_string(
     assert all(offset <= len(whole) for offset in stream.offsets)
 
 
-# Bytes of letters of each length, and of half a letter of UTF-16.
+# Bytes of letters of each length, and of half a UTF-16 surrogate pair.
 LETTER_BYTES = "a€😀é\ufffd\ud800".encode("utf-8", "surrogatepass")
 
 
 def letter_starts(data: bytes) -> list[int]:
-    """The index of each byte's letter; a letter that is broken off counts too."""
+    """Returns, for each byte, the index of its letter; an incomplete letter counts as one."""
     starts: list[int] = []
     while data:
         try:
@@ -104,12 +105,12 @@ def letter_starts(data: bytes) -> list[int]:
 
 
 def reference_offsets(name: str, ids: list[int], *, skip_special_tokens: bool) -> dict[int, int]:
-    """Where the text of each token begins that has some: by the bytes before it, or by its place in a run of bytes."""
+    """Returns where each token's text starts: from the bytes before it, or from its place in a run of byte tokens."""
     tokenizer = TOKENIZERS[name]
     special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special and skip_special_tokens}
     shown = [(at, i) for at, i in enumerate(ids) if tokenizer.id_to_token(i) is not None and i not in special]
     of_token = token_bytes(tokenizer, 400)
-    # Special tokens are marked by the byte FF.
+    # The byte FF marks special tokens.
     data = [of_token[i] if len(of_token[i]) == 1 else of_token[i].removeprefix(b"\xff") for _, i in shown]
 
     def length(count: int) -> int:
@@ -179,9 +180,9 @@ SPECIAL_WORDS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
     st.lists(st.lists(st.sampled_from(["a", "l", "<", *SPECIAL_WORDS]), min_size=1, max_size=3).map("".join)),
 )
 def test_special_tokens_end_a_text_as_if_it_had_them(name: str, words: list[str], stop: list[str]) -> None:
-    """Stop strings are searched in the text with the tokens that they name and in the text without any."""
+    """Stop strings match in the text with the tokens that they name, and in the text without any special token."""
     tokenizer = TOKENIZERS[name]
-    # A text behind a word has the same spaces with special tokens and without.
+    # A text after a word has the same spaces with and without special tokens.
     ids = [i for word in ["hello", *words] if (i := tokenizer.token_to_id(word)) is not None]
     stream = TextStream(Vocabulary(tokenizer), stop)
     found = "".join([*(stream.add([i]) for i in ids), stream.finish()])
@@ -193,9 +194,9 @@ def test_special_tokens_end_a_text_as_if_it_had_them(name: str, words: list[str]
 
 
 def reference_with_names(parts: list[str], stop: list[str]) -> tuple[str, str | None]:
-    """The letters before the first stop string, of letters and names of special tokens.
+    """Returns the letters before the first stop string. `parts` are letters and names of special tokens.
 
-    Each is searched in the letters and in the letters with the names that it has.
+    Each stop string is searched in the letters, and in the letters with the special names that it contains.
     """
     ends = []
     for text in stop:
