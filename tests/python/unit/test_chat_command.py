@@ -1,4 +1,4 @@
-"""One conversation of `adaptrt chat`: what an interrupt and a failure leave of it."""
+"""One conversation of `adaptrt chat`: its state after an interrupt or a failure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.tokenizers import byte_level, save_tokenizer
 
 
 class Stream(Iterator[str]):
-    """The pieces of an answer, of which one may be an exception."""
+    """The pieces of an answer; one may be an exception."""
 
     def __init__(self, pieces: Sequence[Any]) -> None:
         self._pieces = iter(pieces)

@@ -1,4 +1,4 @@
-""".ci/check_package.py: a wheel that cannot be built is seen without a build."""
+""".ci/check_package.py detects, without a build, a wheel that cannot be built."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_project_that_can_be_built(check: ModuleType, project: Path) -> None:
 
 
 def test_a_folder_of_another_name(check: ModuleType, project: Path) -> None:
-    """scikit-build-core wants the last part of both paths to be equal."""
+    """scikit-build-core requires the last parts of both paths to be equal."""
     text = PROJECT.replace('"source/example"', '"source"')
     (project / "pyproject.toml").write_text(text)
     (problem,) = check.problems(project)

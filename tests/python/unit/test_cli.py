@@ -1,4 +1,4 @@
-"""The adaptrt program: its table of commands, its flags, and how it ends."""
+"""The adaptrt program: its commands, flags and exit status."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.models import ModelSpec, save_model
 
 
 def run(run_: object, *flags: str) -> int:
-    """Runs a command made of one function, with the flags of most commands."""
+    """Runs a command whose run() is this function, with flags like those of most commands."""
 
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         group = parser.add_argument_group("sizes")

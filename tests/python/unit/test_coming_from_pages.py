@@ -1,4 +1,4 @@
-"""Commands and Python code of the pages for users of other projects work as they are written."""
+"""Commands and Python code on the pages for users of other projects run as written."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def test_commands_have_known_flags_and_files(page: str, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("page", PAGES)
 def test_flags_of_the_server_exist(page: str) -> None:
-    """The first column of llama.cpp's table has flags of llama-server."""
+    """The first column of llama.cpp's table contains flags of llama-server."""
     known = {flag.replace("-", "_") for flag in parser()._option_string_actions}
     section = re.search(r"^\| (?:flag of `vllm serve`|llama-server) \|.*?\n\n", text_of(page), re.MULTILINE | re.DOTALL)
     assert section is not None
     rows = [row.strip("|").split(" | ") for row in section[0].splitlines()[2:] if row]
     columns = [cell for row in rows for cell in (row if page == "from-vllm" else row[1:])]
     flags = [flag for cell in columns for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]*[a-z0-9](?![\w*.-])", cell)]
-    others = {"--jinja", "--tp_size"}  # llama.cpp's, and convert-checkpoint's
+    others = {"--jinja", "--tp_size"}  # flags of llama.cpp and of convert-checkpoint
     assert len(flags) > 10
     assert [flag for flag in flags if flag not in others and flag.replace("-", "_") not in known] == []

@@ -1,4 +1,4 @@
-"""The stub that is installed with adaptrt._core, from which editors and type checkers know it."""
+"""The installed stub of adaptrt._core, which editors and type checkers read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _method(stub: ast.Module, owner: str, name: str) -> ast.FunctionDef:
 
 
 def _defaults(function: ast.FunctionDef) -> dict[str, str]:
-    """Source text of the default of each parameter that has one."""
+    """Returns the source text of each parameter's default, if it has one."""
     positional = function.args.args[len(function.args.args) - len(function.args.defaults) :]
     pairs = [*zip(positional, function.args.defaults, strict=True)]
     pairs += [(a, d) for a, d in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True) if d is not None]

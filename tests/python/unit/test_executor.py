@@ -1,4 +1,4 @@
-"""The executor from Python, over a small random engine: threads, waiting, adapters by name and from disk, bad input."""
+"""The executor from Python, with a small random engine: threads, waiting, adapters by name and from disk, bad input."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_the_prompts_logits_come_with_every_sequence(executor: adaptrt.Executor)
     request = adaptrt.Request([3, 4, 5], 4, output_config=output, num_return_sequences=2)
     request_id = executor.enqueue_request(request)
     responses = executor.await_responses(request_id)
-    if len(responses) < 2:  # The sequences may end in steps of their own.
+    if len(responses) < 2:  # The sequences may end in different steps.
         responses += executor.await_responses(request_id)
     first, second = sorted((response.result for response in responses), key=lambda result: result.sequence_index)
     np.testing.assert_array_equal(np.asarray(first.context_logits), np.asarray(second.context_logits))
@@ -223,7 +223,7 @@ def test_the_prompts_logits_come_with_every_sequence(executor: adaptrt.Executor)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """float64, of each row."""
+    """Returns the log softmax of each row, float64."""
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
@@ -262,7 +262,7 @@ def test_log_probs_are_the_log_softmax_of_the_logits(executor: adaptrt.Executor)
     for token_id, log_prob, row in zip(prompt[1:], result.prompt_log_probs, result.prompt_top_log_probs, strict=True):
         assert dict(row).get(token_id, log_prob) == log_prob
 
-    # The same without logits, and through pickle.
+    # The same request without logits, and after pickling.
     output.return_context_logits = output.return_generation_logits = False
     request.output_config = output
     alone = executor.await_responses(executor.enqueue_request(request))[0].result
@@ -360,7 +360,7 @@ def test_the_engines_adapters_are_served_by_name(
     assert [entry.task_id for entry in executor.list_adapters()] == [FIRST_NAMED_TASK_ID]
     lora = adaptrt.LoraConfig.from_peft(1, directories["first"], engine)
     assert by_name == ask(executor, [3, 4, 5], lora_config=lora)
-    _core.Executor.unload_adapter(executor, FIRST_NAMED_TASK_ID)  # as if it had been evicted
+    _core.Executor.unload_adapter(executor, FIRST_NAMED_TASK_ID)  # as if the cache had evicted it
     assert ask(executor, [3, 4, 5], adapter=name) == by_name
     with pytest.raises(adaptrt.AdapterError, match=f"no adapter named 'other'; it has: '{name}'"):
         ask(executor, [3], adapter="other")
@@ -416,7 +416,7 @@ def test_adapters_are_added_replaced_and_removed_by_name(
         wanted[name] = ask(executor, [3, 4, 5], 8, lora_config=lora)
     assert wanted["second"] != wanted["dora"]
     added = executor.add_adapter("new", directories["second"])
-    assert added.task_id > FIRST_NAMED_TASK_ID  # which the engine's own adapter has
+    assert added.task_id > FIRST_NAMED_TASK_ID  # the engine's own adapter has the first id
     assert ask(executor, [3, 4, 5], 8, adapter="new") == wanted["second"]
     with pytest.raises(adaptrt.AdapterError, match=r"adapter 'new' is .*second already"):
         executor.add_adapter("new", directories["dora"])

@@ -1,4 +1,4 @@
-"""adaptrt inspect: what it says about each kind of directory, and what it refuses."""
+"""adaptrt inspect: its output for each kind of directory, and its refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Inspect = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def rooms(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One directory of each kind."""
+    """Makes one directory of each kind."""
     root = tmp_path_factory.mktemp("rooms")
     model_dir = save_model(SPEC, root / "hf")
     save_adapter(model_dir, root / "lora", 0, **ADAPTER)
@@ -57,7 +57,7 @@ def inspect(rooms: Path, capsys: pytest.CaptureFixture[str]) -> Inspect:
 
 
 def test_stages_with_different_numbers_of_layers_are_described_by_rank(rooms: Path, inspect: Inspect) -> None:
-    """Three layers over two stages: two and one."""
+    """Three layers over two stages: two layers and one."""
     checkpoint, engine = rooms / "staged-checkpoint", rooms / "staged"
     model = ["--model_dir", str(rooms / "hf"), "--output_dir", str(checkpoint), "--pp_size", "2"]
     sizes = ["--max_batch_size", "4", "--max_input_len", "64", "--max_seq_len", "96", "--max_num_tokens", "128"]

@@ -1,4 +1,4 @@
-"""Kernels of the CPU by name: an executor runs those that it is told to, says which, and refuses the others."""
+"""CPU kernels by name: an executor runs and reports the chosen kernels, and refuses those that the CPU cannot run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DECODER_ONLY = adaptrt.ModelType.DECODER_ONLY
 CHOSEN, *OTHERS = _core.cpu_kernels()
 IMPOSSIBLE = _core.impossible_cpu_kernels()
 
-# A sandbox as seccomp makes them: Linux answers the question for tile registers with EPERM.
+# A seccomp sandbox: Linux answers the request for tile registers with EPERM.
 REFUSAL = """
 import ctypes, struct, sys
 LOAD, JUMP_IF_EQUAL, RETURN = 0x20, 0x15, 0x06

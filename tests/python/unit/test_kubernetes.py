@@ -1,4 +1,4 @@
-"""The manifests of deploy/kubernetes, as far as they speak of this package."""
+"""The manifests in deploy/kubernetes, where they refer to this package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIRECTORY = Path(__file__).parents[3] / "deploy" / "kubernetes"
 
 
 def objects(name: str) -> dict[str, Any]:
-    """By kind."""
+    """Returns a manifest's objects by kind."""
     return {one["kind"]: one for one in yaml.safe_load_all((DIRECTORY / name).read_text())}
 
 

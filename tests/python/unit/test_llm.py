@@ -1,4 +1,4 @@
-"""Text in and out of a small random engine: one after another, streamed, on an asyncio loop, given up."""
+"""Text in and out of a small random engine: whole, streamed, on an asyncio loop, and cancelled."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_prompts_may_be_ids_and_dictionaries(engine: Path, tokenizer: Path) -> N
 
 
 def test_a_token_that_the_model_does_not_have_is_text(engine: Path, tokenizer: Path) -> None:
-    """One for padding is often named without being in the vocabulary."""
+    """Tokenizers often name a padding token that is not in the vocabulary."""
     with adaptrt.LLM(engine, tokenizer=tokenizer) as llm:
         expected = llm.generate("[PAD] w3", max_tokens=4)
     (tokenizer / "tokenizer_config.json").write_text('{"pad_token": "[PAD]"}')
@@ -121,7 +121,7 @@ def test_a_stream_that_is_given_up_is_cancelled(engine: Path, tokenizer: Path, m
             cancelled.append(request_id)
             cancel_request(request_id)
 
-        # The stream sees one response, however many there are by then.
+        # The stream gets one response at a time, even if more are ready.
         monkeypatch.setattr(llm.executor, "await_responses", await_one)
         monkeypatch.setattr(llm.executor, "cancel_request", record_and_cancel)
         stream = llm.stream("w3 w4 w5", max_tokens=600)
@@ -189,7 +189,7 @@ def test_answers_that_nobody_waits_for_are_cancelled(
             cancel_request(request_id)
             cancelled[request_id].set()
 
-        # Nothing comes before the request is cancelled, however fast the engine is.
+        # No response arrives before the request is cancelled, even from a fast engine.
         monkeypatch.setattr(llm.executor, "await_responses", await_when_cancelled)
         monkeypatch.setattr(llm.executor, "cancel_request", record_and_cancel)
 
@@ -197,7 +197,7 @@ def test_answers_that_nobody_waits_for_are_cancelled(
             asked = llm.generate_async("w3 w4 w5", max_tokens=600)
             asked.cancel()
             assert (await asked).finish_reason in (adaptrt.FinishReason.CANCELLED, adaptrt.FinishReason.END_ID)
-            kept = []  # An answer that nothing refers to is cancelled as well.
+            kept = []  # An answer without references is cancelled too.
             for waiting in (anext, asyncio.ensure_future):
                 kept.append(llm.generate_async("w3 w4 w5", max_tokens=600))
                 task = asyncio.ensure_future(waiting(kept[-1]))
@@ -220,7 +220,7 @@ def test_a_shutdown_ends_answers_on_a_loop(engine: Path, tokenizer: Path) -> Non
     async def body() -> None:
         answer = llm.generate_async("w3 w4 w5", max_tokens=600)
         await asyncio.to_thread(llm.shutdown)
-        # It was faster, or it says why it has no end.
+        # The answer either ended before the shutdown, or raises an error with the reason.
         with contextlib.suppress(adaptrt.RequestError):
             assert (await answer).finish_reason is not adaptrt.FinishReason.NOT_FINISHED
         with pytest.raises(adaptrt.ExecutorClosedError):
@@ -234,7 +234,7 @@ def test_long_lists_of_prompts_show_how_far_they_are(
 ) -> None:
     with adaptrt.LLM(engine, tokenizer=tokenizer) as llm:
         answers = llm.generate(["w3"] * 120, max_tokens=1)
-        assert capsys.readouterr().err == ""  # no terminal
+        assert capsys.readouterr().err == ""  # stderr is not a terminal
         assert llm.generate(["w3"] * 3, max_tokens=1, progress=True) == answers[:3]
         lines = capsys.readouterr().err.splitlines()
         assert lines[0] == "prompts: 3"

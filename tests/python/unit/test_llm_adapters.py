@@ -203,7 +203,7 @@ def test_unused_adapters_in_memory_are_removed(
         llm.generate("a", lora=trained, max_tokens=2)
         directories.append(llm.executor.adapters.get(in_memory(llm)[-1]).directory)
     assert held in in_memory(llm)
-    assert len(in_memory(llm)) == 3  # the stream's, the last call's, and an unused one
+    assert len(in_memory(llm)) == 3  # the stream's adapter, the last call's, and an unused one
     assert [path.exists() for path in directories] == [False, False, True, True]
     scaled(trained, 1 / 16)
     assert "".join(stream) == llm.generate("hello", lora=trained, max_tokens=6).text

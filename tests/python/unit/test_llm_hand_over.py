@@ -1,4 +1,4 @@
-"""Every argument of LLM's methods, and where it arrives in the Request that the executor gets."""
+"""Every argument of LLM's methods, and its field in the Request that the executor gets."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ TABLES: dict[str, dict[str, Row]] = {
 
 
 class Captured(adaptrt.LLM):
-    """An LLM whose executor refuses requests, and keeps the last one."""
+    """An LLM whose executor refuses requests and stores the last one."""
 
     last: dict[str, Any]
 
@@ -114,9 +114,9 @@ class Captured(adaptrt.LLM):
         self.executor.enqueue_request = refuse  # type: ignore[method-assign]
 
     def request(self, method: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Fields of the request that a call makes; those that are None are left out."""
+        """Returns the fields, except those that are None, of the request that a call makes."""
         with pytest.raises(RequestError, match=CAPTURED):
-            list(method(**arguments))  # streams make the request when the first piece is asked for
+            list(method(**arguments))  # a stream makes the request when its first piece is read
         return self.last
 
 
@@ -147,13 +147,13 @@ def opened(model: Path, adapter: Path) -> Iterator[Captured]:
 
 
 def check(llm: Captured, name: str, first: Any, base: dict[str, Any]) -> None:
-    """Checks the request with the first argument alone, and what each argument changes in it."""
+    """Checks the request with only the first argument, and the changes that each other argument makes."""
     method, table = getattr(llm, name), TABLES[name]
     names = list(inspect.signature(method).parameters)
     assert set(table) == set(names), name
     assert llm.request(method, {names[0]: first}) == base, name
     for argument, (value, expected) in table.items():
-        # Greedy search gives one completion alone.
+        # Greedy search gives only one completion.
         others = {"sampling_config": SAMPLING} if argument == "n" else {}
         without = llm.request(method, {names[0]: first, **others})
         changed = llm.request(method, {names[0]: first, **others, argument: value})

@@ -1,4 +1,4 @@
-"""Engines that are made on first use: when one is found again, when another is made, and what is never deleted."""
+"""Engines that are built on first use: cases of reuse, cases of a new build, and files that must never be deleted."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_an_engine_is_made_once(cache: EngineCache, model: Path, monkeypatch: py
     assert (entry.directory, entry.model) == (engine, str(model))
     assert entry.num_bytes > (engine / "rank0.engine").stat().st_size
     assert "max_lora_rank 8" in entry.options
-    # No checkpoint, no lock and nothing unfinished but the key's lock file is left.
+    # The build leaves no checkpoint, no unfinished file, and only the key's lock file.
     left = {path.name for path in cache.directory.iterdir()}
     assert left == {entry.key, f"{entry.key}.lock", "digests"}
     assert {path.name for path in cache.place(entry.key).iterdir()} == {"engine", "entry.json"}
@@ -118,7 +118,7 @@ def test_every_option_that_the_engine_depends_on_makes_another_engine(
         stat, content = path.stat(), bytearray(path.read_bytes())
         content[-2] ^= 1
         path.write_bytes(content)
-        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as files from archives and images have
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # files from archives and images have such times
     elif change == "tokenizer":
         (model / "chat_template.jinja").write_text("x")
     elif change == "options":
@@ -164,7 +164,7 @@ def test_a_made_engine_is_used_where_the_cache_cannot_be_written(
     reason: int, cache: EngineCache, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_for(model, SMALL)
-    again = Path(shutil.copytree(model, tmp_path / "again"))  # whose digest is not remembered
+    again = Path(shutil.copytree(model, tmp_path / "again"))  # its digest is not cached
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(reason, os.strerror(reason))
@@ -428,7 +428,7 @@ def test_files_of_a_killed_process_are_deleted(cache: EngineCache, model: Path) 
     other.mkdir()
     assert engine_for(model, SMALL) == engine
     assert not unfinished.exists()
-    assert other.is_dir()  # another process may be making it
+    assert other.is_dir()  # another process may be building it
     cache.clean_up()
     assert not other.exists()
     assert len(cache.entries()) == 1

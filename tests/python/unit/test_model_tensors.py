@@ -1,4 +1,4 @@
-"""Reading any rows of a checkpoint's tensor, in steps of any size, equals cutting the whole tensors."""
+"""Reading any rows of a checkpoint's tensor, in steps of any size, gives the same as slicing the whole tensor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from adaptrt.formats.checkpoint.hf_weights import HfWeights
 from adaptrt.formats.checkpoint.planned_tensor import PlannedTensor, Slice
 
 FLOAT32 = np.dtype(np.float32)
-# Shapes [out, in] of both layouts.
+# Shapes [out, in] in both layouts.
 SHAPES = {"linear": (9, 6), "conv1d": (7, 6)}
 ARRAYS = {name: np.arange(np.prod(shape), dtype=np.float32).reshape(shape) for name, shape in SHAPES.items()}
 

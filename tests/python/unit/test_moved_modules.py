@@ -1,4 +1,4 @@
-"""Old names of modules that left adaptrt.builder."""
+"""Old names of modules that were moved out of adaptrt.builder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from adaptrt.formats.engine.build_config import BuildConfig
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
-    """Old names are imported anew, and no test leaves one."""
+    """Forgets modules imported under old names before and after each test."""
     _forget()
     yield
     _forget()

@@ -1,4 +1,4 @@
-"""Directories that appear whole or not at all, also when two processes write the same one."""
+"""Directories appear complete or not at all, also if two processes write the same one."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_process_that_is_killed_leaves_the_old_or_the_new(tmp_path: Path, step
     (target / "old").touch()
     child = os.fork()
     if child == 0:
-        # Ends the process without cleaning up, before the step-th call that changes names or deletes.
+        # Ends the process without cleanup before the step-th call that renames or deletes.
         calls = iter(range(100))
 
         def kill_at(event: str, _: object) -> None:

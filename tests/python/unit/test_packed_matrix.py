@@ -64,7 +64,7 @@ def test_a_buffer_cannot_be_resized_while_weights_refer_to_it() -> None:
 
 
 def every_second(num_bytes: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """Bytes of a strided view of exactly this size."""
+    """Returns a strided view of exactly this many bytes."""
     return np.zeros(2 * num_bytes, np.uint8)[::2]
 
 

@@ -1,4 +1,4 @@
-"""The tokens of a text that engines are compared on: all engines have the same, and none is cut."""
+"""The tokens of a text on which engines are compared: the same for all engines, and none is cut."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_engines_with_other_tokenizers_are_refused_by_name(engines: list[Path], 
 
 @pytest.mark.parametrize("limit", [2, 3])
 def test_the_last_token_of_the_part_that_is_read_is_whole(limit: int, tmp_path: Path) -> None:
-    """16 characters are read for each token: the last word goes on behind them."""
+    """The reader takes 16 characters per token, and the last word continues after them."""
     words = [letter * 15 for letter in "abcd"[: limit - 1]]
     last = "z" * 20
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["?", last, *words])}, unk_token="?"))

@@ -1,4 +1,4 @@
-"""Parts of other packages that are not their public interface: still there, in versions that have an upper bound."""
+"""Private interfaces of other packages that we use still exist, in versions with an upper bound."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
 PROTOCOL, SANDBOX, REPLICAS = "serve/protocol.py", "runtime/template_sandbox.py", "serve/ray"
 HTTPTOOLS = "uvicorn.protocols.http.httptools_impl"
 
-# Package, our user of it, object, and its attributes that we use.
+# Package, our module that uses it, object, and the attributes that we use.
 ATTRIBUTES = (
     ("uvicorn", PROTOCOL, f"{HTTPTOOLS}:STATUS_LINE", ""),
     (
@@ -45,7 +45,7 @@ ATTRIBUTES = (
     ("ray", REPLICAS, "ray.serve.handle:DeploymentBroadcastResponse", "results_async"),
 )  # fmt: skip
 
-# Package, our user of it, function or class, and its parameters that we give or take.
+# Package, our module that uses it, function or class, and the parameters that we pass or receive.
 PARAMETERS = (
     ("uvicorn", PROTOCOL, f"{HTTPTOOLS}:HttpToolsProtocol", "config server_state app_state"),
     ("ray", REPLICAS, "ray.serve.request_router:PendingRequest", "routing_context metadata"),
@@ -53,7 +53,7 @@ PARAMETERS = (
     ("ray", REPLICAS, "ray.serve.config:RequestRouterConfig", "request_router_class request_router_kwargs"),
 )  # fmt: skip
 
-# Instance attributes: package, our user of it, class, and words of its source.
+# Instance attributes: package, our module that uses it, class, and words in its source.
 WORDS = (
     ("uvicorn", PROTOCOL, f"{HTTPTOOLS}:HttpToolsProtocol", "self.cycle self.pipeline self.flow self.url self.headers"),
     ("uvicorn", PROTOCOL, f"{HTTPTOOLS}:RequestResponseCycle", "self.response_started self.response_complete"),
@@ -62,7 +62,7 @@ WORDS = (
 
 
 def find(package: str, place: str) -> Any:
-    """The object at module:attribute. Skips the test where the package is not installed."""
+    """Returns the object at module:attribute. Skips the test if the package is not installed."""
     pytest.importorskip(package, reason=f"{package} is not installed")
     module, _, path = place.partition(":")
     found: Any = importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""How tasks tell how far they are."""
+"""Progress reports of tasks."""
 
 from __future__ import annotations
 

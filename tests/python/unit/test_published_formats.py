@@ -114,7 +114,7 @@ def test_numbers_and_scales_are_kept_where_a_checkpoint_can_hold_them(
 
 
 def _state(layer: Layer) -> str | None:
-    """Name of the tensor with bitsandbytes' description of a layer."""
+    """Returns the name of the tensor with bitsandbytes' description of a layer."""
     return next((name for name in layer.tensors if "quant_state" in name), None)
 
 
@@ -171,7 +171,7 @@ def test_numbers_in_words(bits: int, data: st.DataObject) -> None:
 
 
 def test_zero_points_that_libraries_read_differently_are_refused(tmp_path: Path) -> None:
-    """The stored 15 is 16 less one, or 0 less one with a borrow from the next number."""
+    """The stored 15 is either 16 minus one, or 0 minus one with a borrow from the next number."""
     scheme = gptq(4, 32, symmetric=False, quantizer="auto_gptq:0.7.1")
     layer = layer_of(scheme, np.random.default_rng(0), 64, 128)
     with pytest.raises(adaptrt.CheckpointError, match=r"qzeros': holds 15, .*accepted: checkpoint_format gptq_v2"):

@@ -1,4 +1,4 @@
-"""A command opens a model's config.json once, declares its network once, and hands both on."""
+"""A command opens a model's config.json once, declares its network once, and reuses both."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SMALL = EngineOptions(max_batch_size=4, max_num_tokens=64, max_seq_len=64)
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, a checkpoint of it, and two adapters."""
+    """Makes a model, a checkpoint of it, and two adapters."""
     directory = tmp_path_factory.mktemp("read_once")
     model = save_model(SPEC, directory / "model")
     save_adapter(model, directory / "lora", 0, r=2, target_modules=ALL_MODULES)
@@ -46,7 +46,7 @@ def run(*arguments: object) -> None:
 
 @pytest.fixture
 def declared(monkeypatch: pytest.MonkeyPatch) -> list[CheckpointConfig]:
-    """The configs whose networks were declared, but for those that tell the names in all families."""
+    """Returns the configs whose networks were declared, without the small configs that list each family's names."""
     found: list[CheckpointConfig] = []
     family = FAMILIES["LlamaForCausalLM"]
     smallest = specimen(family).config
@@ -130,7 +130,7 @@ def test_first_use_reads_and_declares_it_once(
         assert plan is not None
         plan.check_adapter(root / "lora")
         plan.engine(SilentProgress())
-    assert len(opened) == 2  # and once for the digest
+    assert len(opened) == 2  # the second opening computes the digest
     assert len(declared) == 1
     with opens_of(root / kind / "config.json") as opened:
         engine_for(root / kind, SMALL)
@@ -143,7 +143,7 @@ def test_an_llm_opens_it_once(root: Path, tmp_path: Path, cache: EngineCache) ->
     save_tokenizer(byte_level(), model)
     with opens_of(model / "config.json") as opened, LLM(model, engine_options=SMALL):
         pass
-    assert len(opened) == 2  # and once for the digest
+    assert len(opened) == 2  # the second opening computes the digest
 
 
 @pytest.mark.parametrize("is_made", [False, True])

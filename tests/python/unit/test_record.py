@@ -1,4 +1,4 @@
-"""The comparison of two records of tests/record."""
+"""Comparison of two records of tests/record."""
 
 from __future__ import annotations
 

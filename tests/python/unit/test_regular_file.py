@@ -1,4 +1,4 @@
-"""Files are opened only where they are regular, and what was read of them is one version."""
+"""Only regular files are opened, and everything read from a file is one version."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_larger_file_than_accepted_is_refused(tmp_path: Path) -> None:
 
 def test_fifos_devices_sockets_and_directories_are_refused_by_name(tmp_path: Path) -> None:
     fifo, unix_socket = tmp_path / "fifo", tmp_path / "socket"
-    os.mkfifo(fifo)  # nobody writes to it: an open that waits would never return
+    os.mkfifo(fifo)  # it has no writer, so a blocking open would never return
     kinds = {fifo: "a FIFO", Path("/dev/null"): "a device", tmp_path: "a directory", unix_socket: "a socket"}
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(unix_socket))

@@ -1,4 +1,4 @@
-"""Which room of the package imports which: docs/architecture.md has the map."""
+"""Imports between the package's folders follow the map in docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import adaptrt
 PACKAGE = Path(adaptrt.__file__).parent
 CPP = {"_core", "_program", "_version"}
 FORMATS = ("template_files", "checkpoint", "network", "models", "hugging_face", "adapter", "engine", "sources")
-"""In this order: each may use those before it."""
+"""Each of these may import those before it."""
 GROUND = {"common", *(f"formats/{room}" for room in FORMATS)}
 COMMANDS = {"builder/cli", "builder/commands"}
 BUILDER = {"builder/network", "builder/conversion", "builder/compile", "builder/engine"}
@@ -41,7 +41,7 @@ ROOMS = {room.split("/")[0] for room in ALLOWED}
 
 
 def room_of(path: tuple[str, ...]) -> str:
-    """The room of a module, by the folders and names that lead to it."""
+    """Returns the room of a module from its path."""
     inner = "/".join(path[:2])
     if inner in ALLOWED:
         return inner
@@ -49,7 +49,7 @@ def room_of(path: tuple[str, ...]) -> str:
 
 
 def imported_modules(source: str, package: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Modules of ours that the source of a module in `package` imports, in functions too."""
+    """Returns our modules that a module in `package` imports, including imports in functions."""
     found: list[tuple[str, ...]] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -62,13 +62,14 @@ def imported_modules(source: str, package: tuple[str, ...]) -> list[tuple[str, .
                 base = named[1:]
             else:
                 continue
-            # Names of a module, or modules of a package: the room is the same unless the package is one of rooms.
+            # A name of a module, or a module of a package. Both have the same room unless the package contains several
+            # rooms.
             found += [(*base, name.name) for name in node.names]
     return found
 
 
 def forbidden(source: str, module: tuple[str, ...]) -> list[str]:
-    """Rooms that a module imports against the rules; `module` is the path of its file without the suffix."""
+    """Returns the rooms that a module must not import but does; `module` is the path of its file without the suffix."""
     room = room_of(module)
     rooms = {room_of(imported) for imported in imported_modules(source, module[:-1])}
     return sorted(rooms - ALLOWED[room] - {room})
@@ -127,7 +128,7 @@ def test_the_map_of_cpp_has_the_dependencies_that_cmake_allows() -> None:
         room.removeprefix("cpu/"): set(re.sub(r" \([^)]*\)", "", needed).replace("cpu/", "").strip().split(", ")) - {""}
         for room, needed in rows
     }
-    # Its kernels include a header of lora and do not link it.
+    # CUDA kernels include a header of lora but do not link it.
     assert documented["cuda"] >= {"lora"}
     documented["cuda"] -= {"lora"}
     declared = {}

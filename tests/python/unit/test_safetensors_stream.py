@@ -1,4 +1,4 @@
-"""Streamed safetensors files against the safetensors library, and against damage of every kind."""
+"""Streamed safetensors files against the safetensors library, and with every kind of damage."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_missing_file_is_the_error_that_was_asked_for(tmp_path: Path) -> None:
         SafetensorsReader(tmp_path / "gone.safetensors", _core.AdapterError)
 
 
-# ---- the writer refuses what would not be the file that was announced
+# ---- the writer refuses data that differ from the announced file
 
 
 def test_an_incomplete_file_does_not_appear(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def accepted_by_the_library(content: bytes) -> bool:
 
 
 def check_against_the_library(path: Path, content: bytes) -> None:
-    """Damage is a CheckpointError; what we accept, the library accepts, with the same bytes in it."""
+    """Checks that damage raises CheckpointError, or that the library reads the same bytes as we do."""
     path.write_bytes(content)
     try:
         reader = SafetensorsReader(path)
@@ -320,7 +320,7 @@ def test_a_file_that_is_read_into_memory_may_change_afterwards(tmp_path: Path) -
     expected = np.arange(5000, dtype=np.float32)
     safetensors.numpy.save_file({"a": expected}, path)
     reader = SafetensorsReader(path, _core.AdapterError, in_memory=True)
-    path.write_bytes(b"")  # of a mapping, the next read would end the process
+    path.write_bytes(b"")  # with a mapping, the next read would end the process
     assert np.array_equal(np.concatenate(list(reader.rows("a"))), expected)
     reader.release()
     assert np.array_equal(reader.array("a"), expected)

@@ -1,4 +1,4 @@
-"""Other flags of trtllm-build: which values are taken, and with which reason the others are refused."""
+"""Other flags of trtllm-build: accepted values, and the reasons in refusals of others."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TAKEN = [
 
 
 def build(*flags: str) -> int:
-    """The exit status; nothing is built, because there is no checkpoint."""
+    """Returns the exit status; no engine is built, because there is no checkpoint."""
     try:
         return cli.main(["build", "--checkpoint_dir", "nowhere", "--output_dir", "nothing", *flags])
     except SystemExit as ended:

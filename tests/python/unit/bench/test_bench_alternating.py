@@ -1,4 +1,4 @@
-"""Runs in turn: their order, and what a sample is made of them."""
+"""Alternating runs: their order, and the samples made from them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_every_second_pair_begins_with_the_other() -> None:
 
 
 def test_a_change_of_the_machine_between_pairs_does_not_reach_the_ratio() -> None:
-    """Its speed halves after the second pair, and falls within the third."""
+    """The machine's speed halves after the second pair, and drops during the third."""
     speeds = iter([(90.0, 100.0), (90.0, 100.0), (90.0, 50.0), (45.0, 50.0), (45.0, 50.0), (45.0, 50.0)])
     now: list[float] = []
 

@@ -14,7 +14,7 @@ PATIENCE = 30.0
 
 
 def state_of(process: int) -> str:
-    """The letter of proc(5)."""
+    """Returns the state letter of proc(5)."""
     return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
 
 

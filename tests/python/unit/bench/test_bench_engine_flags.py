@@ -1,4 +1,4 @@
-"""The flags of `adaptrt bench ENGINE` that say how requests come."""
+"""Flags of `adaptrt bench ENGINE` that set how requests arrive."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from adaptrt.tools.bench.system import describe_machine
 
 
 def step(second: int, engine_ms: float, batch: tuple[int, int] | None) -> Any:
-    """batch: numbers of requests that read their prompt and that generate; None: not told."""
+    """Makes a step's statistics. batch: numbers of requests in prefill and in generation; None: missing."""
     stats = None if batch is None else SimpleNamespace(num_context_requests=batch[0], num_gen_requests=batch[1])
     return SimpleNamespace(
         timestamp=f"01-02-2026 03:04:{second:02}.500000", engine_latency_ms=engine_ms, inflight_batching_stats=stats
@@ -56,7 +56,7 @@ def test_the_machine_is_told_with_the_kernels_that_run() -> None:
 
 @pytest.mark.parametrize("dora", [False, True])
 def test_adapters_take_padded_rows_of_each_part_on_the_device(dora: bool) -> None:
-    """And DoRA's take a float32 magnitude for each output."""
+    """DoRA adapters also take a float32 magnitude for each output."""
     parts = [SimpleNamespace(module=1, out_size=10), SimpleNamespace(module=2, out_size=16)]
     site = SimpleNamespace(
         parts=parts, in_size=24, most_rows_of_a=lambda rank: rank + 3, most_rows_of_b=lambda outputs: outputs + 6

@@ -1,4 +1,4 @@
-"""bench/: tables of docs/performance.md from reports, and the talk between the orchestrator and a peer."""
+"""bench/: tables of docs/performance.md from reports, and the protocol between the orchestrator and a peer."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_later_report_replaces_what_it_has(pages: ModuleType) -> None:
     details = {"versions": {"x": "1"}, "note": ""}
 
     def of(value: float, ratios: dict[str, float], *names: str) -> Report:
-        """Rows of this value; those of adaptrt have these ratios."""
+        """Makes a report whose rows have this value; the comparisons of adaptrt's row have these ratios."""
         compared = [ComparisonResult(None, "roofline", value / 10, None, None, None)]
         compared += [ComparisonResult(base, "ratio", ratio, None, None, None) for base, ratio in ratios.items()]
         return report([
@@ -212,7 +212,7 @@ def test_paragraphs_are_wrapped(pages: ModuleType) -> None:
     assert lines[-2:] == ["x" * 120, "a-b"]
 
 
-# Its clock advances by a millisecond a token, whatever else the machine does.
+# The peer's clock advances by one millisecond per token, independent of the machine.
 FAKE_PEER = """
 import time
 from worker import Peer, Row, decode_row, main

@@ -1,4 +1,4 @@
-"""bench/peers: what is measured beside our samples, and what the machine's limit says of a target."""
+"""bench/peers: limits measured with our samples, and targets compared with the machine's limit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PEERS = Path(__file__).parents[4] / "bench" / "peers"
 
 @pytest.fixture(scope="module")
 def orchestrator() -> Iterator[ModuleType]:
-    """bench/peers/run.py, which imports its neighbours by their names alone."""
+    """Imports bench/peers/run.py, which imports the modules next to it by their bare names."""
     there = set(sys.modules)
     sys.path.insert(0, str(PEERS))
     try:
@@ -42,7 +42,7 @@ def figure(*values: float, **metrics: float) -> Figure:
 
 
 class FakeLimits:
-    """The bandwidth of each measurement, and how often it was measured."""
+    """Returns these bandwidths in turn, and counts the measurements."""
 
     def __init__(self, *bandwidths: float) -> None:
         self.bandwidths = list(bandwidths)
@@ -55,7 +55,7 @@ class FakeLimits:
 
 @dataclass
 class FakePeer:
-    """Answers every row, and notes the order in which peers were asked."""
+    """Answers every row, and records the order in which peers were asked."""
 
     name: str
     asked: list[str]
@@ -67,7 +67,7 @@ class FakePeer:
 
 
 def run_of(orchestrator: ModuleType, limits: FakeLimits, names: list[str]) -> tuple[Any, list[str]]:
-    """(a run with peers of these names, who was asked so far)."""
+    """Returns a run with peers of these names, and the list of peers asked so far."""
     asked: list[str] = []
     args = Namespace(extra_samples=0, quiet_share=1.0, quiet_wait=0.0, slow_sample=60.0)
     run = orchestrator.Run(args, BenchModel(), Console(quiet=True), limits)
@@ -92,7 +92,7 @@ def test_limits_are_measured_right_beside_our_samples_alone(orchestrator: Module
 
 
 def test_a_target_is_held_against_what_the_limit_allows(orchestrator: ModuleType) -> None:
-    # A step of 1 token reads 10 bytes: 600 bytes/s beside our samples allow 60 tokens/s. Peers pair with their rounds.
+    # A step of 1 token reads 10 bytes, so 600 bytes/s measured with our samples allow 60 tokens/s. Peers pair by round.
     best = figure(1000.0, 1000.0, 1000.0)
     limits = {name: best for name in LIMIT_UNITS}
     ours, peer = figure(50.0, 54.0, 57.0, beside_read_bandwidth=600.0), figure(40.0, 50.0, 60.0)
@@ -141,7 +141,7 @@ def test_eight_bits_are_held_against_the_limit_of_eight_bits(orchestrator: Modul
 
 def test_the_work_of_a_prompt_has_its_attention(orchestrator: ModuleType) -> None:
     rows, model = sys.modules["rows"], BenchModel(num_hidden_layers=1)
-    # The last layer is the only one: a query for all keys.
+    # The model has one layer, whose query at the last position sees all keys.
     short, long = (rows._attention_flops(tokens, model) for tokens in (512, 1024))
     assert (short, long) == (2 * 2 * 512 * 1024, 2 * 2 * 1024 * 1024)
     more = rows._attention_flops(3, BenchModel(num_hidden_layers=2)) - rows._attention_flops(3, model)

@@ -1,4 +1,4 @@
-"""Rank 0 of a bench that mpirun has started tells the other ranks when it ends, and nobody else."""
+"""Rank 0 of a bench under mpirun tells the other ranks when it ends; other benches send nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports: medians over the samples that count, paired ratios, and JSON that is read back equal."""
+"""Reports: medians over the samples that count, paired ratios, and JSON that reads back equal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from adaptrt.tools.bench.report import (
 
 
 def figure(*values: float, disturbed: tuple[int, ...] = ()) -> Figure:
-    """One sample a round."""
+    """Makes a figure with one sample per round."""
     samples = [Sample(i, {"value": value}, 0.0, 0.0, i in disturbed) for i, value in enumerate(values)]
     return Figure("tok/s", samples)
 
@@ -51,7 +51,7 @@ def test_disturbed_samples_count_only_where_there_are_no_others() -> None:
 
 
 def test_ratios_pair_the_samples_of_a_round() -> None:
-    # The machine was three times slower in the second round: the ratio does not see it.
+    # The machine was three times slower in the second round, which does not change the ratio.
     assert paired_ratio(figure(10.0, 3.3, 11.0), figure(20.0, 6.6, 22.0)) == pytest.approx(0.5)
     assert paired_ratio(figure(10.0, 99.0, disturbed=(1,)), figure(20.0, 20.0)) == pytest.approx(0.5)
     assert paired_ratio(figure(10.0, 99.0, disturbed=(1,)), figure(1.0, 20.0, disturbed=(0,))) == pytest.approx(0.5)
@@ -110,5 +110,5 @@ def test_own_work_is_no_noise() -> None:
 
 
 def test_waiting_for_quiet_ends() -> None:
-    wait_until_quiet(1.0, 60.0)  # any machine is as quiet as that at the first look
+    wait_until_quiet(1.0, 60.0)  # any machine is this quiet at the first check
     wait_until_quiet(0.0, 0.0)

@@ -1,4 +1,4 @@
-"""Scenario files: what is shipped can be read, and what is wrong is refused with its place."""
+"""Scenario files: shipped files load, and errors in a file are reported with their place."""
 
 from __future__ import annotations
 

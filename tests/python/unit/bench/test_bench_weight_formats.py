@@ -1,4 +1,4 @@
-"""bench/scenarios: weights rounded to every format, and what that does to the demo's documents."""
+"""bench/scenarios: weights rounded to every format, and the effect on the demo's documents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from adaptrt.formats.checkpoint.quantizer import dequantize_rows
 from scenarios.demo_quality import DEMO_MODEL, demo_quality
 from scenarios.weight_formats import FORMATS, main, round_rows
 
-# Errors of normal numbers as a share of them, for the coarsest of their groups.
+# Maximum relative errors of normal numbers, for the coarsest group of each format.
 LIMITS = {
     "llm-int8": 0.02,
     "fp8-128": 0.04,

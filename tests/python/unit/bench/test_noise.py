@@ -1,4 +1,4 @@
-"""Shares of the machine's time, counted from a made /proc."""
+"""Shares of the machine's time, counted from a fake /proc."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ OTHER = 4321
 
 
 class Machine:
-    """A /proc directory with the ticks of the machine and of two processes."""
+    """A fake /proc directory with the ticks of the machine and of two processes."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.set({}, {})
 
     def set(self, ticks: Mapping[str, int], processes: Mapping[int, tuple[int, int, int, int]]) -> None:
-        """Ticks since the machine's start; of processes user, system and the same of ended children."""
+        """Sets ticks since the start: of the machine, and of processes (user, system, and both of ended children)."""
         line = " ".join(str(ticks.get(name, 0)) for name in FIELDS)
         (self.directory / "stat").write_text(f"cpu  {line}\ncpu0 9 9 9 9 9 9 9 9 9 9\nintr 5\n")
         for process in (os.getpid(), OTHER):
@@ -47,9 +47,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
         ({"user": 50, "idle": 20, "steal": 30}, (40, 0, 0, 0), 0.1, 0.3),
         ({"user": 50, "idle": 20, "iowait": 30}, (50, 0, 0, 0), 0.0, 0.0),
         ({"nice": 10, "system": 10, "irq": 10, "softirq": 10, "idle": 60}, (0, 0, 0, 0), 0.4, 0.0),
-        # Time of guests is in that of the user already.
+        # The user's time already includes guest time.
         ({"user": 60, "idle": 40, "guest": 50, "guest_nice": 50}, (60, 0, 0, 0), 0.0, 0.0),
-        # Clocks of processes may run ahead of the machine's.
+        # Processes' clocks may run ahead of the machine's clock.
         ({"user": 10, "idle": 90}, (12, 0, 0, 0), 0.0, 0.0),
         ({}, (0, 0, 0, 0), 0.0, 0.0),
     ],

@@ -1,4 +1,4 @@
-"""`adaptrt build` and BuildConfig: flags, defaults, refusals, and what the engine directory holds."""
+"""`adaptrt build` and BuildConfig: flags, defaults, refusals, and the contents of the engine directory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LORA = PluginConfig(lora_plugin="auto")
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A float16 checkpoint, its model, and adapters."""
+    """Makes a float16 checkpoint, its model, and adapters."""
     directory = tmp_path_factory.mktemp("build")
     make_checkpoint(SPEC, directory, DType.FLOAT16)
     model = directory / "model"
@@ -244,7 +244,7 @@ def test_a_checkpoint_of_several_ranks_becomes_a_file_a_rank(tmp_path: Path) -> 
     config = EngineConfig.load(engine)
     files = [EngineFile(engine / f"rank{rank}.engine", config.engine_checksums[rank]) for rank in range(3)]
     assert [(file.program.rank, file.program.num_ranks) for file in files] == [(0, 3), (1, 3), (2, 3)]
-    # Every rank has as many bytes of each tensor but for what is whole, and the same places for its pages.
+    # All ranks have equal bytes of each split tensor, and the same page offsets.
     assert len({file.num_bytes for file in files}) == 1
     again = build(tmp_path / "checkpoint", SMALL, tmp_path / "again").directory
     for rank in range(3):

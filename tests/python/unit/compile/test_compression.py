@@ -1,4 +1,4 @@
-"""Which bfloat16 matrices are worth compressing."""
+"""Selection of bfloat16 matrices that are worth compressing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PANEL, K = 64, 8
 
 @pytest.mark.parametrize(("exceptions", "places"), [(0, 0), (3, 3), (4, 4), (5, None)])
 def test_a_panel_may_have_one_exception_for_two_inputs(exceptions: int, places: int | None, tmp_path: Path) -> None:
-    """Two panels of sixteen upper bytes each, and another one in some elements of the second."""
+    """Two panels with sixteen upper bytes each; some elements of the second have one more upper byte."""
     matrix = np.resize(4.0 ** np.arange(16), (2 * PANEL, K))
     matrix[PANEL, :exceptions] = 2.0**-40
     save_file({"weight": torch.from_numpy(matrix).to(torch.bfloat16)}, tmp_path / "weights.safetensors")

@@ -1,4 +1,4 @@
-"""The native engine against onnx.reference on the same graph: two independent readings of one network."""
+"""The native engine against onnx.reference on the same graph: two independent implementations of one network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.engines import SMALL, make_engine
 from support.models import ModelSpec
 from support.oracle import NetworkOracle, SequenceChunk, step_inputs
 
-# Both compute in float32, in another order.
+# Both compute in float32, in different orders.
 TOLERANCE = 1e-4
 
 MODELS = {
@@ -48,7 +48,7 @@ def test_prefill_chunks_and_decode_of_a_batch(name: str, lora: str, tmp_path: Pa
 
 def test_heads_that_differ_by_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def declare_other_heads(network: Network, config: CheckpointConfig) -> None:
-        """Llama, whose second layer has half as many heads of twice the size."""
+        """Declares Llama with a second layer that has half as many heads of twice the size."""
         family.declare(network, config)
         for at, op in enumerate(network.ops):
             if isinstance(op, Attention) and op.layer == 1:

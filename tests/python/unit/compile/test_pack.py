@@ -1,4 +1,4 @@
-"""Weights on their way into the engine: what is read in pieces is what is read at once."""
+"""Packing of weights into the engine: reading in pieces gives the same as reading at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from adaptrt.formats.checkpoint.rank_tensors import CheckpointFile
 from adaptrt.formats.engine.plan import Matrix, Quantization
 
 ROWS, K = 300, 72
-# Not all of the tensor, and not from its beginning.
+# Only a part of the tensor, which starts after its beginning.
 TAKEN = range(20, 276)
 WEIGHT = "transformer.layers.0.mlp.fc.weight"
 QUANTIZATIONS = {
@@ -33,7 +33,7 @@ QUANTIZATIONS = {
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A file for each of QUANTIZATIONS."""
+    """Makes a file for each of QUANTIZATIONS."""
     rng = np.random.default_rng(7)
     plain = {WEIGHT: torch.from_numpy(rng.normal(0, 1, (ROWS, K))).to(torch.bfloat16)}
     int8 = torch.from_numpy(rng.integers(-128, 128, (ROWS, K), np.int8))

@@ -24,7 +24,7 @@ from adaptrt.formats.engine import plan
 from adaptrt.formats.engine.engine_file import FORMAT_VERSION
 from adaptrt.formats.network.operands import AttentionShape
 
-# They name a tensor of the engine file in place of its bytes.
+# These types name a tensor of the engine file where the core's type holds its bytes.
 TENSORS = {plan.Matrix: "PanelMatrix", plan.Vector: "VectorView", plan.NeuronTable: "NeuronTable"}
 MADE = [
     kind for _, kind in inspect.getmembers(_program, dataclasses.is_dataclass) if kind.__module__ == _program.__name__
@@ -43,7 +43,7 @@ class Keyword(typing.NamedTuple):
 
 
 def _constructors() -> dict[str, dict[str, Keyword]]:
-    """Keywords of each class's constructors, from the stub that is made of the module."""
+    """Returns the keywords of each class's constructors, from the generated stub of the module."""
     stub = ast.parse((Path(_core.__file__ or "").parent / "_core.pyi").read_text(encoding="utf-8"))
     found: dict[str, dict[str, Keyword]] = {}
     for node in stub.body:
@@ -63,7 +63,7 @@ CONSTRUCTORS = _constructors()
 
 
 def _type_in_core(hint: Any) -> str:
-    """The type of a field's counterpart, as the stub writes it."""
+    """Returns the type of a field's counterpart, as the stub writes it."""
     if hint is plan.BufferName:
         return "int"
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
@@ -95,7 +95,7 @@ def test_the_classes_are_those_of_this_module(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_every_engine_file_of_a_version_has_the_same_fields() -> None:
-    """A new field needs a default; otherwise today's engines could not be read."""
+    """A new field needs a default; otherwise existing engines could not be read."""
     required = {
         kind.__name__: [field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING]
         for kind in CLASSES
@@ -114,7 +114,7 @@ def test_the_fields_are_those_of_the_counterpart(kind: type) -> None:
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_a_default_is_the_counterparts_too(kind: type) -> None:
-    """A field with a default is left out of engine files; the engine then has the default of its constructor."""
+    """Engine files leave out fields that have their default; the engine then uses its constructor's default."""
     defaults = {f.name: f.default for f in dataclasses.fields(kind) if f.default is not dataclasses.MISSING}
     for name, default in defaults.items():
         made = CONSTRUCTORS[kind.__name__][name].default

@@ -1,4 +1,4 @@
-"""Plans of every family's features: biases, tied weights, rope types, windows, normalised heads; odd sizes."""
+"""Plans with every family's features: biases, tied weights, RoPE types, windows, normalised heads, odd sizes."""
 
 from __future__ import annotations
 

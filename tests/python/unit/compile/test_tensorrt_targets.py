@@ -1,4 +1,4 @@
-"""Which package and which GPUs plans are built for, and what is refused before anything is built."""
+"""The package and the GPUs that plans are built for, and options that are rejected before building starts."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_without_a_package_the_extras_are_named(
 
 @pytest.fixture
 def import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty directory, the only one in which packages are looked for."""
+    """Returns an empty directory, the only one that Python searches for packages."""
     for name in ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_libs"):
         monkeypatch.delitem(sys.modules, name, raising=False)  # another test may have imported it
     (tmp_path / "packages").mkdir()
@@ -154,7 +154,7 @@ def test_tensorrt_is_preferred_and_a_mere_directory_is_no_package(import_path: P
 
 def test_the_link_that_the_wheel_lacks(tmp_path: Path, import_path: Path) -> None:
     libraries, scratch = import_path / "tensorrt_rtx_libs", tmp_path / "scratch"
-    assert complete_libraries("tensorrt_rtx", scratch) is None  # installed in another way than as a wheel
+    assert complete_libraries("tensorrt_rtx", scratch) is None  # not installed from a wheel
     libraries.mkdir()
     scratch.mkdir()
     (libraries / "__init__.py").touch()
@@ -168,7 +168,7 @@ def test_the_link_that_the_wheel_lacks(tmp_path: Path, import_path: Path) -> Non
 
 
 class Driver:
-    """The functions of libcuda.so.1 that are called, for one GPU or for what goes wrong."""
+    """A fake libcuda.so.1 with the functions that we call, for one GPU or for an error."""
 
     def __init__(self, capability: tuple[int, int] = (8, 6), count: int = 1, init: int = 0) -> None:
         self._capability, self._count, self._init = capability, count, init
@@ -222,11 +222,11 @@ def test_tensorrt_builds_for_the_gpu_at_hand_only() -> None:
     assert target_problems(["current"], Path("timing.bin"), FULL) == []
     (problem,) = target_problems(["8.6"], None, FULL)
     assert "is 8.6, which TensorRT 11.4 does not build for; accepted: current" in problem
-    assert targets.target_problems(["8.6", "nonsense"], None, RTX) == []  # what is no capability is refused elsewhere
+    assert targets.target_problems(["8.6", "nonsense"], None, RTX) == []  # another check refuses unknown capabilities
 
 
 class Config:
-    """The part of an IBuilderConfig that has to do with timing caches."""
+    """The part of an IBuilderConfig that concerns timing caches."""
 
     def __init__(self, accepts: bool = True) -> None:
         self.accepts, self.given = accepts, b""
@@ -276,9 +276,9 @@ def test_profiles_follow_from_the_sizes() -> None:
     assert decode.sizes["num_tokens"] == decode.sizes["num_sequences"] == (1, 64, 2048)
     assert prefill.sizes["num_sequences_plus_1"] == (2, 65, 2049)
     assert prefill.sizes["max_blocks"] == (1, 32, 32)
-    # A block of a layer has 128 KiB; the pool of a layer ends at 256 GiB.
+    # A block takes 128 KiB per layer, and the pool of a layer is limited to 256 GiB.
     assert prefill.sizes["num_blocks"] == (1, 2048 * 32, 1 << 21)
     small, _ = make_profiles(replace(config, max_num_tokens=100), declare(model))
-    assert small.sizes["num_sequences"] == (1, 64, 100)  # every sequence has a token
+    assert small.sizes["num_sequences"] == (1, 64, 100)  # every sequence has at least one token
     tiny = replace(model, num_key_value_heads=1, head_size=2)
     assert make_profiles(replace(SMALL, tokens_per_block=1), declare(tiny))[0].sizes["num_blocks"].max == (1 << 31) - 1

@@ -1,4 +1,4 @@
-"""A declared network serves every config that stores its weights in another way, as a new declaration would."""
+"""A declared network is reused for configs that differ only in weight storage, and equals a new declaration."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from adaptrt.plugins.paged_attention import PAGED_ATTENTION
 
 DTYPES = {np.dtype(np.float16): DType.FLOAT16, np.dtype(ml_dtypes.bfloat16): DType.BFLOAT16}
 
-# The reference rounds neither the turned queries nor the weights to the engine's type.
+# Unlike the kernels, the reference does not round rotated queries and attention weights to the engine's type.
 TOLERANCE = {DType.FLOAT16: 4e-3, DType.BFLOAT16: 3e-2}
 
 KERNEL_ATTRIBUTES = ("num_heads", "num_kv_heads", "head_dim", "scale", "sliding_window", "softcap")
@@ -24,7 +24,7 @@ POISON = 0xFF
 
 
 def random_inputs(rng: np.random.Generator, attributes: dict[str, Any], dtype: np.dtype[Any]) -> list[Array]:
-    """A chunk of 20 tokens behind 19, a decode behind 70, a prompt of 5, with blocks of 16 tokens."""
+    """Returns a chunk of 20 tokens after 19, a decode step after 70, and a prompt of 5, with blocks of 16 tokens."""
     past, tokens, tokens_per_block = (19, 70, 0), (20, 1, 5), 16
     heads, kv_heads, head_dim = (attributes[name] for name in ("num_heads", "num_kv_heads", "head_dim"))
     positions = np.concatenate([before + np.arange(count) for before, count in zip(past, tokens, strict=True)])
@@ -47,7 +47,7 @@ def random_inputs(rng: np.random.Generator, attributes: dict[str, Any], dtype: n
 
 
 def run_kernel(attributes: dict[str, Any], inputs: list[Array]) -> tuple[Array, Array]:
-    """The results of the kernel, which writes to the pool of `inputs`."""
+    """Runs the kernel, which writes to the pool of `inputs`, and returns its results."""
     pool, tables, cosine = inputs[3], inputs[4], inputs[7]
     tokens, sequences = inputs[0].shape[0], len(tables)
     kernel = adaptrt_cuda_emulated.PagedAttentionKernel(

@@ -1,4 +1,4 @@
-"""The kernels' own API against the definitions: how they are made and called, and the workspace they get."""
+"""The kernels' own API against the definitions: creation, calls, and workspace sizes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_plan_sets_aside_what_the_kernel_asks_for(
 
 
 def test_a_node_runs_its_kernel() -> None:
-    """One token of an adapter, one of the base model; addresses in the definition's order."""
+    """Runs one token of an adapter and one of the base model, with addresses in the definition's order."""
     attributes = lora_attributes(4, 6)
     a, b = RNG.standard_normal((3, 8)).astype(np.float16), RNG.standard_normal((6, 3)).astype(np.float16)
     magnitude = np.full(6, 2, np.float32)
@@ -79,7 +79,7 @@ def test_a_node_runs_its_kernel() -> None:
         addresses = [array.ctypes.data for array in inputs]
         launch(node, DType.FLOAT16, shapes, addresses, [y.ctypes.data], workspace.ctypes.data)
         (expected,) = plugin.evaluate(inputs, attributes)
-        # Sums of float32 in another order, rounded to float16.
+        # The tolerance covers float32 sums in different orders, rounded to float16.
         np.testing.assert_allclose(y.astype(np.float32), expected.astype(np.float32), atol=0.02)
         assert y[1].tobytes() == inputs[1][1].tobytes()
 

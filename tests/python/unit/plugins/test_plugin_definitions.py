@@ -1,4 +1,4 @@
-"""Each plugin's schema, reference op and maths say the same; shapes are inferred and checked."""
+"""Each plugin's schema, reference op and maths agree; shapes are inferred and checked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RNG = np.random.default_rng(0)
 
 
 def model_of(plugin, shapes: dict[str, list], types: dict[str, int] | None = None, **attributes) -> onnx.ModelProto:
-    """A graph of one node, its inputs of these shapes."""
+    """Makes a graph of one node with inputs of these shapes."""
     known = {"T": TensorProto.FLOAT, "tensor(float)": TensorProto.FLOAT, "tensor(int32)": TensorProto.INT32}
     element = {t.name: known.get(t.type, TensorProto.INT64) for t in plugin.inputs} | (types or {})
     node = helper.make_node(
@@ -131,7 +131,7 @@ def test_wrong_element_types_are_refused() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_lora_and_dora_maths(dtype) -> None:
-    """Three sequences: adapter 0, the base, adapter 1 which leaves the second module alone."""
+    """Three sequences: adapter 0, the base, and adapter 1, which does not change the second module."""
     out_sizes, in_size = MODULES["out_sizes"], 5
     ranks = np.zeros((2, 2, NUM_MODULES), np.int32)
     pointers = np.zeros((2, 2, NUM_MODULES, 3), np.int64)
@@ -172,7 +172,7 @@ def test_lora_and_dora_maths(dtype) -> None:
 
 
 def test_dora_rounds_once() -> None:
-    """The factor is applied to the float32 sum, not to what Lora would have rounded it to."""
+    """The factor applies to the float32 sum, not to the rounded result of Lora."""
     base, x = np.asarray([[1.0]], np.float16), np.asarray([[1.0]], np.float16)
     a, b = np.asarray([[2.0**-11]], np.float16), np.asarray([[1.0]], np.float16)
     magnitude = np.asarray([1536.0], np.float32)
@@ -181,7 +181,7 @@ def test_dora_rounds_once() -> None:
     pointers[0, 0, 4] = [a.ctypes.data, b.ctypes.data, magnitude.ctypes.data]
     tables = (np.asarray([0, 1], np.int32), np.asarray([0], np.int32), ranks, pointers)
     attributes = {"layer": 0, "module_ids": [4], "out_sizes": [1], "max_rank": 1}
-    # 1 + 2^-11 lies half way between two float16 and would be rounded to 1. 1536.75 is rounded to 1537.
+    # 1 + 2^-11 is halfway between two float16 numbers and would be rounded to 1. 1536.75 is rounded to 1537.
     (y,) = DORA.evaluate((x, base, *tables), attributes)
     assert y[0, 0] == 1537.0
 
@@ -225,7 +225,7 @@ def test_paged_attention_equals_dense_attention(window: int, chunks: list[int]) 
         outputs.append(attended)
         begin += size
     np.testing.assert_allclose(np.concatenate(outputs), expected, atol=1e-5)
-    assert np.isnan(pool[[1, 2]]).all()  # blocks that the table does not name are untouched
+    assert np.isnan(pool[[1, 2]]).all()  # blocks outside the table stay unchanged
 
 
 def test_reference_op_refuses_what_the_schema_refuses() -> None:

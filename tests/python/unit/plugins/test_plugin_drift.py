@@ -1,4 +1,4 @@
-"""Schemas, reference ops and TensorRT's creators say what the definitions say; each drift is noticed."""
+"""Schemas, reference ops and TensorRT's creators match the definitions, and these tests notice each difference."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def expressions(monkeypatch: pytest.MonkeyPatch) -> type[Expressions]:
 
 
 def inferred(schema: OpSchema, plugin: Plugin) -> list[tuple[int, list[int]]]:
-    """(type, shape) of the outputs as onnx infers them with a schema."""
+    """Returns (type, shape) of the outputs as onnx infers them from a schema."""
     attributes, sizes = EXAMPLES[plugin.name]
     node = helper.make_node(
         plugin.name, [t.name for t in plugin.inputs], [t.name for t in plugin.outputs], domain=DOMAIN, **attributes
@@ -65,7 +65,7 @@ def inferred(schema: OpSchema, plugin: Plugin) -> list[tuple[int, list[int]]]:
 
 
 def schema_differences(plugin: Plugin, schema: OpSchema) -> list[str]:
-    """Where a schema says something else than the definition."""
+    """Returns the parts of a schema that differ from the definition."""
     found = []
     for kind, tensors, parameters in (
         ("inputs", plugin.inputs, schema.inputs),
@@ -87,7 +87,7 @@ def schema_differences(plugin: Plugin, schema: OpSchema) -> list[str]:
 
 
 def reference_differences(plugin: Plugin, op: Any) -> list[str]:
-    """Where a reference op does something else than the definition's maths."""
+    """Returns the parts of a reference op that differ from the definition's maths."""
     attributes, sizes = EXAMPLES[plugin.name]
     numpy_types = {"T": np.float32, "tensor(float)": np.float32, "tensor(int32)": np.int32, "tensor(int64)": np.int64}
     inputs = {
@@ -110,7 +110,7 @@ def reference_differences(plugin: Plugin, op: Any) -> list[str]:
 
 
 def creator_differences(plugin: Plugin, creator: Creator, expressions: type[Expressions]) -> list[str]:
-    """Where a creator, or the nodes it makes, say something else than the definition."""
+    """Returns the parts of a creator, and of the nodes it makes, that differ from the definition."""
     found = []
     if (creator.name, creator.plugin_version, creator.plugin_namespace) != (plugin.name, "1", "adaptrt"):
         found.append("name")

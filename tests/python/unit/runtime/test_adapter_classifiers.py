@@ -1,4 +1,4 @@
-"""Asking for a classifier in memory does not read one."""
+"""A query for a loaded classifier does not read one from disk."""
 
 from __future__ import annotations
 

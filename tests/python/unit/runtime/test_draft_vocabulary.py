@@ -1,4 +1,4 @@
-"""A draft model must name the tokens of its model alike."""
+"""A draft model must have the same tokens as its target model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def target(tmp_path: Path) -> Path:
 
 
 def changed(target: Path, directory: Path, change: Any) -> Path:
-    """A copy of the tokenizer with its model's vocabulary changed."""
+    """Copies the tokenizer and changes its model's vocabulary."""
     content = json.loads(target.read_text())
     change(content["model"]["vocab"])
     directory.mkdir()

@@ -1,4 +1,4 @@
-"""Sizes that an engine cannot have are refused before it is built, in the words of the executor that would have it."""
+"""Sizes that an engine cannot have are refused before building, with the same error as from the executor."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def planned(model: Path, kind: str) -> ModelOrEngine:
 
 
 def bad_sizes(model: Path) -> dict[str, ExecutorConfig]:
-    """Configurations that no engine of these tests can have, by a part of their error."""
+    """Returns configurations that no engine of these tests accepts, by a part of their error."""
     draft = DraftTargetDecodingConfig(speculative_model_dir=str(model), kv_cache_size=1)
     drafts_adapters = copy.copy(draft)
     drafts_adapters.kv_cache_size = None
@@ -154,7 +154,7 @@ def test_the_planned_file_is_the_written_file_without_its_weights(saved: Path, k
 
 
 def places(layout: EngineLayout) -> dict[str, tuple[str, int, int]]:
-    """Type, offset and size of each tensor but padding."""
+    """Returns type, offset and size of each tensor except padding."""
     begin = layout.file_bytes.ctypes.data
     return {
         name: (str(tensor.dtype), tensor.ctypes.data - begin, tensor.nbytes)
@@ -223,7 +223,7 @@ def test_the_draft_models_engine_is_built_and_the_callers_config_stays(
     assert kept is not None
     assert (made.speculative_model_dir, made.max_draft_len) == (str(engine), 2)
     assert (kept.speculative_model_dir, config.max_batch_size) == (str(saved), 1)
-    # Nothing has to be built now, so only the executor checks the sizes.
+    # The engine exists, so only the executor checks the sizes.
     monkeypatch.setattr(first_use, "check_config", lambda *_: pytest.fail("an engine is planned again"))
     assert make_engines(given, model, None, SilentProgress()) == (engine, given)
 

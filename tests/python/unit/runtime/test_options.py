@@ -183,7 +183,7 @@ def test_a_field_of_a_wrong_kind_is_refused_and_nothing_changes(options: Any, na
     assert options == before
 
 
-# The least and the greatest number that a field accepts (None: no limit); a list: those of a list's elements.
+# Minimum and maximum that a field accepts (None: no limit); a list means the limits of a list's elements.
 LIMITS: list[tuple[Any, str, Any, Any]] = [
     (adaptrt.DebugConfig(), "debug_tensors_max_iterations", 0, None),
     (adaptrt.RequestPerfMetrics(), "first_iter", 0, None),

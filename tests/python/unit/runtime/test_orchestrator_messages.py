@@ -1,4 +1,4 @@
-"""Messages of an orchestrator and its workers: what arrives, and what ends a connection."""
+"""Messages between an orchestrator and its workers: delivery, and events that close a connection."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ends() -> Iterator[tuple[Connection, Connection]]:
 
 
 def received(ends: tuple[Connection, Connection], text: str) -> object:
-    """Sends a text, in a thread: a long one waits for its reader."""
+    """Sends a text in a thread, because a long text waits for its reader."""
     with ThreadPoolExecutor(1) as threads:
         sent = threads.submit(send, ends[0], text=text)
         found = receive(ends[1])

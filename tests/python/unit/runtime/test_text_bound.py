@@ -74,7 +74,7 @@ def test_a_dense_text_is_tokenised_up_to_its_limit() -> None:
 
 @pytest.mark.parametrize("num_tokens", [1, 20_000, 100_000])
 def test_a_text_of_as_many_tokens_as_a_prompt_may_have_is_accepted(num_tokens: int) -> None:
-    """Also if each token is the longest one, so pieces end within tokens."""
+    """The longest token may repeat, so that pieces end within tokens."""
     _, own = counted(byte_level())
     encoding = own.encode(LONGEST * num_tokens, num_tokens, "prompt")
     assert encoding.ids == byte_level().encode(LONGEST).ids * num_tokens

@@ -174,7 +174,7 @@ def test_text_behind_broken_bytes_has_its_place() -> None:
 
 @pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, METASPACE])
 def test_a_real_replacement_character_is_shown_at_once(tokenizer: Tokenizer) -> None:
-    """Also after invalid bytes; it may look like an incomplete character."""
+    """This holds after invalid bytes too, although the character looks like an incomplete one."""
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.add_tokens([AddedToken("x\ufffd", special=False)])
     real = tokenizer.get_vocab_size() - 1

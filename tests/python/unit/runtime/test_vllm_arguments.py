@@ -1,4 +1,4 @@
-"""vLLM's arguments of LLM(): options of the engine, and what is refused."""
+"""vLLM's arguments of LLM(): engine options, and refused arguments."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_prompt_that_is_longer_than_a_step_is_divided(tmp_path: Path, monkeypa
         assert llm.generate(prompt, max_tokens=6) == expected
         engine = llm.executor.engine.directory
     with adaptrt.LLM(engine, ExecutorConfig()) as llm, pytest.raises(adaptrt.RequestError, match="max_num_tokens = 16"):
-        llm.generate(prompt, max_tokens=6)  # a configuration of the caller stays as it is
+        llm.generate(prompt, max_tokens=6)  # the caller's config stays unchanged
 
 
 def test_a_default_length_fits_after_the_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

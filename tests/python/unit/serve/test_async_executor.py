@@ -127,7 +127,7 @@ def test_a_request_that_is_refused_leaves_nothing(executor: adaptrt.Executor) ->
 
 def test_requests_fail_when_the_executor_ends(executor: adaptrt.Executor) -> None:
     async def body(asynchronous: AsyncExecutor) -> None:
-        # So many that the last ones still wait then.
+        # There are enough requests that the last ones still wait at the shutdown.
         generations = [asynchronous.submit(request(max_tokens=LONG)) for _ in range(MANY)]
         await generations[0].next_results()
         await asyncio.to_thread(executor.shutdown)

@@ -246,7 +246,7 @@ def test_a_cache_that_cannot_be_written_ends_a_start(
 def test_good_flags_come_as_far_as_the_engine(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_use, "_make", lambda *_: (_ for _ in ()).throw(ConfigError("made")))
     flags = ["--lora_modules", "a=adapter", "--max_request_seconds", "0", "--max_queue_size", "2147483647"]
-    # Weights in memory and the host level share the memory, so no start can have both of these.
+    # Weights in memory and the host level share the memory, so both of these cannot fit.
     for large in (["--host_cache_bytes", "9223372036854775807"], ["--weight_memory", "all"]):
         with pytest.raises(ConfigError, match="made"):
             command.make_executor(parsed(*flags, *large))
@@ -290,7 +290,7 @@ def test_the_executor_gets_what_the_flags_say(root: Path, monkeypatch: pytest.Mo
 
 
 LARGEST_SIZES = {name: limit.maximum for name, limit in {**LIMITS, **LORA_LIMITS}.items() if limit.maximum is not None}
-del LARGEST_SIZES["max_extra_tokens"], LARGEST_SIZES["long_lora_scaling_factors"]  # which depend on ops
+del LARGEST_SIZES["max_extra_tokens"], LARGEST_SIZES["long_lora_scaling_factors"]  # their limits depend on ops
 
 
 @pytest.mark.parametrize("name", sorted(LARGEST_SIZES))

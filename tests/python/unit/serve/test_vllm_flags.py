@@ -1,4 +1,4 @@
-"""Flags of vLLM's server: which values are taken, and with which reason the others are refused."""
+"""Flags of vLLM's server: accepted values, and the reasons in refusals of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cache of downloads under any sequence of changes, downloads, damages and deletions; the store is in memory."""
+"""The cache of downloads in random sequences of changes, downloads, damage and deletions, with an in-memory store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BUDGET = 4000
 
 
 class Objects(MemoryFileSystem):  # type: ignore[misc]
-    """Files in memory, with ETags as an object store has them."""
+    """Files in memory, with ETags like an object store's."""
 
     cachable = False
     store: ClassVar[dict[str, Any]] = {}

@@ -59,7 +59,7 @@ def server() -> Iterator[Hub]:
 
 @pytest.fixture
 def hub(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """The server without repositories, and an empty cache."""
+    """Returns the server without repositories, and empties the cache."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
@@ -202,7 +202,7 @@ def test_statuses_are_explained(hub: Hub, status: int, message: str) -> None:
 def test_too_many_requests_are_explained(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub.utils._http as http
 
-    monkeypatch.setattr(http.time, "sleep", lambda seconds: None)  # huggingface_hub tries again a few times
+    monkeypatch.setattr(http.time, "sleep", lambda seconds: None)  # huggingface_hub retries a few times
     hub.add("org/model", MODEL).status = 429
     with pytest.raises(ConfigError, match=r"limits the number of requests; wait a few minutes"):
         find_model("org/model")

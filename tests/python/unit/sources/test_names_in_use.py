@@ -1,4 +1,4 @@
-"""Names of the Hub where commands and the API take models and adapters; the Hub is a dictionary of directories."""
+"""Names of Hub repositories in commands and the API; the Hub is a dictionary of directories."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMMITS = ("a" * 40, "b" * 40)
 
 
 class FakeHub:
-    """The directories of repositories, and the commit of all of them."""
+    """The directories of repositories, which all share one commit."""
 
     def __init__(self, directories: dict[str, Path]) -> None:
         self.directories = directories
@@ -138,7 +138,7 @@ def test_serve_takes_names(hub: FakeHub, saved: Path) -> None:
     options = serve_command.options_of(args)
     assert options.served_model_name == ("org/model",)
     assert options.lora_modules == (("poet", saved / "poet"), ("shout", saved / "shout"))
-    assert hub.asked == ["org/poet"]  # the model comes when the flags are known to be right
+    assert hub.asked == ["org/poet"]  # the model is fetched only after the flags were checked
     args = parser.parse_args(["org/model", "--lora_modules", "a=org/none", "b=gs://x/y", "--adapter_root", "org/loras"])
     with pytest.raises(
         ConfigError, match="adapter_root is 'org/loras'; expected a directory or s3://BUCKET/PREFIX; names of"

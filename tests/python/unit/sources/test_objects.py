@@ -49,7 +49,7 @@ def server() -> Iterator[ObjectStoreServer]:
 
 @pytest.fixture
 def store(server: ObjectStoreServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStoreServer:
-    """The server without objects, and an empty cache."""
+    """Returns the server without objects, and empties the cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     server.clear()
