@@ -1,4 +1,4 @@
-"""A server over the demo's model, for clients that have an environment of their own: `make test-clients`."""
+"""A server over the demo's model, for clients in an environment of their own: `make test-clients`."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Weather(BaseModel):
 
 @pytest.fixture(scope="session")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of the API. The server is a process of the package's own environment."""
+    """Yields the address of the API. The server runs in the package's own environment."""
     directory = tmp_path_factory.mktemp("server")
     model = directory / MODEL
     shutil.copytree(ROOT / "examples/demo/model", model, copy_function=shutil.copyfile)
-    # Clients describe functions and schemas at length.
+    # Clients describe functions and schemas in long texts.
     for name, change in (("config.json", {"max_position_embeddings": 4096}), ("tokenizer_config.json", TEMPLATE)):
         file = model / name
         file.write_text(json.dumps(json.loads(file.read_text()) | change))

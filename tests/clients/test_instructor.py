@@ -1,4 +1,4 @@
-"""instructor, in its modes: a function by name, strict functions, and JSON schemas."""
+"""instructor in its modes: a function by name, strict functions, and JSON schemas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""langchain-openai, in its ways of asking for a form, and its tools."""
+"""langchain-openai: its methods for structured output, and its tools."""
 
 from __future__ import annotations
 

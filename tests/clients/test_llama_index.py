@@ -1,4 +1,4 @@
-"""llama-index, by its defaults: parallel_tool_calls false, and a function that is required."""
+"""llama-index with its defaults: parallel_tool_calls is false, and a function is required."""
 
 from conftest import MODEL, City, Weather
 from llama_index.core.prompts import PromptTemplate

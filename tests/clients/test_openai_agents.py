@@ -1,4 +1,4 @@
-"""openai-agents, by its defaults: strict functions beside an answer that follows a JSON schema."""
+"""openai-agents with its defaults: strict functions, and in addition an answer that follows a JSON schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pydantic-ai, by its defaults: strict functions, and answers as calls of a function that is required."""
+"""pydantic-ai with its defaults: strict functions, and answers as calls of a required function."""
 
 from __future__ import annotations
 

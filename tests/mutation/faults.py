@@ -37,7 +37,7 @@ _PYTHON_STATEMENT = re.compile(
     r"|(?:[\w.]+\[.*\]|\w[\w.]*\.\w+) = .*|[\w.\[\]]+ [+|-]= .*"
     r"|raise\b.*|continue|break"
 )
-# A dataclass is frozen, or has no ==, so that the type checker refuses what nobody wrote: no test can see it.
+# Lines without faults. Only the type checker can see a changed option of @dataclass; no test can.
 _NO_CODE = re.compile(r"#|static_assert|using |template|namespace|(?:from \S+ )?import |@(?:dataclasses\.)?dataclass\(")
 
 

@@ -70,7 +70,7 @@ BOOST_DATA_TEST_CASE(a_body_that_looks_ahead_is_told_the_next_chunk,
 
 BOOST_AUTO_TEST_CASE(loops_follow_each_other_and_see_what_the_one_before_wrote) {
   ThreadPool pool(4);
-  // Not atomic: a loop's writes must be visible to the next loop, whichever thread runs it.
+  // The values are not atomic: a loop's writes must be visible to the next loop in any thread.
   std::vector<std::int64_t> values(64, 0);
   for (int loop = 0; loop < 2000; ++loop) {
     pool.parallel_for(64, 1 + loop % 5, [&](std::int64_t begin, std::int64_t end, int) {

@@ -104,7 +104,7 @@ BOOST_DATA_TEST_CASE(rows_have_the_bits_that_they_have_among_all, data::xrange(s
   const auto prompts = logits_of(all.engine.get(), StepArrays(all.prompts()).input());
   const auto next = logits_of(all.engine.get(), StepArrays(all.next()).input());
   Random random(std::uint64_t{9});
-  // From all rows to nearly none.
+  // The share of rows falls from all to nearly none.
   for (const std::int64_t one_in : {1, 2, 2, 5, 30, 30, 1000000}) {
     StepArrays arrays(kept.prompts());
     arrays.logit_rows = some_rows(arrays.tokens.size(), one_in, &random);

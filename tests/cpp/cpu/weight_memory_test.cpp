@@ -189,7 +189,7 @@ void check_same(const std::vector<std::vector<float>>& found,
   }
 }
 
-/// From memory for all weights down to the minimum, in nine steps.
+/// Checks nine budgets, from memory for all weights down to the minimum.
 void check_budgets(ModelOptions options) {
   options.max_rank = 9;
   options.max_num_tokens = 400;

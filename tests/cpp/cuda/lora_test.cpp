@@ -61,7 +61,7 @@ BOOST_DATA_TEST_CASE(as_many_adapters_as_tokens, data::make(kDTypes) * data::mak
   check(shape);
 }
 
-/// So many token tiles that a block processes several tiles of the rank's rows in turn.
+/// There are enough token tiles that a block processes several tiles of the rank's rows in turn.
 BOOST_AUTO_TEST_CASE(high_ranks_of_many_tiles) {
   LoraShape shape = decode(DType::kBFloat16, 70, 128);
   shape.in = 64;

@@ -27,7 +27,7 @@ struct CompressedCase {
     for (auto& element : panel) {
       const auto any = static_cast<std::uint32_t>((*random)());
       const bool is_other = static_cast<int>((any >> 16U) % 1000) < others_per_mille;
-      // From 2^-77 to 2^50, or from the eight most frequent upper bytes.
+      // The exponent is drawn from 2^-77 to 2^50, or from the eight most frequent upper bytes.
       const std::uint32_t exponent = is_other ? 50 + (any >> 8U) % 128 : 116 + (any >> 8U) % 16;
       element = static_cast<std::uint16_t>((any & 0x807fU) | exponent << 7U);
     }

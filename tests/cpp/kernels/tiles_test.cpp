@@ -121,8 +121,8 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 
 BOOST_AUTO_TEST_SUITE(tiles)
 
-// From ordinary numbers to those with subnormal products, and subnormal numbers. Few rows, which are
-// multiplied without tiles, and more.
+// The numbers are ordinary, have subnormal products, or are subnormal. Few rows are multiplied without tiles,
+// more rows with tiles.
 BOOST_DATA_TEST_CASE(emulated_tiles_give_the_bits_of_a_cpu, data::make({1, 3, 4, 16, 23, 37, 144, 155, 200}),
                      rows) {
   const KernelTable* native = native_table();

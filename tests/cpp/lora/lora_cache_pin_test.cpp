@@ -144,7 +144,7 @@ BOOST_AUTO_TEST_CASE(a_pin_takes_its_pages_while_it_loads) {
   cache.door.shut();
   auto pin = std::async(std::launch::async, [&] { cache->pin(3); });
   while (cache->stats().loads_in_flight == 0) std::this_thread::yield();
-  // Not kAwaitsLoads, because the end of this load frees no pages.
+  // The result is not kAwaitsLoads, because the end of this load frees no pages.
   BOOST_TEST((cache.ensure(large) == kNoRoom));
   cache.door.open();
   pin.get();

@@ -41,7 +41,7 @@ void* allocate(std::size_t bytes) {
   return memory;
 }
 
-// Not inlined: otherwise GCC 12 reports that the pointer from operator new is passed to free().
+// This is not inlined; otherwise GCC 12 reports that the pointer from operator new is passed to free().
 [[gnu::noinline]] void release(void* memory) noexcept {
   std::free(memory);
 }

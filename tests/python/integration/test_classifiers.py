@@ -116,7 +116,7 @@ def test_bfloat16_stays_close(tmp_path: Path) -> None:
     save_word_tokenizer(directory, SPEC.vocab_size, end=False)
     with adaptrt.LLM(build_engine(directory, tmp_path, "bfloat16")) as llm:
         for prompt in PROMPTS:
-            # Probabilities of three classes, after two layers whose values have eight bits.
+            # The tolerance covers probabilities of three classes after two layers with eight-bit values.
             np.testing.assert_allclose(llm.classify(text_of(prompt)).probs, probabilities(model, prompt), atol=0.08)
 
 
@@ -135,7 +135,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, fields in ADAPTERS.items():
         lora = {key: value for key, value in fields.items() if key != "num_labels"}
         save_pooled_adapter(load(model, fields), root / name, target_modules=ATTENTION_MODULES, **lora)
-    # The names of the classes are in the trained model's config.json alone.
+    # Only the trained model's config.json has the names of the classes.
     (root / "moods" / "config.json").write_text(json.dumps({"id2label": LABELS}))
     save_adapter(model, root / "plain", 5, r=4)
     return root
@@ -177,7 +177,7 @@ def test_an_adapters_hidden_states_are_there_without_its_head(llm: adaptrt.LLM, 
 
 
 def test_classes_beside_what_others_generate(llm: adaptrt.LLM) -> None:
-    """The same bits as alone."""
+    """Classes have the same bits as when the request runs alone."""
     alone = {name: llm.classify(text_of(PROMPTS[2]), lora=name) for name in ADAPTERS}
     words = llm.generate(text_of(PROMPTS[1]), lora="plain", max_tokens=20).token_ids
     answers = [llm.stream(text_of(PROMPTS[1]), lora=name, max_tokens=20) for name in ("plain", None)]
@@ -209,7 +209,7 @@ def test_classifiers_are_not_taken_for_what_they_are_not(llm: adaptrt.LLM, base:
 
 
 def damaged(base: Path, path: Path, change: dict[str, Any]) -> Path:
-    """A copy of an adapter with other tensors of the head, or without them."""
+    """Copies an adapter with other tensors of the head, or without them."""
     path.mkdir()
     tensors = load_file(base / "moods" / "adapter_model.safetensors")
     for name, value in change.items():
@@ -256,7 +256,7 @@ def test_files_that_were_cut_off_are_refused(llm: adaptrt.LLM, base: Path, tmp_p
 
 
 def test_a_classifier_that_peft_was_not_told_of(llm: adaptrt.LLM, base: Path, tmp_path: Path) -> None:
-    """Without a task_type PEFT writes the class of the trained model."""
+    """PEFT writes the class of the trained model if the adapter has no task_type."""
     path = damaged(base, tmp_path / "untold", {})
     fields = json.loads((path / "adapter_config.json").read_text())
     trained = {"base_model_class": "LlamaForSequenceClassification", "parent_library": "transformers"}

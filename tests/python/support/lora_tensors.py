@@ -1,4 +1,4 @@
-"""Layouts and adapter tensors for tests of the LoRA cache alone."""
+"""Layouts and adapter tensors for tests that use only the LoRA cache."""
 
 from __future__ import annotations
 

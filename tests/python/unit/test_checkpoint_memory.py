@@ -1,4 +1,4 @@
-"""Conversion holds a few pieces of tensors in memory, whatever the model's size."""
+"""Conversion holds only a few pieces of tensors in memory, for models of any size."""
 
 from __future__ import annotations
 

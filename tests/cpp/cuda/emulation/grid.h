@@ -39,10 +39,10 @@ struct Site {
 /// Runs `kernel` once for each thread of `grid` blocks of `threads` threads (a multiple of 32, at most 1024),
 /// one block after another, on the calling OS thread. When the threads of a block wait for each other, they
 /// take turns in an order that changes from wait to wait, so that order-dependent results come out wrong.
-/// Before each block, shared memory is filled with NaN (as float32, float16 and bfloat16); after it, the
-/// bytes behind are checked. Throws EmulationError, with the block and the source locations, if a block's
-/// threads wait at different barriers, if some of them end before a barrier, or if race_detector.h found a
-/// race. Rethrows the exception of a thread.
+/// Before each block, shared memory is filled with NaN (as float32, float16 and bfloat16). When the block
+/// ends, the bytes that follow the memory are checked. Throws EmulationError, with the block and the source
+/// locations, if a block's threads wait at different barriers, if some of them end before a barrier, or if
+/// race_detector.h found a race. Rethrows the exception of a thread.
 void run_grid(Index grid, std::uint32_t threads, std::size_t shared_bytes,
               const std::function<void()>& kernel);
 
