@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "adaptrt/kv/block_pool.h"
+#include "adaptrt/kv/sequence_memory.h"
 #include "adaptrt/lora/lora_cache.h"
 #include "adaptrt/lora/pack_adapter.h"
 #include "adaptrt/sched/scheduler.h"
@@ -131,14 +131,14 @@ class Simulation {
   Simulation(const Traffic& traffic, const Machine& machine, const SchedulerConfig& config)
       : traffic_(traffic),
         generator_(traffic),
-        pool_(machine.num_blocks, machine.tokens_per_block, true),
+        memory_({.num_blocks = machine.num_blocks, .tokens_per_block = machine.tokens_per_block}),
         cache_(make_cache(machine)),
         scheduler_(config,
                    {.max_batch_size = machine.max_batch_size,
                     .max_num_tokens = machine.max_num_tokens,
                     .enable_chunked_context = true,
                     .max_reusable_prompt_len = 1 << 20},
-                   pool_, cache_.get()),
+                   memory_, cache_.get()),
         used_in_step_(traffic.num_adapters + 1) {
     for (std::uint64_t task = 0; task <= traffic.num_adapters; ++task) {
       static_cast<void>(cache_->admit(adapter_.send(task, true)));
@@ -162,7 +162,7 @@ class Simulation {
   static void print_head() {
     std::printf(
         "| run | requests/s | tokens/s | first token, others: p50, p99, s | flood's: p50, p99, s | refused | "
-        "loads of adapters | evicted | KV blocks reused | paused | CPU seconds | us a step |\n"
+        "loads of adapters | evicted | KV blocks reused | preempted | CPU seconds | us a step |\n"
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
   }
 
@@ -212,7 +212,7 @@ class Simulation {
   void step() {
     scheduler_.plan(plan_);
     ++num_steps_;
-    num_paused_ += static_cast<std::int64_t>(plan_.paused.size());
+    num_preempted_ += static_cast<std::int64_t>(plan_.preempted.size());
     const std::int64_t loads = cache_->stats().device_misses;
     std::int64_t num_adapters = 0;
     for (const PlannedSequence& entry : plan_.entries) {
@@ -244,7 +244,7 @@ class Simulation {
         waits_.percentile(0.5), waits_.percentile(0.99), flood_waits_.percentile(0.5),
         flood_waits_.percentile(0.99), static_cast<long long>(num_refused_),
         static_cast<long long>(lora.device_misses), static_cast<long long>(lora.device_evictions),
-        100.0 * pool_.stats().cache_hit_rate, static_cast<long long>(num_paused_), seconds,
+        100.0 * memory_.block_pool().stats().cache_hit_rate, static_cast<long long>(num_preempted_), seconds,
         1e6 * seconds / static_cast<double>(num_steps_));
     std::fflush(stdout);
   }
@@ -254,7 +254,7 @@ class Simulation {
   testing::SentAdapter adapter_ =
       testing::make_adapter({{.module = LoraModule::kAttnDense, .layer = 0, .rank = 1}}, layout());
   Generator generator_;
-  BlockPool pool_;
+  SequenceMemoryPool memory_;
   std::unique_ptr<LoraCache> cache_;
   Scheduler scheduler_;
   StepPlan plan_;
@@ -267,7 +267,7 @@ class Simulation {
   std::int64_t num_finished_ = 0;
   std::int64_t num_tokens_ = 0;
   std::int64_t num_refused_ = 0;
-  std::int64_t num_paused_ = 0;
+  std::int64_t num_preempted_ = 0;
   Waits waits_;
   Waits flood_waits_;
 };
