@@ -77,7 +77,7 @@ engine = "everything"
 requests = 2
 input = 8
 output = 8
-adapters = { count = 2, ranks = [4], kind = "shift" }
+adapters = { count = 2, ranks = [8], kind = "shift" }
 
 [[scenario]]
 name = "ia3"
@@ -197,6 +197,7 @@ def test_a_prompt_in_chunks_has_the_work_of_all_of_them(report: Report) -> None:
 
 
 def test_kinds_of_adapters_have_their_own_bytes(report: Report) -> None:
+    """The ranks differ enough that the bytes of keys, which depend on the steps that are counted, do not matter."""
     work = [work_of(report, name) for name in ("ia3", "rotary", "lm-head", "shift")]
     assert work == sorted(set(work))
 

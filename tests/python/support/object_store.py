@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import httpx
 import pytest
 from moto.server import ThreadedMotoServer
 
@@ -30,6 +31,8 @@ def object_store() -> Iterator[ObjectStoreServer]:
         ):
             patch.setenv(name, value)
         fsspec.get_filesystem_class("s3").clear_instance_cache()
+        # The objects of all servers of this process are in one place.
+        httpx.post(f"http://{host}:{port}/moto-api/reset").raise_for_status()
         store = ObjectStoreServer(f"http://{host}:{port}")
         store.files.mkdir(BUCKET)
         try:

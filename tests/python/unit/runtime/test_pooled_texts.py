@@ -58,9 +58,13 @@ class Texts(PooledTexts):
     """PooledTexts without an engine."""
 
     def __init__(self) -> None:
-        self._requests: Any = Requests()
+        self.made = Requests()
         adapters = SimpleNamespace(classifier_for=lambda name: Classifier(), knows=lambda name: True)
         self._executor: Any = SimpleNamespace(adapters=adapters, engine=None)
+
+    @property
+    def _requests(self) -> Any:
+        return self.made
 
 
 @pytest.fixture
@@ -73,31 +77,31 @@ def test_a_text_and_a_pair_in_one_batch(texts: Texts) -> None:
     pairs: list[Any] = ["ab", ("a", "b"), ["c", "d"]]
     assert texts.classify(pairs) == [[97, 98], [97, 0, 98], [99, 0, 100]]
     assert texts.classify("ab") == [97, 98]
-    assert all(answer.is_closed for answer in texts._requests.answers)
+    assert all(answer.is_closed for answer in texts.made.answers)
 
 
 @pytest.mark.parametrize("wrong", [4, ("a",), ("a", "b", "c"), ("a", 4), {"a": "b"}, None])
 def test_inputs_other_than_texts_and_pairs_are_refused(texts: Texts, wrong: Any) -> None:
     with pytest.raises(RequestError, match="expected a text, or a pair of texts for classify"):
         texts.classify([wrong])
-    assert not texts._requests.answers
+    assert not texts.made.answers
 
 
 def test_a_refused_text_cancels_the_others(texts: Texts) -> None:
     with pytest.raises(RequestError, match="refused"):
         texts.classify(["ab", "bad", "cd"])
-    assert [answer.is_closed for answer in texts._requests.answers] == [True]
+    assert [answer.is_closed for answer in texts.made.answers] == [True]
 
 
 def test_each_text_has_an_adapter(texts: Texts) -> None:
     asked: list[str | None] = []
-    ask = texts._requests.ask_for_rows
+    ask = texts.made.ask_for_rows
 
     def ask_for_rows(prompt: PromptTokens, name: str | None, params: PoolingParams) -> Any:
         asked.append(name)
         return ask(prompt, name, params)
 
-    texts._requests.ask_for_rows = ask_for_rows
+    texts.made.ask_for_rows = ask_for_rows
     texts.classify("a", lora="x")
     texts.classify(["a", "b"])
     texts.classify(["a", "b"], lora=["x", None])

@@ -12,7 +12,7 @@ import transformers
 
 import adaptrt
 from adaptrt import ConfigError, DType, EngineOptions, ExecutorConfig
-from adaptrt.runtime import llm as llm_module
+from adaptrt.runtime import first_use
 from adaptrt.runtime.vllm_arguments import with_vllm_arguments
 from support.models import ModelSpec, save_adapter, save_model
 from support.tokenizers import byte_level, save_tokenizer
@@ -77,7 +77,7 @@ def test_llm_takes_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         planned.append(options)
         raise ConfigError("planned")
 
-    monkeypatch.setattr(llm_module, "plan_engine", plan)
+    monkeypatch.setattr(first_use, "plan_engine", plan)
     with pytest.raises(ConfigError, match="planned"):
         adaptrt.LLM(tmp_path, max_model_len=8, enable_lora=True)
     assert planned == [EngineOptions(max_seq_len=8)]
