@@ -197,7 +197,7 @@ def test_a_prompt_in_chunks_has_the_work_of_all_of_them(report: Report) -> None:
 
 
 def test_kinds_of_adapters_have_their_own_bytes(report: Report) -> None:
-    """The ranks differ enough that the bytes of keys, which depend on the steps that are counted, do not matter."""
+    """Bytes of keys and values depend on the steps that are counted; the kinds differ by more than that."""
     work = [work_of(report, name) for name in ("ia3", "rotary", "lm-head", "shift")]
     assert work == sorted(set(work))
 
