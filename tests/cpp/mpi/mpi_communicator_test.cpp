@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "adaptrt/core/error.h"
@@ -196,6 +197,17 @@ BOOST_AUTO_TEST_CASE(a_receive_that_does_not_end_is_given_up_all_the_same) {
   const std::array<IncomingMessage, 1> incoming{{{1, bytes}}};
   BOOST_CHECK_THROW(communicator->exchange({}, incoming), EngineError);
   BOOST_TEST(communicator->is_lost());
+}
+
+BOOST_AUTO_TEST_CASE(a_library_that_cannot_be_loaded_is_named) {
+  BOOST_CHECK_EXCEPTION(
+      make_mpi_communicator({.library = "/nowhere/libmpi.so", .handle_bytes = sizeof(void*)},
+                            milliseconds(1)),
+      ConfigError, [](const ConfigError& error) {
+        const std::string text = error.what();
+        return text.starts_with("MPI: ") && text.find("/nowhere/libmpi.so") != std::string::npos &&
+               text.find("No such file") != std::string::npos;
+      });
 }
 
 BOOST_AUTO_TEST_SUITE_END()
