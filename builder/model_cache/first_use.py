@@ -154,6 +154,11 @@ class EnginePlan:
         known = self.source.network if isinstance(self.source, HfConfig) else None
         return declare(self.config, known)
 
+    @cached_property
+    def _code(self) -> str:
+        """code_digest() when it was first needed: reading all of the code takes longer than the rest of the key."""
+        return code_digest()
+
     def is_made(self, progress: Progress | None = None, *, cache: EngineCache | None = None) -> bool:
         """True if the cache has the engine. Reads the whole model once; its digest is remembered."""
         cache = EngineCache() if cache is None else cache
@@ -223,7 +228,7 @@ class EnginePlan:
         """Cache key of 16 hexadecimal digits. It changes with everything that the engine depends on."""
         parts: dict[str, Any] = {
             "adaptrt": __version__,
-            "code": code_digest(),
+            "code": self._code,
             "formats": [FORMAT_VERSIONS[NATIVE], engine_file.FORMAT_VERSION],
             "model": model_digest,
             "eos_token_id": list(self.config.eos_token_id),

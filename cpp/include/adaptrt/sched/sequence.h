@@ -79,7 +79,7 @@ struct Sequence {
   /// True if the sequence waits although it ran before.
   bool preempted = false;
   std::int32_t times_preempted = 0;
-  /// What the sequence keeps between steps. An encoder input is computed in the step in which the sequence
+  /// Memory of the sequence between steps. An encoder input is computed in the step in which the sequence
   /// starts, or earlier.
   SequenceMemory memory;
   /// Sequences that were forked from one another share it.
