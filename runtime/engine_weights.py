@@ -72,7 +72,7 @@ class EngineBase:
                     for site in sites[: len(parts) // len(sites[0].parts)]:  # of lm_head, only its first slice
                         for site_part, part in zip(site.parts, left, strict=False):
                             key = site.layer, names[site_part.module], site.expert
-                            outputs = part.weight.n + site_part.outputs_elsewhere
+                            outputs = part.weight.n + site_part.num_remote_outputs
                             piece = _Piece(part, site_part.first_output, site.first_input, outputs, site.whole_in_size)
                             self._pieces.setdefault(key, []).append(piece)
 

@@ -50,7 +50,7 @@ class FileWeights(MappedWeights):
             return np.empty((0, matrix.k), np.float32)
         begin, end = matrix.panels_of(first, last)
         panels = self._read(matrix.address + begin, end - begin)
-        if not matrix.quantization.reordered:
+        if not matrix.quantization.act_order:
             return matrix.rows_of(panels, first, last)
         begin, end = matrix.order_bytes
         order = self._read(matrix.address + begin, end - begin).view(np.int32)

@@ -69,7 +69,7 @@ def _native_rows(report: BuildReport, compiled: CompiledNetwork) -> list[tuple[s
     rows = [("network", f"{compiled.num_ops} ops")]
     if report.config.compress_weights:
         matrices = compiled.linear_matrices
-        compressed = sum(matrix.exceptions is not None for matrix in matrices)
+        compressed = sum(matrix.outliers is not None for matrix in matrices)
         rows.append(("compression", f"{compressed} of {len(matrices)} matrices, losslessly in 12 bits per weight"))
     if compiled.num_sparse_layers:
         rows.append(("sparse layers", f"{compiled.num_sparse_layers} layers read only the active neurons' weights"))

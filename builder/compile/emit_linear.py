@@ -113,8 +113,8 @@ class LinearEmitter:
                 scores=routing.scores,
                 top_k=routing.top_k,
                 num_groups=routing.num_groups,
-                groups_taken=routing.topk_groups,
-                normalised=routing.norm_topk_prob,
+                topk_groups=routing.topk_groups,
+                norm_topk_prob=routing.norm_topk_prob,
                 scale=as_float32(routing.scale),
                 bias=None if routing.bias is None else self._weights.norm(routing.bias),
             ),
@@ -127,7 +127,7 @@ class LinearEmitter:
             down_site=-1 if first_site < 0 else first_site + len(op.gate),
             stores=op.add_to is None,
             first_expert=op.first_expert,
-            experts_elsewhere=op.num_remote_experts,
+            num_remote_experts=op.num_remote_experts,
         )
         inputs = (op.input, op.router_logits)
         return EmittedOp(

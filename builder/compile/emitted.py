@@ -142,7 +142,7 @@ class Weights:
                 code=how.code,
                 value_type=DType.FLOAT32 if how.value_dtype is None else how.value_dtype,
                 bits=how.bits,
-                reordered=how.act_order,
+                act_order=how.act_order,
             ),
         )
         self.matrices[matrix.tensor] = (matrix, source)
@@ -184,8 +184,8 @@ class Weights:
     def _matrix(self, tensor: str, source: WeightRows, size: int, k: int, compression: Compression | None) -> Matrix:
         name = _rows_name(source, size)
         if name not in self.matrices:
-            exceptions = None if compression is None else compression(source, k)
-            matrix = Matrix(tensor=name, n=len(source.rows), k=k, exceptions=exceptions)
+            outliers = None if compression is None else compression(source, k)
+            matrix = Matrix(tensor=name, n=len(source.rows), k=k, outliers=outliers)
             self.matrices[name] = (matrix, source)
         return self.matrices[name][0]
 

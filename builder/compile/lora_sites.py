@@ -46,13 +46,13 @@ def lora_sites(op: Op, *, fully_sharded: bool) -> tuple[LoraSite, ...]:
                     module=module_id(part),
                     out_size=site.outputs_of(part),
                     first_output=part.first_output,
-                    outputs_elsewhere=part.num_remote_outputs,
+                    num_remote_outputs=part.num_remote_outputs,
                 )
                 for part in site.parts
             ),
             expert=site.expert,
             first_input=site.weights[0].first_input,
-            inputs_elsewhere=site.weights[0].num_remote_inputs,
+            num_remote_inputs=site.weights[0].num_remote_inputs,
             adds_shifts=site.weights[0].is_first_term,
             experts_for_each=site.experts_for_each,
             num_shares=site.weights[0].num_shares if fully_sharded else 1,
@@ -67,6 +67,8 @@ def new_token_sites(network: Network, max_extra_tokens: int) -> tuple[LoraSite, 
     if max_extra_tokens == 0:
         return ()
     size = network.config.hidden_size
-    part = LoraPart(module=_NEW_TOKENS, out_size=size, first_output=0, outputs_elsewhere=0)
-    site = LoraSite(layer=0, in_size=size, parts=(part,), expert=0, first_input=0, inputs_elsewhere=0, adds_shifts=True)
+    part = LoraPart(module=_NEW_TOKENS, out_size=size, first_output=0, num_remote_outputs=0)
+    site = LoraSite(
+        layer=0, in_size=size, parts=(part,), expert=0, first_input=0, num_remote_inputs=0, adds_shifts=True
+    )
     return (site,)

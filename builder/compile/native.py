@@ -18,7 +18,7 @@ from ...formats.network.ops import Rotary
 from ..network.rank_network import network_of_rank
 from .arena import Arena
 from .assemble import assemble
-from .compression import places_for_exceptions
+from .compression import places_for_outliers
 from .emit import emit
 from .lora_sites import lora_sites, new_token_sites
 from .pack import engine_tensors
@@ -76,7 +76,7 @@ def compile_network(network: Network, tensors: RankTensors, config: BuildConfig,
     Raises ConfigError if adapters may divide rotary positions but the network's layers use several rotations.
     """
     checkpoint, lora = network.config, config.accepted_adapters
-    compression = partial(places_for_exceptions, tensors) if config.compress_weights else None
+    compression = partial(places_for_outliers, tensors) if config.compress_weights else None
     if lora is not None and lora.long_lora_scaling_factors:
         _require_one_rotation(network)
     fully_sharded = lora is not None and lora.fully_sharded_loras

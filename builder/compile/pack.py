@@ -18,8 +18,8 @@ from ..._core import (
     compressed_bytes,
     dtype_name,
     neuron_bytes,
-    pack_input_order,
     pack_panels,
+    pack_permutation,
     pack_quantized_panels,
     panel_bytes,
     quantized_panel_bytes,
@@ -47,8 +47,8 @@ def engine_tensors(weights: Weights, tensors: RankTensors, dtype: DType) -> list
         if matrix.quantization is not None:
             made.append(_quantized_tensor(tensors, matrix, source))
             continue
-        if matrix.exceptions is not None:
-            made.append(_compressed_tensor(tensors, matrix, source, matrix.exceptions))
+        if matrix.outliers is not None:
+            made.append(_compressed_tensor(tensors, matrix, source, matrix.outliers))
             continue
         size = panel_bytes(dtype, matrix.n, matrix.k) // numpy_dtype.itemsize
         if matrix.is_stored_twice:
@@ -134,22 +134,22 @@ def panel_pieces(tensors: RankTensors, k: int, source: WeightRows, dtype: DType)
         yield count, panels
 
 
-def _compressed_tensor(tensors: RankTensors, matrix: Matrix, source: WeightRows, exceptions: int) -> EngineTensor:
-    size = compressed_bytes(matrix.n, matrix.k, exceptions)
-    pieces = partial(_compressed_pieces, tensors, matrix.k, source, exceptions)
+def _compressed_tensor(tensors: RankTensors, matrix: Matrix, source: WeightRows, outliers: int) -> EngineTensor:
+    size = compressed_bytes(matrix.n, matrix.k, outliers)
+    pieces = partial(_compressed_pieces, tensors, matrix.k, source, outliers)
     return EngineTensor(matrix.tensor, np.dtype(np.uint8), size, pieces)
 
 
-def _compressed_pieces(tensors: RankTensors, k: int, source: WeightRows, exceptions: int) -> Iterator[Array]:
+def _compressed_pieces(tensors: RankTensors, k: int, source: WeightRows, outliers: int) -> Iterator[Array]:
     for count, panels in panel_pieces(tensors, k, source, DType.BFLOAT16):
-        compressed = np.empty(compressed_bytes(count, k, exceptions), np.uint8)
-        compress_panels(compressed, panels, count, k, exceptions)
+        compressed = np.empty(compressed_bytes(count, k, outliers), np.uint8)
+        compress_panels(compressed, panels, count, k, outliers)
         yield compressed
 
 
 def _quantized_pieces(tensors: RankTensors, k: int, source: WeightRows, how: plan.Quantization) -> Iterator[Array]:
     """Yields whole panels as panel_pieces() does, followed by the input permutation if there is one."""
-    whole, in_order = (Quantization(**vars(each)) for each in (how, replace(how, reordered=False)))
+    whole, in_order = (Quantization(**vars(each)) for each in (how, replace(how, act_order=False)))
     step = _rows_of_a_piece(k * np.dtype(np.float32).itemsize)  # Rows are float32 during quantisation.
     for piece in tensors.quantized_rows(source.tensor, source.rows, step):
         count = piece.weights.shape[0]
@@ -162,10 +162,10 @@ def _quantized_pieces(tensors: RankTensors, k: int, source: WeightRows, how: pla
         weights = np.ascontiguousarray(piece.weights).view(np.uint8)
         pack_quantized_panels(panels, in_order, count, k, 0, count, weights, scales, zeros)
         yield panels
-    if how.reordered:
+    if how.act_order:
         n = len(source.rows)
         behind = np.zeros(quantized_panel_bytes(whole, n, k) - quantized_panel_bytes(in_order, n, k), np.uint8)
-        pack_input_order(behind, whole, n, k, tensors.permutations(source.tensor)[source.part])
+        pack_permutation(behind, whole, n, k, tensors.permutations(source.tensor)[source.part])
         yield behind
 
 

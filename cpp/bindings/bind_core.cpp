@@ -115,13 +115,14 @@ void pack_quantized(const py::buffer& panels, const Quantization& quantization, 
 void pack_order(const py::buffer& behind, const Quantization& quantization, std::int64_t n, std::int64_t k,
                 const py::array_t<std::int32_t, py::array::c_style>& order) {
   const py::buffer_info out = behind.request(true);
-  check_matrix_sizes("pack_input_order", n, k);
+  check_matrix_sizes("pack_permutation", n, k);
   const PanelMatrix matrix{.n = n, .k = k, .quantization = quantization};
   if (!quantization.act_order || order.size() != k ||
       bytes_of(out) != matrix.bytes() - matrix.bytes_of_panels()) {
-    throw py::value_error("pack_input_order: the bytes or the order are not those of a reordered matrix");
+    throw py::value_error(
+        "pack_permutation: the bytes or the permutation are not those of a matrix with act_order");
   }
-  pack_permutation(data_of(out, "pack_input_order"), quantization, n, k, order.data());
+  pack_permutation(data_of(out, "pack_permutation"), quantization, n, k, order.data());
 }
 
 /// Throws ValueError for a matrix that cannot be compressed.
@@ -161,7 +162,7 @@ void compress(const py::buffer& out, const py::buffer& panels, std::int64_t n, s
     throw py::value_error("compress_panels: the destination must have " + std::to_string(bytes) + " bytes");
   }
   if (max_outliers(panels, n, k) > outliers) {
-    throw py::value_error("compress_panels: there are more exceptions than places for them");
+    throw py::value_error("compress_panels: there are more outliers than places for them");
   }
   std::byte* to = data_of(destination, "compress_panels: the destination");
   const py::gil_scoped_release release;
@@ -279,7 +280,7 @@ void bind_core(py::module_& module) {
       .def(py::init(&make_quantization), py::kw_only(), py::arg("algo"), py::arg("group_size") = 0,
            py::arg("zero_points") = false, py::arg("scale_type") = DType::kBFloat16,
            py::arg("code") = WeightCode::kInteger, py::arg("value_type") = DType::kFloat32,
-           py::arg("bits") = 4, py::arg("reordered") = false,
+           py::arg("bits") = 4, py::arg("act_order") = false,
            "Raises ValueError for group sizes and bits that the kernels do not support.")
       .def_readonly("algo", &Quantization::algo)
       .def_readonly("group_size", &Quantization::group_size,
@@ -291,7 +292,7 @@ void bind_core(py::module_& module) {
       .def_readonly("value_type", &Quantization::value_type,
                     "Type to which a code's values times scales are rounded.")
       .def_readonly("bits", &Quantization::bits, "Bits of W4A16 and W4A8: 4; for integers also 2 or 3.")
-      .def_readonly("reordered", &Quantization::act_order,
+      .def_readonly("act_order", &Quantization::act_order,
                     "True if an order of the inputs follows the panels; for integers of W4A16 and W8A16.");
   module.def(
       "quantized_panel_bytes",
@@ -306,10 +307,11 @@ void bind_core(py::module_& module) {
              "checkpoints. Each group of each row has a float32 scale, which is rounded to the type of the "
              "scales, and with zero points a uint8 zero. Raises CheckpointError for integers that do not fit "
              "in 2 or 3 bits.");
-  module.def("pack_input_order", &pack_order, py::arg("behind"), py::arg("quantization"), py::arg("n"),
-             py::arg("k"), py::arg("order"),
-             "Writes the order of the inputs of a reordered W[n, k], int32 [k], to `behind`, the bytes after "
-             "its panels: input i of the panels is input order[i] of W.");
+  module.def(
+      "pack_permutation", &pack_order, py::arg("behind"), py::arg("quantization"), py::arg("n"), py::arg("k"),
+      py::arg("order"),
+      "Writes the permutation of the inputs of a W[n, k] with act_order, int32 [k], to `behind`, the bytes "
+      "after its panels: input i of the panels is input order[i] of W.");
   module.attr("LLM_INT8_FACTOR") = kLLMInt8Factor;
   module.def("can_have_rows", &can_have_rows, py::arg("dtype"), py::arg("n"), py::arg("k"),
              "True if a plain W[n, k] can be stored output by output: it must consist of whole panels, and "
@@ -330,17 +332,17 @@ void bind_core(py::module_& module) {
   module.attr("RECORD_ALIGNMENT") = kRecordAlignment;
   module.def("can_be_compressed", &can_be_compressed, py::arg("n"), py::arg("k"),
              "True if a bfloat16 W[n, k] can be compressed: k must be a multiple of 8.");
-  module.def("compressed_bytes", &checked_compressed_bytes, py::arg("n"), py::arg("k"), py::arg("exceptions"),
-             "Bytes of a compressed W[n, k] with places for `exceptions` in each panel. A last panel of "
+  module.def("compressed_bytes", &checked_compressed_bytes, py::arg("n"), py::arg("k"), py::arg("outliers"),
+             "Bytes of a compressed W[n, k] with places for `outliers` in each panel. A last panel of "
              "fewer than 64 outputs is not compressed. Raises ValueError if can_be_compressed is false, or "
-             "for more exceptions than elements.");
-  module.def("most_exceptions", &max_outliers, py::arg("panels"), py::arg("n"), py::arg("k"),
-             "Number of places for exceptions that each panel needs if a W[n, k], which pack_panels packed "
+             "for more outliers than elements.");
+  module.def("max_outliers", &max_outliers, py::arg("panels"), py::arg("n"), py::arg("k"),
+             "Number of places for outliers that each panel needs if a W[n, k], which pack_panels packed "
              "as bfloat16, is compressed. Raises ValueError like compressed_bytes.");
   module.def("compress_panels", &compress, py::arg("out"), py::arg("panels"), py::arg("n"), py::arg("k"),
-             py::arg("exceptions"),
-             "Compresses `panels` into `out`, a writable buffer of compressed_bytes(n, k, exceptions) bytes, "
-             "without changing a value. `exceptions` is at least most_exceptions(...).");
+             py::arg("outliers"),
+             "Compresses `panels` into `out`, a writable buffer of compressed_bytes(n, k, outliers) bytes, "
+             "without changing a value. `outliers` is at least max_outliers(...).");
   module.def("unpack_panels", &unpack, py::arg("panels"), py::arg("dtype"), py::arg("n"), py::arg("k"),
              "Returns W[n, k] as float32; the inverse of pack_panels.");
 }

@@ -140,7 +140,8 @@ py::array_t<float> unpack_rows_of(const PanelMatrix& matrix, const py::buffer& p
                           std::to_string(span.end - span.begin) + " expected");
   }
   if (order.has_value() != matrix.quantization.act_order || (order && order->size() != matrix.k)) {
-    throw py::value_error("PanelMatrix.rows_of: an order of the inputs goes with a reordered matrix alone");
+    throw py::value_error(
+        "PanelMatrix.rows_of: a matrix with act_order needs an order of the inputs; others have none");
   }
   PanelMatrix part{.data = data_of(info, "PanelMatrix.rows_of", sizeof(float)),
                    .dtype = matrix.dtype,
@@ -175,12 +176,12 @@ void bind_weights(py::module_& module) {
   py::class_<PanelMatrix>(module, "PanelMatrix",
                           "A packed W[n, k] in a buffer, which this object and its copies keep alive.")
       .def(py::init(&make_panel_matrix), py::kw_only(), py::arg("data"), py::arg("dtype"), py::arg("n"),
-           py::arg("k"), py::arg("quantization") = Quantization{}, py::arg("exceptions") = py::none(),
+           py::arg("k"), py::arg("quantization") = Quantization{}, py::arg("outliers") = py::none(),
            py::arg("has_rows") = false, py::arg("has_columns") = false,
-           "exceptions: for a compressed matrix, the number of places for exceptions in each panel. Raises "
+           "outliers: for a compressed matrix, the number of places for outliers in each panel. Raises "
            "ValueError unless `data` is contiguous and has exactly panel_bytes(dtype, n, k) bytes "
            "(quantised: quantized_panel_bytes(quantization, n, k); compressed: compressed_bytes(n, k, "
-           "exceptions)). Also if has_rows is set and can_have_rows(dtype, n, k) is false, if has_columns is "
+           "outliers)). Also if has_rows is set and can_have_rows(dtype, n, k) is false, if has_columns is "
            "set and can_have_columns(dtype, n, k) is false, or if both are set.")
       .def_readonly("dtype", &PanelMatrix::dtype)
       .def_readonly("n", &PanelMatrix::n)
@@ -204,11 +205,11 @@ void bind_weights(py::module_& module) {
             return std::pair(end - size, end);
           },
           "Returns (begin, end): the byte range of the order of the inputs, int32; empty unless the matrix "
-          "is reordered.")
+          "has act_order.")
       .def("rows_of", &unpack_rows_of, py::arg("panels"), py::arg("first"), py::arg("last"),
            py::arg("order") = py::none(),
-           "Returns rows(first, last) from a copy of the bytes panels_of(first, last) and, for a reordered "
-           "matrix, of order_bytes. Raises ValueError for another number of bytes.")
+           "Returns rows(first, last) from a copy of the bytes panels_of(first, last) and, for a matrix "
+           "with act_order, of order_bytes. Raises ValueError for another number of bytes.")
       .def("rows", &unpack_rows, py::arg("first"), py::arg("last"),
            "Returns W[first:last] as float32[last - first, k].");
   py::class_<NeuronTable>(module, "NeuronTable",

@@ -22,8 +22,7 @@ inline void check_compressed_sizes(std::int64_t n, std::int64_t k, std::int64_t 
   }
   if (outliers < 0 || outliers > k * kPanelColumns) {
     throw pybind11::value_error("a compressed panel of " + std::to_string(k * kPanelColumns) +
-                                " elements cannot have places for " + std::to_string(outliers) +
-                                " exceptions");
+                                " elements cannot have places for " + std::to_string(outliers) + " outliers");
   }
 }
 

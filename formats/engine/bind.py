@@ -97,16 +97,16 @@ class _Binder:
     def _matrix(self, matrix: Matrix) -> Any:
         if matrix.n < 0 or matrix.k < 0 or matrix.n >= 1 << 31 or matrix.k >= 1 << 31:
             raise EngineError(f"matrix '{matrix.tensor}' has impossible sizes [{matrix.n}, {matrix.k}]")
-        if matrix.is_stored_twice and not (matrix.quantization is None and matrix.exceptions is None):
+        if matrix.is_stored_twice and not (matrix.quantization is None and matrix.outliers is None):
             raise EngineError(f"matrix '{matrix.tensor}' has rows or columns, and is quantised or compressed")
         if matrix.has_rows and matrix.has_columns:
             raise EngineError(f"matrix '{matrix.tensor}' has both rows and columns")
         if matrix.quantization is not None:
-            if matrix.exceptions is not None:
+            if matrix.outliers is not None:
                 raise EngineError(f"matrix '{matrix.tensor}' is both quantised and compressed")
             return self._quantized_matrix(matrix, matrix.quantization)
-        if matrix.exceptions is not None:
-            return self._compressed_matrix(matrix, matrix.exceptions)
+        if matrix.outliers is not None:
+            return self._compressed_matrix(matrix, matrix.outliers)
         num_bytes = panel_bytes(self._dtype, matrix.n, matrix.k) * (2 if matrix.is_stored_twice else 1)
         tensor = self._tensor(matrix.tensor, dtype_name(self._dtype), num_bytes)
         return _core.PanelMatrix(
@@ -125,9 +125,9 @@ class _Binder:
         tensor = self._tensor(matrix.tensor, "uint8", quantized_panel_bytes(quantization, matrix.n, matrix.k))
         return _core.PanelMatrix(data=tensor, dtype=self._dtype, n=matrix.n, k=matrix.k, quantization=quantization)
 
-    def _compressed_matrix(self, matrix: Matrix, exceptions: int) -> Any:
-        tensor = self._tensor(matrix.tensor, "uint8", compressed_bytes(matrix.n, matrix.k, exceptions))
-        return _core.PanelMatrix(data=tensor, dtype=self._dtype, n=matrix.n, k=matrix.k, exceptions=exceptions)
+    def _compressed_matrix(self, matrix: Matrix, outliers: int) -> Any:
+        tensor = self._tensor(matrix.tensor, "uint8", compressed_bytes(matrix.n, matrix.k, outliers))
+        return _core.PanelMatrix(data=tensor, dtype=self._dtype, n=matrix.n, k=matrix.k, outliers=outliers)
 
     def _neurons(self, neurons: NeuronTable) -> Any:
         sizes = (neurons.count, neurons.size)

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..._core import EngineError
 from ...common.json_fields import describe
@@ -22,6 +22,16 @@ _OP_FIELD: Final = "op"
 _NAMES_OF_OPS: Final[dict[type, str]] = {kind: name for name, kind in OP_NAMES.items()}
 # Sizes and offsets are far below the limits of the C++ structs.
 _LARGEST: Final = 1 << 62
+NAMES_IN_FILES: Final = {
+    "act_order": "reordered",
+    "norm_topk_prob": "normalised",
+    "num_remote_experts": "experts_elsewhere",
+    "num_remote_inputs": "inputs_elsewhere",
+    "num_remote_outputs": "outputs_elsewhere",
+    "outliers": "exceptions",
+    "topk_groups": "groups_taken",
+}
+"""Names in engine files of fields that are called otherwise elsewhere."""
 
 
 def program_to_json(program: Program) -> dict[str, Any]:
@@ -46,7 +56,7 @@ def program_from_json(data: Mapping[str, Any], subject: str) -> Program:
 def _encode(value: Any) -> Any:
     if is_dataclass(value):
         encoded = {
-            field.name: _encode(getattr(value, field.name))
+            NAMES_IN_FILES.get(field.name, field.name): _encode(getattr(value, field.name))
             for field in fields(value)
             if _is_required(field) or getattr(value, field.name) != field.default
         }
@@ -97,25 +107,34 @@ def _decode_union(kind: Any, value: Any, where: str, problems: list[str]) -> Any
 def _decode_object(kind: Any, value: Any, where: str, problems: list[str]) -> Any:
     if not isinstance(value, dict):
         return _complain("an object", value, where, problems)
-    hints, required = _hints(kind), _required_fields(kind)
+    named = _fields_in_files(kind)
     noted = len(problems)
-    problems.extend(f"{where}.{name} is missing" for name in hints if name in required and name not in value)
-    problems.extend(f"{where}.{name} is unknown" for name in value if name not in hints)
+    problems.extend(f"{where}.{name} is missing" for name in named if named[name].is_required and name not in value)
+    problems.extend(f"{where}.{name} is unknown" for name in value if name not in named)
     decoded = {
-        name: _decode(hint, value[name], f"{where}.{name}", problems) for name, hint in hints.items() if name in value
+        field.name: _decode(field.hint, value[name], f"{where}.{name}", problems)
+        for name, field in named.items()
+        if name in value
     }
     return kind(**decoded) if len(problems) == noted else None
 
 
+class _FieldInFiles(NamedTuple):
+    name: str
+    """Name in the class."""
+    hint: Any
+    is_required: bool
+
+
 # A program has thousands of objects of a few classes, and hints are evaluated from text.
 @cache
-def _hints(kind: type) -> Mapping[str, Any]:
-    return typing.get_type_hints(kind)
-
-
-@cache
-def _required_fields(kind: type) -> frozenset[str]:
-    return frozenset(field.name for field in fields(kind) if _is_required(field))
+def _fields_in_files(kind: type) -> Mapping[str, _FieldInFiles]:
+    """Fields of a class by their names in files."""
+    hints = typing.get_type_hints(kind)
+    return {
+        NAMES_IN_FILES.get(field.name, field.name): _FieldInFiles(field.name, hints[field.name], _is_required(field))
+        for field in fields(kind)
+    }
 
 
 def _is_required(field: Field[Any]) -> bool:

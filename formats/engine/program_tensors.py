@@ -22,7 +22,7 @@ class Quantization:
     code: WeightCode = WeightCode.INTEGER
     value_type: DType = DType.FLOAT32
     bits: int = 4
-    reordered: bool = False
+    act_order: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Matrix:
     n: int
     k: int
     quantization: Quantization | None = None
-    exceptions: int | None = None
+    outliers: int | None = None
     """Compressed matrices: number of outliers that each panel has room for."""
     has_rows: bool = False
     """True if the rows follow the panels."""

@@ -73,7 +73,7 @@ void check_order(const PanelMatrix& matrix, std::vector<std::string>* problems) 
   if (!how.act_order) return;
   const bool is_weight_only = how.algo == QuantAlgo::kW4A16 || how.algo == QuantAlgo::kW8A16;
   if (!is_weight_only || how.is_codebook()) {
-    problems->push_back("is reordered, which only integers of W4A16 and W8A16 may be");
+    problems->push_back("has act_order, which only integers of W4A16 and W8A16 may have");
     return;
   }
   if (matrix.data == nullptr || matrix.k < 0) return;
@@ -135,7 +135,7 @@ void check_compression(const PanelMatrix& matrix, std::vector<std::string>* prob
                         text(kPieceInputs));
   }
   if (matrix.outliers < 0 || matrix.outliers > matrix.k * kPanelColumns) {
-    problems->push_back("has places for " + text(matrix.outliers) + " exceptions in a panel of " +
+    problems->push_back("has places for " + text(matrix.outliers) + " outliers in a panel of " +
                         text(matrix.k * kPanelColumns) + " elements");
   }
 }

@@ -167,14 +167,14 @@ void check_layout(const Program& program, Problems* problems) {
     }
     if (site.is_norm() && program.num_stages > 1) problems->add(where + " is a norm's, and there are stages");
     check_range(where + " in_size", site.in_size, 1, kSizeLimit - 1);
-    check_range(where + " inputs_elsewhere", site.num_remote_inputs, 0, kSizeLimit - 1);
+    check_range(where + " num_remote_inputs", site.num_remote_inputs, 0, kSizeLimit - 1);
     check_range(where + " first_input", site.first_input, 0, site.num_remote_inputs);
     check_shares(program, site, where, problems);
     check_range(where + " number of parts", static_cast<std::int64_t>(site.parts.size()), 1,
                 static_cast<std::int64_t>(kMaxPartsPerSite));
     for (const auto& part : site.parts) {
       check_range(where + " out_size", part.out_size, 1, kSizeLimit - 1);
-      check_range(where + " outputs_elsewhere", part.num_remote_outputs, 0, kSizeLimit - 1);
+      check_range(where + " num_remote_outputs", part.num_remote_outputs, 0, kSizeLimit - 1);
       check_range(where + " first_output", part.first_output, 0, part.num_remote_outputs);
     }
   }

@@ -124,7 +124,7 @@ void Validator::check(const ExpertsOp& op) {
     if (!op.stores)
       add(where_ + ": other ranks have experts, and the sum of those here is added to the output");
   }
-  check_range_(where_ + ": experts_elsewhere", op.num_remote_experts, 0, 1 << 16);
+  check_range_(where_ + ": num_remote_experts", op.num_remote_experts, 0, 1 << 16);
   check_range_(where_ + ": first_expert", op.first_expert, 0, std::max(0, op.num_remote_experts));
   if (!is_gated(op.activation)) add(where_ + ": the activation is not a gated one");
   check_routing(op.routing, op.num_experts());
@@ -153,7 +153,7 @@ void Validator::check(const ExpertsOp& op) {
 void Validator::check_routing(const Routing& routing, std::int64_t num_experts) {
   if (routing.scores > RouterScores::kSoftmaxOfChosen) add(where_ + ": the kind of scores is unknown");
   check_range_(where_ + ": num_groups", routing.num_groups, 1, std::max<std::int64_t>(1, num_experts));
-  check_range_(where_ + ": groups_taken", routing.topk_groups, 1, std::max(1, routing.num_groups));
+  check_range_(where_ + ": topk_groups", routing.topk_groups, 1, std::max(1, routing.num_groups));
   const std::int64_t groups = std::max(1, routing.num_groups);
   if (num_experts % groups != 0) {
     add(where_ + ": " + text(num_experts) + " experts cannot stand in " + text(groups) + " equal groups");

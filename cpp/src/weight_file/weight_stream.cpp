@@ -17,12 +17,12 @@ WeightStream::WeightStream(std::shared_ptr<WeightFile> file, std::vector<Unit> u
 /// Places units one after another; expected units are placed as if there were no others.
 void WeightStream::place_units(std::vector<Unit> units) {
   std::size_t place = 0;
-  std::size_t place_of_exceptions = 0;
+  std::size_t place_of_unexpected = 0;
   for (Unit& unit : units) {
-    std::size_t& at = unit.is_exception ? place_of_exceptions : place;
+    std::size_t& at = unit.is_unexpected ? place_of_unexpected : place;
     const std::size_t bytes = unit.pages.bytes();
     if (at + bytes > ring_.bytes()) at = 0;
-    units_.push_back({std::move(unit.pages), at, !unit.is_exception});
+    units_.push_back({std::move(unit.pages), at, !unit.is_unexpected});
     at += bytes;
   }
 }

@@ -259,7 +259,7 @@ BOOST_AUTO_TEST_CASE(unusable_experts_are_found) {
   finds("top_k is 7; it must lie in [1, 6]", [](ExpertsOp& op) { op.routing.top_k = 7; });
   finds("top_k is 0", [](ExpertsOp& op) { op.routing.top_k = 0; });
   finds("6 experts cannot stand in 4 equal groups", [](ExpertsOp& op) { op.routing.num_groups = 4; });
-  finds("groups_taken is 3", [](ExpertsOp& op) {
+  finds("topk_groups is 3", [](ExpertsOp& op) {
     op.routing.num_groups = 2;
     op.routing.topk_groups = 3;
   });

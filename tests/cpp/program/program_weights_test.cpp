@@ -91,11 +91,11 @@ BOOST_AUTO_TEST_CASE(unusable_quantization_is_found) {
   finds("is of LLM_INT8, which has one float32 scale an output", [&](Program* p) {
     of_dense(p) = {.algo = QuantAlgo::kW8A16, .scale_type = DType::kBFloat16, .code = WeightCode::kLLMInt8};
   });
-  finds("is reordered, which only integers of W4A16 and W8A16 may be",
+  finds("has act_order, which only integers of W4A16 and W8A16 may have",
         changed([](Quantization* how) { how->act_order = true; }));
-  finds("is reordered, which only integers of W4A16 and W8A16 may be",
+  finds("has act_order, which only integers of W4A16 and W8A16 may have",
         [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW8A8, .act_order = true}; });
-  finds("is reordered, which only integers of W4A16 and W8A16 may be",
+  finds("has act_order, which only integers of W4A16 and W8A16 may have",
         [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW4A8, .act_order = true}; });
   finds("has a code, which only weights may have that are multiplied as W4A16", [&](Program* p) {
     of_dense(p) = {.algo = QuantAlgo::kW4A8, .group_size = 16, .code = WeightCode::kFP4};
@@ -131,8 +131,8 @@ BOOST_AUTO_TEST_CASE(unusable_compression_is_found) {
   finds("is compressed, which only bfloat16 can be", [&](Program* p) { compressed(p); });
   finds("is compressed and has 4 inputs, which must be a multiple of 8",
         [&](Program* p) { compressed(p).k = 4; });
-  finds("has places for -3 exceptions", [&](Program* p) { compressed(p).outliers = -3; });
-  finds("has places for 1000000000 exceptions", [&](Program* p) { compressed(p).outliers = 1000000000; });
+  finds("has places for -3 outliers", [&](Program* p) { compressed(p).outliers = -3; });
+  finds("has places for 1000000000 outliers", [&](Program* p) { compressed(p).outliers = 1000000000; });
 }
 
 BOOST_AUTO_TEST_CASE(unusable_weights_are_found) {

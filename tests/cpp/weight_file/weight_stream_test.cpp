@@ -16,7 +16,7 @@ constexpr std::size_t kFileBytes = 64 * kFilePage;
 
 /// A stream of units of different sizes, contiguous in the file.
 struct Streamed {
-  Streamed(std::size_t ring_pages, std::size_t first_again, const std::vector<std::size_t>& exceptions = {})
+  Streamed(std::size_t ring_pages, std::size_t first_again, const std::vector<std::size_t>& unexpected = {})
       : file(kFileBytes), weights(std::make_shared<WeightFile>(file.path())) {
     std::vector<WeightStream::Unit> units;
     std::size_t offset = 64;
@@ -25,7 +25,7 @@ struct Streamed {
       units.push_back({FilePages({{offset, bytes}})});
       offset += bytes + 640;
     }
-    for (const std::size_t unit : exceptions) units[unit].is_exception = true;
+    for (const std::size_t unit : unexpected) units[unit].is_unexpected = true;
     stream = std::make_unique<WeightStream>(weights, std::move(units), ring_pages * kFilePage, first_again);
   }
 
@@ -86,7 +86,7 @@ BOOST_AUTO_TEST_CASE(units_that_are_not_expected_are_not_read) {
              5 * bytes_of(expected) + 5 * bytes_of({0, 1, 2, 5}) + 2 * bytes_of({0, 1, 2, 3, 4, 5}));
 }
 
-BOOST_AUTO_TEST_CASE(exceptions_alone_do_not_stop_a_stream) {
+BOOST_AUTO_TEST_CASE(unexpected_units_alone_do_not_stop_a_stream) {
   Streamed streamed(4, 0, {0, 1, 2, 3, 4, 5});
   std::mt19937 random(4);
   for (int i = 0; i < 50; ++i) {

@@ -104,10 +104,10 @@ def test_compressible_matrices_are_stored_in_twelve_bits(engines: tuple[Path, Pa
         program = engine.storage.program
         parts = [part.weight for op in (*program.body, *program.head) if isinstance(op, LinearOp) for part in op.parts]
         matrices[engine.directory] = {matrix.tensor: matrix for matrix in parts}
-    assert all(matrix.exceptions is None for matrix in matrices[plain.directory].values())
-    kept = {name for name, matrix in matrices[compressed.directory].items() if matrix.exceptions is None}
+    assert all(matrix.outliers is None for matrix in matrices[plain.directory].values())
+    kept = {name for name, matrix in matrices[compressed.directory].items() if matrix.outliers is None}
     assert kept == {"transformer.layers.1.attention.dense.weight"}
-    assert matrices[compressed.directory]["transformer.layers.0.mlp.proj.weight"].exceptions >= 2
+    assert matrices[compressed.directory]["transformer.layers.0.mlp.proj.weight"].outliers >= 2
     stored = {
         engine.directory: sum(
             engine.storage.tensors[name].nbytes for name in matrices[engine.directory] if name not in kept

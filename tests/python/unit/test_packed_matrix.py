@@ -11,7 +11,7 @@ from adaptrt import _core
 
 FLOAT32, BFLOAT16 = _core.DType.FLOAT32, _core.DType.BFLOAT16
 W8A16 = _core.Quantization(algo=_core.QuantAlgo.W8A16)
-REORDERED = _core.Quantization(algo=_core.QuantAlgo.W8A16, reordered=True)
+REORDERED = _core.Quantization(algo=_core.QuantAlgo.W8A16, act_order=True)
 ORDER_BYTES = _core.quantized_panel_bytes(REORDERED, 1, 8) - _core.quantized_panel_bytes(W8A16, 1, 8)
 COMPRESSED_BYTES = _core.compressed_bytes(64, 8, 1)
 
@@ -81,8 +81,8 @@ def every_second(num_bytes: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
             np.zeros(_core.quantized_panel_bytes(W8A16, 1, 8), np.uint8), W8A16, 1, 8, 0, 1,
             every_second(8), np.ones(1, np.float32),
         ),
-        lambda: _core.pack_input_order(every_second(ORDER_BYTES), REORDERED, 1, 8, np.arange(8, dtype=np.int32)),
-        lambda: _core.most_exceptions(every_second(64 * 8 * 2), 64, 8),
+        lambda: _core.pack_permutation(every_second(ORDER_BYTES), REORDERED, 1, 8, np.arange(8, dtype=np.int32)),
+        lambda: _core.max_outliers(every_second(64 * 8 * 2), 64, 8),
         lambda: _core.compress_panels(every_second(COMPRESSED_BYTES), np.zeros(64 * 8 * 2, np.uint8), 64, 8, 1),
         lambda: _core.compress_panels(np.zeros(COMPRESSED_BYTES, np.uint8), every_second(64 * 8 * 2), 64, 8, 1),
         lambda: _core.PanelMatrix(data=every_second(16), dtype=FLOAT32, n=1, k=4),
@@ -102,7 +102,7 @@ def test_sizes_whose_bytes_cannot_be_counted_are_refused(n: int) -> None:
         lambda: _core.pack_panels(panels, FLOAT32, n, 4, 0, row, FLOAT32),
         lambda: _core.unpack_panels(panels, FLOAT32, n, 4),
         lambda: _core.pack_quantized_panels(panels, W8A16, n, 4, 0, 1, np.zeros((1, 4), np.int8), row[:, 0]),
-        lambda: _core.pack_input_order(panels, REORDERED, n, 4, np.arange(4, dtype=np.int32)),
+        lambda: _core.pack_permutation(panels, REORDERED, n, 4, np.arange(4, dtype=np.int32)),
         lambda: _core.compressed_bytes(n, 8, 0),
         lambda: _core.PanelMatrix(data=panels, dtype=FLOAT32, n=n, k=4),
     ]
@@ -127,7 +127,7 @@ def test_rows_beyond_the_matrix_are_refused() -> None:
         ),
         (lambda: _core.SendOp(input="x"), r"SendOp\.input is 'x' \(str\); accepted: int"),
         (
-            lambda: _core.Routing(scores=2, top_k=1, normalised=True),
+            lambda: _core.Routing(scores=2, top_k=1, norm_topk_prob=True),
             r"Routing\.scores is 2 \(int\); accepted: RouterScores",
         ),
         (lambda: _core.LoraPart(module="q", out_size=1), r"LoraPart\.module is 'q' \(str\); accepted: int"),

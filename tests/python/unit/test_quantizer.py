@@ -182,11 +182,11 @@ def test_weights_are_not_rounded_to_what_is_only_published(how: QuantConfig) -> 
 
 
 @pytest.mark.parametrize("algo", [QuantAlgo.W8A16, QuantAlgo.W4A16], ids=str)
-def test_rows_of_a_reordered_matrix_have_its_inputs_where_they_belong(algo: QuantAlgo) -> None:
+def test_rows_of_a_matrix_with_act_order_have_its_inputs_where_they_belong(algo: QuantAlgo) -> None:
     """Checks packed panels from a mapping, and panels that were read into memory."""
     rng = np.random.default_rng(0)
     n, k = 70, 18
-    how = _core.Quantization(algo=algo, reordered=True)
+    how = _core.Quantization(algo=algo, act_order=True)
     in_order = _core.Quantization(algo=algo)
     packed = rng.integers(0, 256, (n, k if algo is QuantAlgo.W8A16 else k // 2), np.uint8)
     panels = np.zeros(_core.quantized_panel_bytes(how, n, k), np.uint8)
@@ -194,7 +194,7 @@ def test_rows_of_a_reordered_matrix_have_its_inputs_where_they_belong(algo: Quan
     _core.pack_quantized_panels(panels[:behind], in_order, n, k, 0, n, packed, np.ones(n, np.float32))
     plain = _core.PanelMatrix(data=panels[:behind].copy(), dtype=DType.FLOAT32, n=n, k=k, quantization=in_order)
     order = rng.permutation(k).astype(np.int32)
-    _core.pack_input_order(panels[behind:], how, n, k, order)
+    _core.pack_permutation(panels[behind:], how, n, k, order)
     matrix = _core.PanelMatrix(data=panels, dtype=DType.FLOAT32, n=n, k=k, quantization=how)
     expected = np.empty((n, k), np.float32)
     expected[:, order] = plain.rows(0, n)
@@ -206,13 +206,13 @@ def test_rows_of_a_reordered_matrix_have_its_inputs_where_they_belong(algo: Quan
         elsewhere = panels[begin:end].copy()
         found = matrix.rows_of(elsewhere, rows.start, rows.stop, panels[first:last].copy().view(np.int32))
         assert np.array_equal(found, expected[rows.start : rows.stop])
-        with pytest.raises(ValueError, match="goes with a reordered matrix alone"):
+        with pytest.raises(ValueError, match="needs an order of the inputs; others have none"):
             matrix.rows_of(elsewhere, rows.start, rows.stop)
         with pytest.raises(ValueError, match="not an order of the inputs"):
             matrix.rows_of(elsewhere, rows.start, rows.stop, np.zeros(k, np.int32))
     assert plain.order_bytes == (behind, behind)
-    with pytest.raises(ValueError, match="not those of a reordered matrix"):
-        _core.pack_input_order(panels[behind + 1 :], how, n, k, order)
+    with pytest.raises(ValueError, match="not those of a matrix with act_order"):
+        _core.pack_permutation(panels[behind + 1 :], how, n, k, order)
 
 
 def test_scales_of_foreign_checkpoints_are_multiplied_as_they_are() -> None:

@@ -13,7 +13,7 @@ constexpr auto fields_of(const LoraPart* /*type*/) {
       RequiredField{"module", &C::module, "Id of the module, see lora_modules()."},
       RequiredField{"out_size", &C::out_size, "Number of outputs on this rank."},
       WrittenField{"first_output", &C::first_output, "First of these outputs in the module's outputs."},
-      WrittenField{"outputs_elsewhere", &C::num_remote_outputs,
+      WrittenField{"num_remote_outputs", &C::num_remote_outputs,
                    "Number of outputs that only other ranks have."}};
 }
 static_assert(lists_every_member<LoraPart>());
@@ -26,7 +26,7 @@ constexpr auto fields_of(const LoraSite* /*type*/) {
       RequiredField{"parts", &C::parts, "Modules that share the input, in the order of their outputs."},
       WrittenField{"expert", &C::expert, "Expert of the site, counted from 0 on this rank."},
       WrittenField{"first_input", &C::first_input, "First of these inputs in the layer's inputs."},
-      WrittenField{"inputs_elsewhere", &C::num_remote_inputs, "Number of inputs that other ranks have."},
+      WrittenField{"num_remote_inputs", &C::num_remote_inputs, "Number of inputs that other ranks have."},
       WrittenField{
           "adds_shifts", &C::adds_shifts,
           "True if an adapter's shift is added here. If a layer's inputs are split among ranks, only the "

@@ -178,8 +178,8 @@ constexpr auto fields_of(const Routing* /*type*/) {
       RequiredField{"scores", &C::scores, "Function of the router's logits that gives scores."},
       RequiredField{"top_k", &C::top_k, "Experts of a token."},
       WrittenField{"num_groups", &C::num_groups, "Equal groups that experts stand in."},
-      WrittenField{"groups_taken", &C::topk_groups, "Groups whose experts compete."},
-      RequiredField{"normalised", &C::norm_topk_prob,
+      WrittenField{"topk_groups", &C::topk_groups, "Groups whose experts compete."},
+      RequiredField{"norm_topk_prob", &C::norm_topk_prob,
                     "True: weights are divided by the sum of the chosen experts' scores."},
       WrittenField{"scale", &C::scale, "Factor of the weights."},
       WrittenField{"bias", &C::bias, "[experts] or empty: added to scores where experts are chosen."}};
@@ -204,7 +204,7 @@ constexpr auto fields_of(const ExpertsOp* /*type*/) {
                    "Index into LoraLayout.sites of the first expert's down; -1: adapters do not act."},
       WrittenField{"stores", &C::stores, "True: the sum replaces the output. False: it is added."},
       Field{"first_expert", &C::first_expert, "Number of the first expert on this rank."},
-      Field{"experts_elsewhere", &C::num_remote_experts, "Number of experts that only other ranks have."}};
+      Field{"num_remote_experts", &C::num_remote_experts, "Number of experts that only other ranks have."}};
 }
 static_assert(lists_every_member<ExpertsOp>());
 

@@ -23,7 +23,7 @@ class WeightStream {
   struct Unit {
     FilePages pages;
     /// True if the unit is prefetched only after expect() asks for it.
-    bool is_exception = false;
+    bool is_unexpected = false;
   };
 
   /// Keeps a unit in the ring as long as this object exists.

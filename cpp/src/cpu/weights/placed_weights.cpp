@@ -78,7 +78,7 @@ void PlacedWeights::make_stream(Program* program, const WeightMemory& memory, We
   for (const WeightPlan::Streamed& streamed : plan->streamed) {
     const std::size_t unit = stream.size();
     if (!of_mlps.contains(unit)) units_[static_cast<std::size_t>(streamed.section)][streamed.op] = unit;
-    stream.push_back({streamed.pages, streamed.is_exception});
+    stream.push_back({streamed.pages, streamed.is_unexpected});
     placement_.file_bytes += streamed.pages.bytes();
     if (streamed.section == StepSection::kEncoder) ++first_of_body;
   }

@@ -21,7 +21,7 @@ struct WeightPlan {
     std::size_t op = 0;  ///< in its section
     FilePages pages;
     /// Only steps with many rows need it.
-    bool is_exception = false;
+    bool is_unexpected = false;
   };
   /// An MLP whose neurons are read as their gates open. Units are indices into `streamed`.
   struct Mlp {

@@ -66,8 +66,8 @@ def packed(directory: Path, name: str) -> list[bytes]:
     how = None
     if config is not None:
         how = Quantization(algo=config.quant_algo, group_size=config.group_size or 0, zero_points=config.has_zero_point)
-    exceptions = 64 if name == "compressed" else None
-    matrix = Matrix(tensor="made", n=len(TAKEN), k=K, quantization=how, exceptions=exceptions)
+    outliers = 64 if name == "compressed" else None
+    matrix = Matrix(tensor="made", n=len(TAKEN), k=K, quantization=how, outliers=outliers)
     weights = Weights(matrices={"made": (matrix, WeightRows(WEIGHT, TAKEN))})
     tensors = CheckpointFile(SafetensorsReader(directory / f"{name}.safetensors"), config)
     (tensor,) = pack.engine_tensors(weights, tensors, DType.BFLOAT16)

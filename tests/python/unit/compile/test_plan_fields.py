@@ -22,6 +22,7 @@ import xxhash
 from adaptrt import _core, _program
 from adaptrt.formats.engine import plan
 from adaptrt.formats.engine.engine_file import FORMAT_VERSION
+from adaptrt.formats.engine.plan_json import NAMES_IN_FILES
 from adaptrt.formats.network.operands import AttentionShape
 
 # These types name a tensor of the engine file where the core's type holds its bytes.
@@ -97,7 +98,11 @@ def test_the_classes_are_those_of_this_module(monkeypatch: pytest.MonkeyPatch) -
 def test_every_engine_file_of_a_version_has_the_same_fields() -> None:
     """A new field needs a default; otherwise existing engines could not be read."""
     required = {
-        kind.__name__: [field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING]
+        kind.__name__: [
+            NAMES_IN_FILES.get(field.name, field.name)
+            for field in dataclasses.fields(kind)
+            if field.default is dataclasses.MISSING
+        ]
         for kind in CLASSES
     }
     text = json.dumps(required, sort_keys=True)

@@ -178,7 +178,7 @@ def test_a_plan_reads_no_weights_unless_their_sizes_depend_on_them(
         EngineLayout.planned(compiled.program, plain)
         check_config(config, model)
         matrices = compiled.linear_matrices
-        assert options.compress_weights is False or all(matrix.exceptions is None for matrix in matrices)
+        assert options.compress_weights is False or all(matrix.outliers is None for matrix in matrices)
 
 
 def test_ranks_that_no_file_or_weight_memory_serves_are_refused_early(saved: Path, tmp_path: Path) -> None:
