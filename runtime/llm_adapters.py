@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from .._core import AdapterError, RequestError
 from ..common.shown_value import shown
-from ..formats.sources import LocalName, parse_name
+from ..formats.sources import LocalName, parse_name, weighted_sum_name
 from ..formats.sources.sum_of_names import parse_sum
 from .executor import Executor
 from .memory_adapters import LoraTensors, MemoryAdapters, is_peft_model
@@ -112,19 +112,29 @@ class LoadedAdapters:
         return self._loaded(lora)
 
     def _loaded(self, lora: str | os.PathLike[str]) -> str:
-        """Loads an unknown name if it is a directory, or a name in a store. Returns the name for requests."""
-        named = parse_sum(lora) if isinstance(lora, str) else None
-        if named is not None:
-            for term in named.names:
-                if not self._executor.adapters.knows(term) and _is_in_store(term):
-                    self._add(term, term)
+        """Loads an unknown name if it is a directory, a name in a store, or a sum of these. Returns the name for
+        requests.
+        """
+        named = weighted_sum_name(lora)
+        if named is None:
+            return self._loaded_term(lora)
+        names = tuple(term if self._executor.adapters.knows(term) else self._loaded_term(term) for term in named.names)
+        if names == named.names:
             return os.fspath(lora)
+        text = "+".join(f"{name}:{weight!r}" for name, (_, weight) in zip(names, named.terms, strict=True))
+        found = parse_sum(text)
+        if found is None or found.names != names:
+            raise AdapterError(
+                f"lora is '{lora}', a weighted sum of the paths {', '.join(names)}; expected paths without '+', or "
+                "names that load_lora() gave"
+            )
+        return text
+
+    def _loaded_term(self, lora: str | os.PathLike[str]) -> str:
+        if not isinstance(parse_name(lora, AdapterError), LocalName):
+            return self._add(os.fspath(lora), os.fspath(lora))
         path = Path(lora)
-        if path.is_dir():
-            return self._add(str(path.absolute()), path)
-        if isinstance(lora, str) and _is_in_store(lora):
-            return self._add(lora, lora)
-        return os.fspath(lora)
+        return self._add(_name_of_path(path), path) if path.is_dir() else os.fspath(lora)
 
     def _add(self, name: str, source: str | Path) -> str:
         """Loads an adapter unless its name is known. Returns the name."""
@@ -138,5 +148,7 @@ class LoadedAdapters:
         return name
 
 
-def _is_in_store(name: str) -> bool:
-    return not isinstance(parse_name(name, AdapterError), LocalName)
+def _name_of_path(path: Path) -> str:
+    """The absolute path; with a slash at its end if it would be read as a weighted sum."""
+    name = str(path.absolute())
+    return name if parse_sum(name) is None else name + "/"

@@ -14,7 +14,7 @@ from typing import Final
 
 from ..._core import AdaptrtError
 from ...common.shown_value import shown
-from .sum_of_names import parse_sum
+from .sum_of_names import SumOfNames, parse_sum
 
 HUB_PREFIX: Final = "hf://"
 """Begins a name that can only be a repository of the Hub."""
@@ -147,6 +147,14 @@ def parse_name(name: str | os.PathLike[str], error: type[AdaptrtError]) -> Local
             f"repository '{found.label}' of the Hugging Face Hub; write './{name}' or '{found}'"
         )
     return found
+
+
+def weighted_sum_name(name: str | os.PathLike[str]) -> SumOfNames | None:
+    """Returns the weighted sum that a text names; None for other names, and for a text that is an existing path.
+
+    Raises AdapterError for more than MAX_TERMS terms.
+    """
+    return None if not isinstance(name, str) or _exists(name) else parse_sum(name)
 
 
 def hub_name(text: str) -> HubName | None:

@@ -9,12 +9,11 @@ from pathlib import Path
 from ..._core import AdapterError, ConfigError
 from ...common.progress import progress_on
 from .downloads import DownloadCache, missing_config
-from .grammar import HubName, LocalName, ObjectName, parse_name
+from .grammar import HubName, LocalName, ObjectName, parse_name, weighted_sum_name
 from .hub import fetch
 from .kind import Kind
 from .lease import Lease
 from .objects import ObjectStore
-from .sum_of_names import parse_sum
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def find_sum(name: str | os.PathLike[str]) -> dict[Source, float] | None:
 
     An existing path is no sum. Raises AdapterError like find_adapter(), and for an adapter that occurs twice.
     """
-    named = parse_sum(name) if isinstance(name, str) and not os.path.lexists(name) else None
+    named = weighted_sum_name(name)
     if named is None:
         return None
     terms: dict[Source, float] = {}
