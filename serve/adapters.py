@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from .._core import AdaptrtError, LoraConfig, PeftTaskNotCachedError, Request
-from ..formats.sources import ObjectName, Source
+from ..formats.sources import Source
 from ..formats.sources.downloads import CacheFullError
 from ..formats.sources.grammar import remote_name
 from ..formats.sources.sum_of_names import parse_sum
@@ -95,7 +95,7 @@ class ServedAdapters:
             self._listed_at = now
         taken = self._reserved.union(self._store.names)
         names = tuple(name for name in self._in_roots.names if name not in taken)
-        # Object stores are not listed: that can take minutes.
+        # Stores are not listed: that can take minutes.
         return RootNames(names, self._in_roots.is_complete and not (self._remote and self._remote.has_roots))
 
     def is_from(self, name: str, path: str) -> bool:
@@ -319,7 +319,7 @@ class ServedAdapters:
 def roots_of(options: ServerOptions) -> tuple[list[Path], RemoteAdapters | None]:
     """Returns the local roots, and the stores that requests may download from; None: there are none."""
     local = [root for root in options.adapter_roots if isinstance(root, Path)]
-    remote = [root for root in options.adapter_roots if isinstance(root, ObjectName)]
+    remote = [root for root in options.adapter_roots if not isinstance(root, Path)]
     if not remote and not options.allowed_adapter_sources.kinds:
         return local, None
     return local, RemoteAdapters(remote, options.allowed_adapter_sources, options.limits)

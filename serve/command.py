@@ -18,9 +18,9 @@ from ..common.number_flags import MAX_INT32, integer, seconds
 from ..common.progress import progress_on
 from ..formats.adapter.adapter_copy import TOKENIZER_FILE
 from ..formats.checkpoint.pooling import POOLING_TYPES
-from ..formats.sources import ObjectName, Source, find_adapter, find_model, model_label
-from ..formats.sources.allowed import AllowedSources, allowed_sources
-from ..formats.sources.grammar import OBJECT_PREFIX, object_name
+from ..formats.sources import HubName, LocalName, ObjectName, Source, find_adapter, find_model, model_label, parse_name
+from ..formats.sources.allowed import SHORT_HUB_PREFIX, AllowedSources, allowed_sources
+from ..formats.sources.grammar import HUB_PREFIX, OBJECT_PREFIX, hub_name, object_name
 from ..runtime.adapter_tokenizers import load_tokenizer, require_tokenizer
 from ..runtime.chat_template import ChatTemplate
 from ..runtime.engine import load_engine
@@ -48,6 +48,7 @@ from .vllm_flags import add_vllm_flags
 
 API_KEY_VARIABLE: Final = "ADAPTRT_API_KEY"
 DEFAULT_QUEUE: Final = 1024
+_ROOTS: Final = "a directory, s3://BUCKET/PREFIX, or hf://ORGANISATION/NAME[@REVISION][/FOLDER]"
 MAX_WORK_THREADS: Final = 256
 """Maximum number of threads for one kind of slow work."""
 WORK_LIMITS: Final = (
@@ -120,8 +121,8 @@ def _add_adapters(group: Any) -> None:
     )  # fmt: skip
     group.add_argument(
         "--adapter_root", nargs="+", type=_adapter_root, default=[], metavar="DIR",
-        help="serve adapters below DIR, a directory or s3://BUCKET/PREFIX, by their paths from it; each is loaded on "
-        "its first request",
+        help="serve adapters below DIR, a directory, s3://BUCKET/PREFIX or hf://ORGANISATION/NAME, by their paths from "
+        "it; each is loaded on its first request",
     )  # fmt: skip
     group.add_argument(
         "--allowed_adapter_sources", nargs="+", action="extend", default=[], metavar="SOURCE",
@@ -281,14 +282,9 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         for name in names
         if not is_name(name)
     ]
-    problems += [
-        f"adapter_root is '{root}'; expected a directory or s3://BUCKET/PREFIX; names of the Hub are accepted in "
-        "lora_modules"
-        for root in args.adapter_root
-        if isinstance(root, Path) and not root.is_dir()
-    ]
+    roots, root_problems = _roots(args)
     allowed, allowed_problems = _allowed_sources(args)
-    problems += allowed_problems
+    problems += root_problems + allowed_problems
     try:
         num_connections(limits_of(args))
     except ConfigError as error:
@@ -325,7 +321,7 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         served_model_name=names,
         api_keys=keys_of(args),
         allowed_hosts=tuple(args.allowed_hosts),
-        adapter_roots=tuple(args.adapter_root),
+        adapter_roots=roots,
         allowed_adapter_sources=allowed,
         enable_lora_loading=args.enable_lora_loading,
         lora_modules=modules,
@@ -345,21 +341,42 @@ def _allowed_sources(args: argparse.Namespace) -> tuple[AllowedSources, list[str
         allowed = allowed_sources(args.allowed_adapter_sources)
         for name in allowed.kinds:
             check_packages(name)
-        for root in args.adapter_root:
-            if isinstance(root, ObjectName):
-                check_root(root)
     except (ConfigError, AdapterError) as error:
         return AllowedSources(), [str(error)]
     return allowed, []
 
 
-def _adapter_root(text: str) -> Path | ObjectName:
-    """Parses a value of adapter_root."""
-    if not text.startswith(OBJECT_PREFIX):
-        return Path(text)
-    if (found := object_name(text)) is None:
-        raise argparse.ArgumentTypeError(f"it is '{text}'; expected a directory or {OBJECT_PREFIX}BUCKET/PREFIX")
+def _adapter_root(text: str) -> str | HubName | ObjectName:
+    """Parses a value of adapter_root. Reads no file: _roots() decides between a path and a name without prefix."""
+    found: HubName | ObjectName | None
+    if text.startswith(OBJECT_PREFIX):
+        found = object_name(text)
+    elif text.startswith((HUB_PREFIX, SHORT_HUB_PREFIX)):
+        found = hub_name(text.removeprefix(HUB_PREFIX).removeprefix(SHORT_HUB_PREFIX))
+    else:
+        return text
+    if found is None:
+        raise argparse.ArgumentTypeError(f"it is '{text}'; expected {_ROOTS}")
     return found
+
+
+def _roots(args: argparse.Namespace) -> tuple[tuple[Path | HubName | ObjectName, ...], list[str]]:
+    """Returns the values of adapter_root, and the problems of the flag. Asks stores if they have the roots."""
+    roots: list[Path | HubName | ObjectName] = []
+    problems = []
+    for given in args.adapter_root:
+        try:
+            meaning = parse_name(given, AdapterError) if isinstance(given, str) else given
+            if not isinstance(meaning, LocalName):
+                check_root(meaning)
+                roots.append(meaning)
+            elif meaning.path.is_dir():
+                roots.append(meaning.path)
+            else:
+                problems.append(f"adapter_root is '{given}'; expected {_ROOTS}")
+        except AdapterError as error:
+            problems.append(f"adapter_root: {error}")
+    return tuple(roots), problems
 
 
 def limits_of(args: argparse.Namespace) -> ServerLimits:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from .._core import ConfigError
-from ..formats.sources import ObjectName, Source
+from ..formats.sources import HubName, ObjectName, Source
 from ..formats.sources.allowed import AllowedSources
 from ..runtime.template_limits import DEFAULT_LIMITS, TemplateLimits
 from .places import Place
@@ -105,8 +105,8 @@ class ServerOptions:
     """Keys that clients must send one of; (): no key is needed."""
     allowed_hosts: tuple[Place, ...] = ()
     """Names under which browsers may reach the server to load adapters, for example a reverse proxy's."""
-    adapter_roots: tuple[Path | ObjectName, ...] = ()
-    """Directories, and prefixes of object stores, where requests find adapters by name."""
+    adapter_roots: tuple[Path | HubName | ObjectName, ...] = ()
+    """Directories, prefixes of object stores, and repositories of the Hub, where requests find adapters by name."""
     allowed_adapter_sources: AllowedSources = field(default_factory=AllowedSources)
     """Sources that clients may load adapters from, in addition to the roots."""
     enable_lora_loading: bool = False

@@ -13,6 +13,7 @@ from ..formats.sources.allowed import AllowedSources
 from ..formats.sources.downloads import DownloadCache, missing_config
 from ..formats.sources.grammar import remote_name
 from ..formats.sources.hub_files import HubFiles
+from ..formats.sources.hub_root import HubRoot
 from ..formats.sources.kind import Kind
 from ..formats.sources.objects import ObjectStore
 from ..formats.sources.remote import Remote
@@ -22,9 +23,12 @@ from .options import ServerLimits
 class RemoteAdapters:
     """The stores that requests may use. Methods that download run in a thread; all are thread-safe."""
 
-    def __init__(self, roots: Sequence[ObjectName], allowed: AllowedSources, limits: ServerLimits) -> None:
-        """roots: directories of object stores where adapters are found by name. Makes no connection yet."""
-        self._roots = tuple(roots)
+    def __init__(self, roots: Sequence[HubName | ObjectName], allowed: AllowedSources, limits: ServerLimits) -> None:
+        """roots: directories of object stores and repositories of the Hub where adapters are found by name.
+
+        Makes no connection yet. Raises AdapterError if a package is missing that a root needs.
+        """
+        self._roots = tuple(HubRoot(root) if isinstance(root, HubName) else root for root in roots)
         self._allowed = allowed
         self._max_bytes = limits.max_download_bytes
         self._cache = DownloadCache(max_bytes=limits.download_cache_bytes)
@@ -39,9 +43,8 @@ class RemoteAdapters:
         name = remote_name(text)
         if name is None:
             return None
-        is_below_root = isinstance(name, ObjectName) and any(
-            name.in_store.startswith(f"{root.in_store}/") for root in self._roots
-        )
+        roots = (root.name if isinstance(root, HubRoot) else root for root in self._roots)
+        is_below_root = any(root.has_below(name) for root in roots)
         return name if is_below_root or self._allowed.allows(name) else None
 
     def find(self, name: str, stop: threading.Event) -> Source | None:
@@ -50,9 +53,12 @@ class RemoteAdapters:
         name: a relative path without '..'. Raises AdapterError, CacheFullError, DownloadStoppedError.
         """
         for root in self._roots:
-            place = root.child(name)
-            # Characters that no name of an object store may have are in no root.
-            if remote_name(str(place)) == place and (found := self._download(place, stop)) is not None:
+            place = (root.name if isinstance(root, HubRoot) else root).child(name)
+            # Characters that no name of a store may have are in no root.
+            if remote_name(str(place)) != place:
+                continue
+            remote = root.adapter(name) if isinstance(root, HubRoot) else _remote(place)
+            if (found := self._download(remote, stop)) is not None:
                 return found
         return None
 
@@ -61,13 +67,13 @@ class RemoteAdapters:
 
         Raises AdapterError, CacheFullError, DownloadStoppedError.
         """
-        found = self._download(name, stop)
+        found = self._download(_remote(name), stop)
         if found is None:
             raise Kind.ADAPTER.error(missing_config(name, Kind.ADAPTER))
         return found
 
-    def _download(self, name: HubName | ObjectName, stop: threading.Event) -> Source | None:
-        remote: Remote = _remote(name)
+    def _download(self, remote: Remote, stop: threading.Event) -> Source | None:
+        name = remote.name
         download = self._cache.fetch(remote, max_bytes=self._max_bytes, allow_pickles=False, stop=stop)
         if download is None:
             return None
@@ -79,9 +85,12 @@ def check_packages(name: HubName | ObjectName) -> None:
     _remote(name)
 
 
-def check_root(root: ObjectName) -> None:
-    """Raises AdapterError if a root in an object store cannot be used, unless the store cannot be reached."""
-    ObjectStore(root, Kind.ADAPTER).check()
+def check_root(root: HubName | ObjectName) -> None:
+    """Raises AdapterError if a root in a store cannot be used, unless the store cannot be reached."""
+    if isinstance(root, HubName):
+        HubRoot(root).check()
+    else:
+        ObjectStore(root, Kind.ADAPTER).check()
 
 
 def _remote(name: HubName | ObjectName) -> Remote:

@@ -11,7 +11,8 @@ from ..._core import ConfigError
 from .grammar import HUB_PREFIX, OBJECT_PREFIX, HubName, ObjectName, hub_name, object_name
 
 ACCEPTED: Final = "expected hub:ORGANISATION/*, hub:ORGANISATION/NAME, s3://BUCKET/PREFIX/* or s3://BUCKET/PREFIX"
-_HUB: Final = "hub:"
+SHORT_HUB_PREFIX: Final = "hub:"
+"""Begins a repository or an organisation of the Hub in the flags about sources."""
 _ALL: Final = "/*"
 _COMMIT: Final = re.compile(r"[0-9a-fA-F]{7,64}")
 
@@ -42,7 +43,7 @@ class AllowedSources:
             return repository in self.repositories or repository.split("/")[0] in self.organisations
         if name in self.directories:
             return True
-        return any(name.in_store.startswith(f"{prefix.in_store}/") for prefix in self.prefixes)
+        return any(prefix.has_below(name) for prefix in self.prefixes)
 
     @property
     def kinds(self) -> tuple[HubName | ObjectName, ...]:
@@ -63,9 +64,9 @@ def allowed_sources(patterns: Sequence[str], roots: Sequence[ObjectName] = ()) -
     for pattern in [one.strip() for text in patterns for one in text.split(",")]:
         is_all = pattern.endswith(_ALL)
         place = pattern.removesuffix(_ALL)
-        if pattern.startswith(_HUB):
+        if pattern.startswith(SHORT_HUB_PREFIX):
             # An organisation has the form of one part of a repository's name.
-            text = place.removeprefix(_HUB)
+            text = place.removeprefix(SHORT_HUB_PREFIX)
             hub = hub_name(f"{text}/x" if is_all else text)
             if hub is not None and hub.label.count("/") == 1 and hub.revision is None:
                 (organisations.add(text.lower()) if is_all else repositories.add(text.lower()))

@@ -71,6 +71,17 @@ class HubName:
         """Path of a file in the repository."""
         return f"{self.folder}/{name}" if self.folder else name
 
+    def child(self, path: str) -> HubName:
+        """Returns the name of a folder below this one."""
+        return HubName(self.repository, self.revision, self.file(path))
+
+    def has_below(self, name: HubName | ObjectName) -> bool:
+        """True for names of folders below this one, at the same revision."""
+        if not isinstance(name, HubName) or name.revision != self.revision:
+            return False
+        is_same = name.repository.lower() == self.repository.lower()
+        return is_same and bool(name.folder) and name.folder.startswith(self.file(""))
+
 
 @dataclass(frozen=True)
 class ObjectName:
@@ -102,6 +113,10 @@ class ObjectName:
     def child(self, path: str) -> ObjectName:
         """Returns the name of a directory below this one."""
         return ObjectName(self.bucket, f"{self.path}/{path}" if self.path else path)
+
+    def has_below(self, name: HubName | ObjectName) -> bool:
+        """True for names of directories below this one."""
+        return isinstance(name, ObjectName) and name.in_store.startswith(f"{self.in_store}/")
 
 
 def parse_name(name: str | os.PathLike[str], error: type[AdaptrtError]) -> LocalName | HubName | ObjectName:

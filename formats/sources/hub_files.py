@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +20,19 @@ from .remote import Listing, Watch
 class HubFiles:
     """A repository of the Hub, or a folder of one; a Remote."""
 
-    def __init__(self, name: HubName, kind: Kind) -> None:
-        """Raises kind.error without huggingface_hub."""
+    def __init__(self, name: HubName, kind: Kind, info: Callable[[], Any] | None = None) -> None:
+        """info: returns the repository_info(); None: it is requested. Raises kind.error without huggingface_hub."""
         self.name = name
         self.kind = kind
         self._hub = require_hub(name, kind)
         self._errors = HubErrors(self._hub, name)
+        self._info: Callable[[], Any] = partial(repository_info, self._hub, name) if info is None else info
         self._commit = ""
         self._digests: dict[str, str] = {}
 
     def listing(self) -> Listing | None:
         """Lists the files at the commit that the revision is now."""
-        info = self._hub.HfApi(library_name="adaptrt").model_info(
-            self.name.repository, revision=self.name.revision or MAIN, files_metadata=True
-        )
+        info = self._info()
         self._commit = info.sha
         above = self.name.file("")
         files: dict[str, int] = {}
@@ -71,6 +72,13 @@ class HubFiles:
     def is_unreachable(self, error: BaseException) -> bool:
         """True if the Hub gave no answer."""
         return self._errors.is_unreachable(error)
+
+
+def repository_info(hub: Any, name: HubName) -> Any:
+    """Asks the Hub for the commit of a repository and its files. Raises one of HubErrors.failures."""
+    return hub.HfApi(library_name="adaptrt").model_info(
+        name.repository, revision=name.revision or MAIN, files_metadata=True
+    )
 
 
 def _watched(hub: Any, watch: Watch) -> type[Any]:

@@ -19,7 +19,7 @@ from starlette.types import Message
 
 import adaptrt
 from adaptrt import AdapterError
-from adaptrt.formats.sources import ObjectName, Source, objects
+from adaptrt.formats.sources import HubName, ObjectName, Source, hub_root, objects
 from adaptrt.formats.sources.allowed import allowed_sources
 from adaptrt.formats.sources.downloads import DownloadCache
 from adaptrt.formats.sources.remote import DownloadStoppedError
@@ -105,7 +105,9 @@ class Client:
 Body = Callable[[Service, Client], Awaitable[None]]
 
 
-def run(place: Place, body: Body, *allowed: str, roots: tuple[Path | ObjectName, ...] = (), **limits: int) -> None:
+def run(
+    place: Place, body: Body, *allowed: str, roots: tuple[Path | HubName | ObjectName, ...] = (), **limits: int
+) -> None:
     """Runs `body` with a server and a client."""
 
     async def main() -> None:
@@ -272,7 +274,7 @@ class SlowStore:
         self.begun: list[str] = []
         self.stopped: list[str] = []
         self._go_on = threading.Event()
-        monkeypatch.setattr(RemoteAdapters, "_download", lambda _, name, stop: self._download(name, stop))
+        monkeypatch.setattr(RemoteAdapters, "_download", lambda _, remote, stop: self._download(remote.name, stop))
 
     def _download(self, name: ObjectName, stop: threading.Event) -> Source | None:
         self.begun.append(name.label)
@@ -404,3 +406,79 @@ def test_clients_load_from_allowed_repositories(
         assert "HF_HUB_OFFLINE forbids" in (await client.load("offline2", "org/other")).text
 
     run(place, body, "hub:org/*")
+
+
+def test_adapters_are_found_below_a_root_in_the_hub(
+    place: Place, hub: Hub, cache: DownloadCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {
+        f"team/{name}/{path.name}": path.read_bytes() for name in ADAPTERS for path in (place.local / name).iterdir()
+    }
+    hub.add("org/loras", {**files, "README.md": b"x", "team/notes/readme.txt": b"x"})
+    hub.add("org/loras", {"poet/" + path.name: path.read_bytes() for path in (place.local / "clerk").iterdir()}, "v1")
+    hub.add("org/other", {f"poet/{path.name}": path.read_bytes() for path in (place.local / "poet").iterdir()})
+    texts: dict[str, str] = {}
+
+    async def local(service: Service, client: Client) -> None:
+        texts.update({name: await client.text(name) for name in ("base", *ADAPTERS)})
+
+    async def remote(service: Service, client: Client) -> None:
+        for name in ADAPTERS:
+            assert await client.text(f"team/{name}") == texts[name]
+        assert await client.text("poet") == texts["clerk"]
+        assert await client.text("team/poet:0.5+team/poet:0.5") == texts["poet"]
+        assert {name for name in hub.fetched() if "README" in name or "notes" in name} == set()
+        assert not (await service.adapters.not_loaded()).is_complete
+        monkeypatch.setattr(hub_root, "LISTED_SECONDS", 1e9)
+        hub.requests.clear()
+        for name in (
+            "team/nobody",
+            "team",
+            "team/notes",
+            "../other/poet",
+            "org/loras/team/poet",
+            "a@b",
+            "a:b",
+            "README",
+        ):
+            assert (await client.complete(name)).status_code == 404
+        assert hub.requests == []
+        for source in ("org/other/poet", "org/loras", "org/loras@refs/pr/1/team/poet", "hf://org/loras@v2/poet"):
+            assert (await client.load("other", source)).status_code == 400
+        assert hub.requests == []
+        # A path below a root is allowed too.
+        assert (await client.load("again", "hf://org/loras/team/poet")).status_code == 200
+        assert await client.text("again") == texts["poet"]
+
+    async def cut_off(service: Service, client: Client) -> None:
+        assert await client.text("team/poet") == texts["poet"]
+        assert "HF_HUB_OFFLINE forbids" in (await client.complete("team/new")).text
+
+    async def bounded(service: Service, client: Client) -> None:
+        answer = await client.complete("team/poet")
+        assert answer.status_code == 400
+        assert "bytes; expected at most 1000" in answer.text
+
+    roots = (HubName("org/loras"), HubName("org/loras", "v1"))
+    run(place, local, roots=(place.local,))
+    run(place, remote, roots=roots)
+    run(place, bounded, roots=roots, max_download_bytes=1000)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    run(place, cut_off, roots=roots)
+
+
+def test_roots_in_the_hub_are_checked_at_the_start(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+    hub.add("org/loras", {"team/poet/adapter_config.json": b"{}"})
+    check_root(HubName("org/loras"))
+    check_root(HubName("org/loras", None, "team"))
+    for root, said in (
+        (HubName("org/none"), "hf://org/none: there is no local path 'org/none', and no repository"),
+        (HubName("org/loras", "v7"), "hf://org/loras@v7: the repository has no revision 'v7'"),
+        (HubName("org/loras", None, "teams"), "hf://org/loras/teams: the repository has no folder 'teams'"),
+    ):
+        with pytest.raises(AdapterError, match=said):
+            check_root(root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "HF_HUB_OFFLINE", True)
+        check_root(HubName("org/none"))
+    assert "hf://org/none: HF_HUB_OFFLINE forbids downloads" in caplog.text

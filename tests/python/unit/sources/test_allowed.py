@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptrt import ConfigError
-from adaptrt.formats.sources import ObjectName
+from adaptrt.formats.sources import HubName, ObjectName
 from adaptrt.formats.sources.allowed import AllowedSources, allowed_sources
 from adaptrt.formats.sources.grammar import remote_name
 
@@ -67,6 +67,28 @@ def test_no_spelling_leaves_a_prefix(text: str) -> None:
         assert parts[:2] == ["bucket", "a"]
         assert len(parts) > 2
         assert not {"", ".", ".."} & set(parts)
+
+
+@pytest.mark.parametrize(
+    ("root", "text", "is_below"),
+    [
+        (HubName("org/loras"), "org/loras/poet", True),
+        (HubName("org/loras"), "hf://ORG/loras/team/poet", True),
+        (HubName("org/loras"), "org/loras", False),
+        (HubName("org/loras"), "org/loras@v1/poet", False),
+        (HubName("org/loras"), "org/loras-other/poet", False),
+        (HubName("org/loras", "v1", "team"), "org/loras@v1/team/poet", True),
+        (HubName("org/loras", "v1", "team"), "org/loras@v1/teams/poet", False),
+        (HubName("org/loras", "v1", "team"), "org/loras/team/poet", False),
+        (HubName("org/loras"), "s3://org/loras/poet", False),
+        (ObjectName("bucket", "loras"), "s3://bucket/loras/poet", True),
+        (ObjectName("bucket", "loras"), "bucket/loras/poet", False),
+    ],
+)
+def test_names_below_a_root(root: HubName | ObjectName, text: str, is_below: bool) -> None:
+    name = remote_name(text)
+    assert name is not None
+    assert root.has_below(name) is is_below
 
 
 @pytest.mark.parametrize(

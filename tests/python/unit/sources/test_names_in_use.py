@@ -139,9 +139,9 @@ def test_serve_takes_names(hub: FakeHub, saved: Path) -> None:
     assert options.served_model_name == ("org/model",)
     assert options.lora_modules == (("poet", saved / "poet"), ("shout", saved / "shout"))
     assert hub.asked == ["org/poet"]  # the model is fetched only after the flags were checked
-    args = parser.parse_args(["org/model", "--lora_modules", "a=org/none", "b=gs://x/y", "--adapter_root", "org/loras"])
+    args = parser.parse_args(["org/model", "--lora_modules", "a=org/none", "b=gs://x/y", "--adapter_root", "nowhere"])
     with pytest.raises(
-        ConfigError, match="adapter_root is 'org/loras'; expected a directory or s3://BUCKET/PREFIX; names of"
+        ConfigError, match="adapter_root is 'nowhere'; expected a directory, s3://BUCKET/PREFIX, or hf://ORGANISATION"
     ) as info:
         serve_command.options_of(args)
     assert "org/none: no such repository" in str(info.value)
