@@ -44,6 +44,20 @@ bool is_expanded(const PanelMatrix& weight, std::int64_t panel, std::int64_t row
   return false;
 }
 
+/// The arguments of a tile's product that do not depend on how its weights are stored.
+GemmCall gemm_call(const PanelMatrix& weight, const TileTask& task, const void* a, std::int64_t a_stride) {
+  return {.a = a,
+          .a_stride = a_stride,
+          .panel = weight.data + weight.offset(task.panel),
+          .k = weight.k,
+          .width = panel_width(weight.n, task.panel),
+          .out = task.tile,
+          .out_stride = task.stride,
+          .rows = task.rows.count(),
+          .part = task.inputs,
+          .next_panel = task.upcoming.panel};
+}
+
 Tiling tiling_of(const Program& program, const KernelTable& kernels, DType activations,
                  const Quantization& quantization) {
   if (kernels.part_bytes == 0 || activations != DType::kBFloat16) return {};
@@ -203,16 +217,7 @@ void BaseProduct::multiply_gathered(const LinearCall& call, std::size_t part, co
 void BaseProduct::multiply_float(const LinearCall& call, const TileTask& task,
                                  const ExpansionPlace& place) const {
   const PanelMatrix& weight = spec_.parts[task.part].weight;
-  PanelGemm gemm{.call = {.a = call.input.row(task.rows.begin),
-                          .a_stride = call.input.width,
-                          .panel = weight.data + weight.offset(task.panel),
-                          .k = weight.k,
-                          .width = panel_width(weight.n, task.panel),
-                          .out = task.tile,
-                          .out_stride = task.stride,
-                          .rows = task.rows.end - task.rows.begin,
-                          .part = task.inputs,
-                          .next_panel = task.upcoming.panel},
+  PanelGemm gemm{.call = gemm_call(weight, task, call.input.row(task.rows.begin), call.input.width),
                  .a_steps = task.packed.data,
                  .a_step_bytes = task.packed.step_bytes,
                  .fetch = task.upcoming.spans};
@@ -251,16 +256,7 @@ void BaseProduct::multiply_quantized(const LinearCall& call, const TileTask& tas
   const PartInput input = input_of(call, task);
   prefetch(task.upcoming.spans);
   const auto activation = static_cast<std::size_t>(call.input.dtype);
-  QuantizedGemm gemm{.call = {.a = input.rows,
-                              .a_stride = call.input.width,
-                              .panel = weight.data + weight.offset(task.panel),
-                              .k = weight.k,
-                              .width = panel_width(weight.n, task.panel),
-                              .out = task.tile,
-                              .out_stride = kPanelColumns,
-                              .rows = task.rows.count(),
-                              .part = task.inputs,
-                              .next_panel = task.upcoming.panel},
+  QuantizedGemm gemm{.call = gemm_call(weight, task, input.rows, call.input.width),
                      .activation = call.input.dtype,
                      .a_steps = input.packed.data,
                      .a_step_bytes = input.packed.step_bytes,
@@ -279,17 +275,9 @@ void BaseProduct::multiply_int8(const LinearCall& /*call*/, const TileTask& task
   const PanelMatrix& weight = spec_.parts[task.part].weight;
   prefetch(task.upcoming.spans);
   const std::int64_t row = task.rows.begin;
-  context_.kernels.int8_gemm({.call = {.a = context_.memory.int8_row(row),
-                                       .a_stride = context_.memory.int8_stride,
-                                       .panel = weight.data + weight.offset(task.panel),
-                                       .k = weight.k,
-                                       .width = panel_width(weight.n, task.panel),
-                                       .out = task.tile,
-                                       .out_stride = kPanelColumns,
-                                       .rows = task.rows.end - row,
-                                       .part = task.inputs,
-                                       .next_panel = task.upcoming.panel},
-                              .a_scales = context_.memory.int8_scales() + row});
+  const StepMemory& memory = context_.memory;
+  context_.kernels.int8_gemm({.call = gemm_call(weight, task, memory.int8_row(row), memory.int8_stride),
+                              .a_scales = memory.int8_scales() + row});
 }
 
 void BaseProduct::multiply_w4a8(const LinearCall& /*call*/, const TileTask& task,
@@ -297,20 +285,11 @@ void BaseProduct::multiply_w4a8(const LinearCall& /*call*/, const TileTask& task
   const PanelMatrix& weight = spec_.parts[task.part].weight;
   prefetch(task.upcoming.spans);
   const std::int64_t row = task.rows.begin;
-  context_.kernels.w4a8_gemm(
-      {.call = {.a = reinterpret_cast<const std::int8_t*>(context_.memory.int8_row(row)),
-                .a_stride = context_.memory.int8_stride,
-                .panel = weight.data + weight.offset(task.panel),
-                .k = weight.k,
-                .width = panel_width(weight.n, task.panel),
-                .out = task.tile,
-                .out_stride = kPanelColumns,
-                .rows = task.rows.count(),
-                .part = task.inputs,
-                .next_panel = task.upcoming.panel},
-       .a_scales = context_.memory.int8_scales() + row,
-       .a_sums = context_.memory.int8_sums() + row * group_count(weight.quantization, weight.k),
-       .quantization = weight.quantization});
+  const StepMemory& memory = context_.memory;
+  context_.kernels.w4a8_gemm({.call = gemm_call(weight, task, memory.int8_row(row), memory.int8_stride),
+                              .a_scales = memory.int8_scales() + row,
+                              .a_sums = memory.int8_sums() + row * group_count(weight.quantization, weight.k),
+                              .quantization = weight.quantization});
 }
 
 std::size_t linear_scratch_floats(const Program& program, const KernelTable& kernels) {
