@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -31,6 +32,20 @@ _HUB: Final = re.compile(rf"({_PART}/{_PART})(?:@({_REVISION}))?(?:/([^:@\\]+))?
 _TAGGED: Final = re.compile(rf"{_PART}/{_PART}:[A-Za-z0-9._-]+")
 _OBJECTS: Final = re.compile(r"s3://([A-Za-z0-9][A-Za-z0-9._-]{1,254})(?:/(.*))?", re.DOTALL)
 _LONGEST_KEY: Final = 1024
+_OTHER_SCHEMES: Final[Mapping[tuple[str, ...], str]] = {
+    ("file",): "its path",
+    ("s3a", "s3n"): f"{OBJECT_PREFIX}BUCKET/PREFIX",
+    ("hub",): f"{HUB_PREFIX}ORGANISATION/NAME",
+    (
+        "gs",
+        "gcs",
+    ): f"{OBJECT_PREFIX}BUCKET/PREFIX with AWS_ENDPOINT_URL=https://storage.googleapis.com and HMAC keys, "
+    "because Google's store speaks S3, or a copy in a directory",
+    ("az", "abfs", "abfss", "adl", "wasb", "wasbs"): "a copy in a directory, because Azure's store does not speak S3",
+    ("r2", "oci", "oss", "obs", "cos", "minio", "b2"): f"{OBJECT_PREFIX}BUCKET/PREFIX with AWS_ENDPOINT_URL, if the "
+    "store speaks S3",
+}
+"""Schemes of other programs, and how such files are named here."""
 _PATH_STARTS: Final = ("/", "./", "../", "~")
 
 
@@ -234,6 +249,10 @@ def _instead_of(url: str) -> str:
     page = _WEB_PAGE.match(url)
     if page is not None:
         return f"the name of the repository, '{page[1]}'"
+    scheme = url.partition(":")[0].lower()
+    for schemes, instead in _OTHER_SCHEMES.items():
+        if scheme in schemes:
+            return instead
     return (
         f"a path, ORGANISATION/NAME of the Hugging Face Hub, or {OBJECT_PREFIX}BUCKET/PREFIX; copy other files to a "
         "directory first"

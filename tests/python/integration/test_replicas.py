@@ -27,6 +27,7 @@ from adaptrt.serve.ray.options import DEFAULT_QUEUE_SLACK
 from support.encoders import MODELS as ENCODERS
 from support.encoders import engine_of, save_encoder
 from support.models import ModelSpec, save_adapter, save_model
+from support.object_store import ObjectStoreServer, object_store
 from support.pooled import run_pooled, save_sentence_transformer, save_word_tokenizer
 from support.processes import processes_with
 from support.ray_application import kill_one, ray_serve, run_application, wait_for
@@ -53,6 +54,7 @@ class Place:
     address: str
     engine: Path
     root: Path
+    store: ObjectStoreServer
 
     def arguments(self, **fields: Any) -> dict[str, Any]:
         return {
@@ -69,10 +71,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     for seed, name in enumerate(ADAPTERS):
         save_adapter(model, base / "root" / name, seed, strength=3.0, r=4)
     engine = build_engine(model, base, max_seq_len=65536)
-    with ray_serve(num_cpus=4) as address:
-        made = Place(address, engine, base / "root")
-        run_application(APPLICATION, made.arguments())
-        yield made
+    # Processes of Ray get the environment that Ray was started in.
+    with object_store() as store, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(base / "cache"))
+        for name in ADAPTERS:
+            store.put_directory(f"roots/{name}", base / "root" / name)
+        with ray_serve(num_cpus=4) as address:
+            made = Place(address, engine, base / "root", store)
+            run_application(APPLICATION, made.arguments())
+            yield made
 
 
 @pytest.fixture
@@ -239,6 +246,30 @@ def test_requests_go_to_a_replica_that_has_their_adapter(place: Place) -> None:
     from ray import serve
 
     serve.delete("indifferent")
+
+
+def test_replicas_find_adapters_in_an_object_store(place: Place, expected: dict[str, list[int]]) -> None:
+    """Without affinity both replicas use each adapter; they share a cache, so that each is downloaded once."""
+    from ray import serve
+
+    run_application("stores", place.arguments(adapter_root="s3://bucket/roots", adapter_affinity=False))
+    try:
+        with (
+            httpx.Client(base_url=f"{place.address}/stores", timeout=SECONDS) as http,
+            ThreadPoolExecutor(4) as clients,
+        ):
+            names = ADAPTERS * 6
+            answers = list(clients.map(lambda name: http.post("/v1/completions", json=body(name)), names))
+            assert [tokens_of(answer.json()) for answer in answers] == [expected[name][:8] for name in names]
+            assert {len(metric(http, "adaptrt_requests_running"))} == {2}
+            assert http.post("/v1/completions", json=body("nobody")).status_code == httpx.codes.NOT_FOUND
+            load = {"lora_name": "x", "lora_path": "s3://bucket/roots/a0"}
+            refused = http.post("/v1/load_lora_adapter", json=load)
+            assert refused.status_code == httpx.codes.BAD_REQUEST
+        weights = [path for path in place.store.fetched if path.endswith(".safetensors")]
+        assert sorted(weights) == [f"bucket/roots/{name}/adapter_model.safetensors" for name in ADAPTERS]
+    finally:
+        serve.delete("stores")
 
 
 def test_requests_leave_the_replica_of_their_adapter_when_too_many_wait_there(http: httpx.Client) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,7 @@ def object_store() -> Iterator[ObjectStoreServer]:
         # The objects of all servers of this process are in one place.
         httpx.post(f"http://{host}:{port}/moto-api/reset").raise_for_status()
         store = ObjectStoreServer(f"http://{host}:{port}")
+        store.watch(server)
         store.files.mkdir(BUCKET)
         try:
             yield store
@@ -48,6 +50,24 @@ class ObjectStoreServer:
     def __init__(self, address: str) -> None:
         self.address = address
         self.files: Any = fsspec.filesystem("s3", use_listings_cache=False, skip_instance_cache=True)
+        self.fetched: list[str] = []
+        """Paths of the objects whose bytes were asked for, with their buckets."""
+        self.held: tuple[str, threading.Event] | None = None
+        """End of the paths whose answers wait for the event."""
+
+    def watch(self, server: Any) -> None:
+        """Notes requests to the running server in `fetched`."""
+        app = server._server.app
+
+        def noting(environ: dict[str, Any], start_response: Any) -> Any:
+            path = environ["PATH_INFO"].lstrip("/")
+            if environ["REQUEST_METHOD"] == "GET" and "list-type" not in environ["QUERY_STRING"]:
+                self.fetched.append(path)
+                if self.held is not None and path.endswith(self.held[0]):
+                    self.held[1].wait(60)
+            return app(environ, start_response)
+
+        server._server.app = noting
 
     def put(self, path: str, files: Mapping[str, bytes]) -> str:
         """Stores files below a path of the bucket; returns the name of the directory."""

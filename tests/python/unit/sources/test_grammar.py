@@ -127,7 +127,15 @@ def test_names_and_their_meanings(text: str, meaning: HubName | LocalName | Obje
     [
         ("", "expected a path or a name"),
         ("a\0b", "null character"),
-        ("gs://bucket/x", "URL with the scheme gs; expected a path, ORGANISATION/NAME .* or s3://BUCKET/PREFIX"),
+        ("gs://bucket/x", "URL with the scheme gs; expected s3://BUCKET/PREFIX with AWS_ENDPOINT_URL=https://storage"),
+        ("az://container/x", "URL with the scheme az; expected a copy in a directory, because Azure's store does not"),
+        ("S3A://bucket/x", "URL with the scheme S3A; expected s3://BUCKET/PREFIX"),
+        ("r2://bucket/x", "URL with the scheme r2; expected s3://BUCKET/PREFIX with AWS_ENDPOINT_URL, if the store"),
+        ("file:///adapters/x", "URL with the scheme file; expected its path"),
+        (
+            "https://example.com/x",
+            "URL with the scheme https; expected a path, ORGANISATION/NAME .* or s3://BUCKET/PRE",
+        ),
         ("s3://", "expected s3://BUCKET/PREFIX without"),
         ("s3://bucket/../x", "expected s3://BUCKET/PREFIX without"),
         ("s3://bucket//x", "expected s3://BUCKET/PREFIX without"),
