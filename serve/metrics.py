@@ -330,6 +330,11 @@ def _lora_cache_metrics(stats: LoraCacheStats) -> Iterator[Metric]:
         ("capacity_bytes", "Capacity.", stats.host_bytes_total, capacity),
     ):
         yield _by_level(GaugeMetricFamily, name, text, host, device)
+    yield _gauge(
+        "lora_cache_memory_bytes",
+        "Memory of the host level, and of the device level if that has memory of its own.",
+        stats.memory_bytes,
+    )
     yield _count("lora_loads", "Loads to the device level, including those in progress.", stats.device_misses)
     yield _count("lora_load_failures", "Loads to the device level that failed.", stats.failed_loads)
     yield _count("lora_load_seconds", "Time spent on loads to the device level.", stats.load_seconds)

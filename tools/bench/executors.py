@@ -202,15 +202,11 @@ class BenchExecutor:
         different = {
             self.library.task_id(mix, index): (mix, index) for mix in mixes for index in range(mix.count)
         }.values()
-        host = sum(self.library.num_bytes(mix, index) for mix, index in different)
+        host = sum(self._packed_bytes(mix, index) for mix, index in different)
         spare = self._bytes_on_device(largest)
         if key.device_adapters is None:
             ranks = [mix.rank(index) for mix, index in different]
-            # An adapter of lm_head has more bytes than those of layers.
-            device = spare + sum(
-                max(self._bytes_on_device(mix.rank(index)), self.library.num_bytes(mix, index))
-                for mix, index in different
-            )
+            device = spare + host
             optimal = min(ranks)
         else:
             device = key.device_adapters * spare
@@ -227,6 +223,10 @@ class BenchExecutor:
             host_cache_size=host + 2 * (spare + _bytes_on_host(layout, largest)),
         )
         return config
+
+    def _packed_bytes(self, mix: AdapterMix, index: int) -> int:
+        """Size of an adapter, packed. An adapter of lm_head has more bytes than those of layers."""
+        return max(self._bytes_on_device(mix.rank(index)), self.library.num_bytes(mix, index))
 
     def _bytes_on_device(self, rank: int) -> int:
         """Device size of an adapter of `rank` on every module, including magnitudes and panel padding."""

@@ -143,11 +143,7 @@ DraftEngineStats DraftEngine::stats() const {
   stats.used_num_blocks = memory_.block_pool().num_used();
   stats.num_sequences = std::ssize(sequences_);
   stats.mem_usage = static_cast<std::size_t>(memory_.num_blocks()) * engine_.info().kv_block_bytes;
-  if (lora_cache_ != nullptr) {
-    const LoraCacheStats lora = lora_cache_->stats();
-    stats.mem_usage +=
-        lora.host_bytes_used + static_cast<std::size_t>(lora.device_pages_total) * lora.page_bytes;
-  }
+  if (lora_cache_ != nullptr) stats.mem_usage += lora_cache_->stats().memory_bytes;
   return stats;
 }
 

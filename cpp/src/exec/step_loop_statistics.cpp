@@ -51,7 +51,7 @@ IterationStats StepLoop::take_iteration_stats(Clock::time_point begin) {
   if (lora_cache_ != nullptr) {
     const LoraCacheStats lora = lora_cache_->stats();
     stats.cpu_mem_usage += lora.host_bytes_used;
-    device_bytes += static_cast<std::size_t>(lora.device_pages_total) * lora.page_bytes;
+    device_bytes += lora.memory_bytes - lora.host_bytes_used;
     stats.lora_cache_stats = lora;
   }
   if (second_level_) stats.cpu_mem_usage += second_level_->buffer_bytes();

@@ -5,7 +5,7 @@
 #include <ranges>
 #include <vector>
 
-#include "adaptrt/lora/pack_adapter.h"
+#include "adaptrt/lora/device_plan.h"
 
 namespace adaptrt {
 namespace {
@@ -90,10 +90,11 @@ std::size_t device_adapter_bytes(const LoraLayout& layout, std::int32_t rank) {
 }
 
 std::int64_t device_adapter_pages(const LoraLayout& layout, std::int32_t rank, std::size_t page_bytes) {
-  return place_images(image_sizes(layout, rank), page_bytes).pages;
+  return std::ssize(place_images(image_sizes(layout, rank), page_bytes).used_bytes);
 }
 
 std::size_t host_adapter_bytes(const LoraLayout& layout, std::int32_t rank) {
+  if (layout.is_whole()) return device_adapter_bytes(layout, rank);
   std::size_t elements = 0;
   for (const LoraSite& site : sites_of_layers(layout)) {
     std::size_t largest = 0;

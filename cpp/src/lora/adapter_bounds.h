@@ -21,7 +21,8 @@ namespace adaptrt {
 [[nodiscard]] std::int64_t device_adapter_pages(const LoraLayout& layout, std::int32_t rank,
                                                 std::size_t page_bytes);
 
-/// Bytes of the largest adapter of this rank on the host, submitted in the engine's type.
+/// Bytes of the largest adapter of this rank on the host: packed or, if a rank has only parts of layers, as
+/// sent in the engine's type.
 [[nodiscard]] std::size_t host_adapter_bytes(const LoraLayout& layout, std::int32_t rank);
 
 /// Bytes of A[1, in] and B[out, 1] of the widest enabled module, in the engine's type.

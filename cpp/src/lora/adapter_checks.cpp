@@ -70,9 +70,12 @@ std::string describe_row(const CheckedRow& checked) {
          ", layer " + std::to_string(checked.row.layer) + ")";
 }
 
+std::size_t matrix_elements(const AdapterRow& row) {
+  return static_cast<std::size_t>(row.rank * (row.sizes.a_per_rank() + row.sizes.b_per_rank()));
+}
+
 std::size_t row_elements(const AdapterRow& row) {
-  return static_cast<std::size_t>(row.rank * (row.sizes.a_per_rank() + row.sizes.b_per_rank()) +
-                                  row.vectors.count() * row.sizes.vector());
+  return matrix_elements(row) + static_cast<std::size_t>(row.vectors.count() * row.sizes.vector());
 }
 
 std::optional<DType> weights_dtype(const TensorView& weights, AdapterProblems& problems) {
@@ -102,45 +105,55 @@ std::optional<MatrixShape> matrix_shape(const TensorView& tensor, std::string_vi
   return MatrixShape{shape[shape.size() - 2], shape[shape.size() - 1]};
 }
 
-void check_values(const CheckedRow& checked, const std::byte* data, DType dtype, DType target,
-                  AdapterProblems& problems) {
-  const AdapterRow& row = checked.row;
-  const auto matrices =
-      static_cast<std::size_t>(row.rank * (row.sizes.a_per_rank() + row.sizes.b_per_rank()));
-  std::optional<std::size_t> bad = find_not_finite(data, dtype, matrices, target);
-  if (!bad) {
-    bad = find_not_finite(data + matrices * size_of(dtype), dtype, row_elements(row) - matrices,
-                          DType::kFloat32);
-    if (bad) *bad += matrices;
+void ValueChecks::check(std::size_t row, std::size_t first, const std::byte* values, std::size_t count,
+                        ValueKind kind) {
+  const DType target = kind == ValueKind::kMatrix ? target_ : DType::kFloat32;
+  auto found = find_not_finite(values, dtype_, count, target);
+  const bool is_finite = !found;
+  if (is_finite && kind == ValueKind::kMatrix && is_norm(rows_[row].module)) {
+    found = find_not_zero(values, dtype_, count);
   }
-  const bool is_sound = !bad;
-  if (is_sound && is_norm(row.module)) bad = find_not_zero(data, dtype, matrices);
-  if (!bad) return;
-  const float value = load_as_float(data, dtype, *bad);
-  std::string problem = describe_row(checked) + ": element " + std::to_string(*bad) + ", " +
-                        position_in_row(row, *bad) + ", is " + text_of(value);
-  if (is_sound) {
-    problems.add(std::move(problem) + "; accepted: 0, because a norm has only a shift");
-    return;
+  if (!found) return;
+  const BadValue bad{is_finite, first + *found, load_as_float(values, dtype_, *found)};
+  std::optional<BadValue>& known = bad_[row];
+  if (!known || std::pair(bad.is_finite, bad.element) < std::pair(known->is_finite, known->element)) {
+    known = bad;
   }
-  if (std::isfinite(value)) problem += ", too large for the engine's " + std::string(name_of(target));
+}
+
+void ValueChecks::check_row(std::size_t row, const std::byte* values) {
+  const AdapterRow& checked = rows_[row];
+  const std::size_t matrices = matrix_elements(checked);
+  check(row, 0, values, matrices, ValueKind::kMatrix);
+  check(row, matrices, values + matrices * size_of(dtype_), row_elements(checked) - matrices,
+        ValueKind::kVector);
+}
+
+void ValueChecks::add_problem(std::size_t row, std::size_t sent_index, AdapterProblems& problems) const {
+  if (!bad_[row]) return;
+  const BadValue& bad = *bad_[row];
+  std::string problem = describe_row({rows_[row], sent_index}) + ": element " + std::to_string(bad.element) +
+                        ", " + position_in_row(rows_[row], bad.element) + ", is " + text_of(bad.value);
+  if (bad.is_finite) {
+    problem += "; accepted: 0, because a norm has only a shift";
+  } else if (std::isfinite(bad.value)) {
+    problem += ", too large for the engine's " + std::string(name_of(target_));
+  }
   problems.add(std::move(problem));
 }
 
-void check_lm_head(std::span<const AdapterRow> rows, const std::byte* data, DType dtype,
+void check_lm_head(std::span<const AdapterRow> rows,
+                   const std::function<std::span<const std::byte>(std::size_t row)>& a_of,
                    const LoraLayout& layout, AdapterProblems& problems) {
-  const AdapterRow* first = nullptr;
+  std::optional<std::size_t> first;
   std::int64_t found = 0;
-  for (const AdapterRow& row : rows) {
-    if (row.module != LoraModule::kLmHead) continue;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i].module != LoraModule::kLmHead) continue;
     ++found;
-    if (first == nullptr) first = &row;
-    const auto a_of = [&](const AdapterRow& of) { return data + of.offset * size_of(dtype); };
-    if (row.rank != first->rank ||
-        std::memcmp(a_of(row), a_of(*first),
-                    static_cast<std::size_t>(row.rank * row.sizes.in) * size_of(dtype)) != 0) {
-      problems.add("lm_head's slices " + std::to_string(first->layer) + " and " + std::to_string(row.layer) +
-                   " have different A; all have the same");
+    if (!first) first = i;
+    if (rows[i].rank != rows[*first].rank || !std::ranges::equal(a_of(i), a_of(*first))) {
+      problems.add("lm_head's slices " + std::to_string(rows[*first].layer) + " and " +
+                   std::to_string(rows[i].layer) + " have different A; all have the same");
       return;
     }
   }

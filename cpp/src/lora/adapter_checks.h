@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -44,6 +45,9 @@ struct CheckedRow {
 /// Returns "row 3 (attn_q, layer 0)".
 [[nodiscard]] std::string describe_row(const CheckedRow& checked);
 
+/// Number of elements of a row's A and B.
+[[nodiscard]] std::size_t matrix_elements(const AdapterRow& row);
+
 /// Number of elements of a row before its padding.
 [[nodiscard]] std::size_t row_elements(const AdapterRow& row);
 
@@ -51,13 +55,41 @@ struct CheckedRow {
 [[nodiscard]] std::optional<MatrixShape> matrix_shape(const TensorView& tensor, std::string_view name,
                                                       AdapterProblems& problems);
 
-/// Refuses elements of a row that are not finite in the engine's type; vectors stay float32.
-void check_values(const CheckedRow& checked, const std::byte* data, DType dtype, DType target,
-                  AdapterProblems& problems);
+/// Place of an element in its row: in A or B, or in a magnitude or shift.
+enum class ValueKind : std::uint8_t { kMatrix, kVector };
+
+/// Finds elements of an adapter's rows that are not finite in the engine's type (vectors stay float32), and
+/// elements of norms' A and B that are not zero. Elements come in pieces, in any order.
+class ValueChecks {
+ public:
+  /// `dtype`: the type of the elements. `target`: the engine's.
+  ValueChecks(std::span<const AdapterRow> rows, DType dtype, DType target)
+      : rows_(rows), dtype_(dtype), target_(target), bad_(rows.size()) {}
+
+  /// Checks `count` elements of row `row`, the first of which is element `first` of the row.
+  void check(std::size_t row, std::size_t first, const std::byte* values, std::size_t count, ValueKind kind);
+  /// Checks a whole row.
+  void check_row(std::size_t row, const std::byte* values);
+  /// Adds the problem of the first bad element of a row, if there is one.
+  void add_problem(std::size_t row, std::size_t sent_index, AdapterProblems& problems) const;
+
+ private:
+  struct BadValue {
+    /// Elements that are not finite come before those that are not zero.
+    bool is_finite = false;
+    std::size_t element = 0;
+    float value = 0.0F;
+  };
+  std::span<const AdapterRow> rows_;
+  DType dtype_;
+  DType target_;
+  std::vector<std::optional<BadValue>> bad_;
+};
 
 /// Refuses rows of lm_head with different A (the engine multiplies by one A) or with missing vocabulary
-/// slices. `data`: the elements that the rows' offsets refer to.
-void check_lm_head(std::span<const AdapterRow> rows, const std::byte* data, DType dtype,
+/// slices. `a_of` returns the bytes of a row's A.
+void check_lm_head(std::span<const AdapterRow> rows,
+                   const std::function<std::span<const std::byte>(std::size_t row)>& a_of,
                    const LoraLayout& layout, AdapterProblems& problems);
 
 /// Refuses nonzero values in the `count` elements after a row.

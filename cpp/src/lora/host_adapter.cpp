@@ -3,11 +3,17 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <map>
+#include <numeric>
 #include <span>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "adapter_checks.h"
 #include "config_rows.h"
+#include "image_sizes.h"
+#include "image_writer.h"
 
 namespace adaptrt {
 namespace {
@@ -22,12 +28,21 @@ bool same_row(const AdapterRow& a, const AdapterRow& b) {
   return a.module == b.module && a.layer == b.layer && a.rank == b.rank && a.vectors == b.vectors;
 }
 
-}  // namespace
+/// An adapter's tensors after the checks of types, shapes and config.
+struct SentTensors {
+  DType dtype = DType::kFloat32;
+  const std::byte* weights = nullptr;
+  std::size_t columns = 0;
+  std::vector<CheckedRow> rows;
 
-std::shared_ptr<const HostAdapter> HostAdapter::make(const LoraConfig& config, const LoraLayout& layout,
-                                                     const SiteIndex& index) {
-  const std::string subject = "LoRA task " + std::to_string(config.task_id);
-  AdapterProblems problems;
+  [[nodiscard]] const std::byte* row(std::size_t index) const {
+    return weights + index * columns * size_of(dtype);
+  }
+};
+
+/// Throws if the problems leave nothing to read; otherwise returns the accepted rows, with offset 0.
+SentTensors check_tensors(const LoraConfig& config, const LoraLayout& layout, const SiteIndex& index,
+                          std::string_view subject, AdapterProblems& problems) {
   if (layout.target_modules.empty()) {
     problems.add("the engine was built without LoRA (--lora_plugin disable) and accepts no adapters");
   } else if (!config.weights || !config.config) {
@@ -57,29 +72,94 @@ std::shared_ptr<const HostAdapter> HostAdapter::make(const LoraConfig& config, c
     rows = check_rows(*config.config, *config_shape, sent, layout, index, problems);
   }
   if (!dtype || !equal_rows) problems.throw_if_any(subject);
+  return {*dtype, config.weights->data, static_cast<std::size_t>(weights_shape->columns), std::move(rows)};
+}
 
+/// Adds the problems of the rows' values and padding.
+void add_row_problems(const SentTensors& sent, const ValueChecks& checks, AdapterProblems& problems) {
+  for (std::size_t i = 0; i < sent.rows.size(); ++i) {
+    const CheckedRow& checked = sent.rows[i];
+    checks.add_problem(i, checked.index, problems);
+    const std::size_t elements = row_elements(checked.row);
+    check_padding(checked, sent.row(checked.index) + elements * size_of(sent.dtype), sent.dtype,
+                  sent.columns - elements, problems);
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<const HostAdapter> HostAdapter::make(const LoraConfig& config, const LoraLayout& layout,
+                                                     const SiteIndex& index) {
+  const std::string subject = "LoRA task " + std::to_string(config.task_id);
+  AdapterProblems problems;
+  const SentTensors sent = check_tensors(config, layout, index, subject, problems);
   // make_shared cannot reach the private constructor.
   std::shared_ptr<HostAdapter> adapter(new HostAdapter());
   adapter->task_id_ = config.task_id;
-  adapter->dtype_ = *dtype;
+  adapter->dtype_ = sent.dtype;
   std::size_t total = 0;
-  for (const CheckedRow& checked : rows) total += row_elements(checked.row);
-  adapter->data_ = HugeArray(total * size_of(*dtype));
-  const auto row_width = static_cast<std::size_t>(weights_shape->columns);
-  std::size_t start = 0;
-  for (CheckedRow& checked : rows) {
-    const std::byte* source = config.weights->data + checked.index * row_width * size_of(*dtype);
-    const std::size_t elements = row_elements(checked.row);
-    std::memcpy(adapter->data_.data() + start, source, elements * size_of(*dtype));
-    // Check the copy: the caller's memory may change at any time.
-    check_values(checked, adapter->data_.data() + start, *dtype, layout.dtype, problems);
-    check_padding(checked, source + elements * size_of(*dtype), *dtype, row_width - elements, problems);
-    checked.row.offset = start / size_of(*dtype);
-    start += elements * size_of(*dtype);
+  for (const CheckedRow& checked : sent.rows) {
     adapter->rows_.push_back(checked.row);
+    adapter->rows_.back().offset = total;
+    total += row_elements(checked.row);
   }
-  check_lm_head(adapter->rows_, adapter->data_.data(), *dtype, layout, problems);
+  adapter->data_ = HugeArray(total * size_of(sent.dtype));
+  ValueChecks checks(adapter->rows_, sent.dtype, layout.dtype);
+  for (std::size_t i = 0; i < sent.rows.size(); ++i) {
+    std::byte* copy = adapter->data_.data() + adapter->rows_[i].offset * size_of(sent.dtype);
+    std::memcpy(copy, sent.row(sent.rows[i].index), row_elements(adapter->rows_[i]) * size_of(sent.dtype));
+    // Check the copy: the caller's memory may change at any time.
+    checks.check_row(i, copy);
+  }
+  add_row_problems(sent, checks, problems);
+  const auto a_of = [&](std::size_t i) {
+    const AdapterRow& row = adapter->rows_[i];
+    return std::span<const std::byte>(
+        adapter->data_.data() + row.offset * size_of(sent.dtype),
+        static_cast<std::size_t>(row.rank * row.sizes.in) * size_of(sent.dtype));
+  };
+  check_lm_head(adapter->rows_, a_of, layout, problems);
   problems.throw_if_any(subject);
+  adapter->terms_ = terms_of_rows(adapter->rows_);
+  adapter->generation_ = next_generation();
+  return adapter;
+}
+
+std::shared_ptr<const HostAdapter> HostAdapter::make_packed(const LoraConfig& config,
+                                                            const LoraLayout& layout, const SiteIndex& index,
+                                                            std::size_t page_bytes) {
+  const std::string subject = "LoRA task " + std::to_string(config.task_id);
+  AdapterProblems problems;
+  const SentTensors sent = check_tensors(config, layout, index, subject, problems);
+  std::shared_ptr<HostAdapter> adapter(new HostAdapter());
+  adapter->task_id_ = config.task_id;
+  adapter->dtype_ = sent.dtype;
+  for (const CheckedRow& checked : sent.rows) {
+    adapter->rows_.push_back(checked.row);
+    adapter->rows_.back().offset = checked.index * sent.columns;
+  }
+  const DevicePlan& plan =
+      adapter->plan_.emplace(plan_device_images(adapter->rows_, layout, index, page_bytes));
+  adapter->data_ = HugeArray(plan.bytes());
+  const SourceRows source{adapter->rows_, sent.weights, sent.dtype};
+  ValueChecks checks(adapter->rows_, sent.dtype, layout.dtype);
+  ImageWriter writer(source, layout, &checks);
+  std::map<std::size_t, std::span<const std::byte>> a_of_lm_head;
+  for (const DevicePlan::Site& entry : plan.sites) {
+    const LoraSite& site = layout.sites[static_cast<std::size_t>(entry.site)];
+    const std::byte* image =
+        adapter->packed_page(static_cast<std::size_t>(entry.place.page)) + entry.place.offset;
+    const DeviceSite placed = place_in_image(adapter->rows_, entry.rows, layout, site, image);
+    writer.write(site, entry.rows, placed);
+    if (site.is_lm_head()) {
+      a_of_lm_head[entry.rows.front()] = {placed.a, matrix_bytes(layout, placed.total_rank, site.in_size)};
+    }
+  }
+  add_row_problems(sent, checks, problems);
+  const auto a_of = [&](std::size_t row) { return a_of_lm_head.at(row); };
+  check_lm_head(adapter->rows_, a_of, layout, problems);
+  problems.throw_if_any(subject);
+  for (AdapterRow& row : adapter->rows_) row.offset = 0;
   adapter->terms_ = terms_of_rows(adapter->rows_);
   adapter->generation_ = next_generation();
   return adapter;
@@ -95,6 +175,11 @@ std::shared_ptr<const HostAdapter> HostAdapter::received(std::uint64_t task_id, 
   adapter->data_ = std::move(data);
   adapter->terms_ = terms_of_rows(adapter->rows_);
   return adapter;
+}
+
+const std::byte* HostAdapter::packed_page(std::size_t page) const {
+  const auto begin = plan_->used_bytes.begin();
+  return data() + std::accumulate(begin, begin + static_cast<std::ptrdiff_t>(page), std::size_t{0});
 }
 
 bool HostAdapter::same_weights(const HostAdapter& other) const {

@@ -24,6 +24,8 @@ LoraCache::Impl::Impl(LoraLayout layout, std::unique_ptr<AdapterPages> pages, Lo
       sites_(layout_),
       host_bytes_total_(options.host_bytes),
       pages_(std::move(pages)),
+      packs_adapters_(layout_.is_whole() && !pages_->shares_adapters()),
+      refers_to_host_(packs_adapters_ && pages_->is_host_memory()),
       has_workers_(options.num_load_workers > 0),
       on_load_end_(std::move(options.on_load_end)),
       free_pages_(pages_->num_pages()) {
@@ -90,6 +92,10 @@ LoraCacheStats LoraCache::Impl::stats() const {
   stats.page_bytes = pages_->page_bytes();
   stats.device_pages_used = free_pages_.total() - free_pages_.count();
   stats.device_pages_total = free_pages_.total();
+  stats.memory_bytes = host_bytes_used_;
+  if (!refers_to_host_) {
+    stats.memory_bytes += static_cast<std::size_t>(stats.device_pages_total) * pages_->page_bytes();
+  }
   return stats;
 }
 

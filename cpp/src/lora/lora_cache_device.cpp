@@ -19,6 +19,7 @@ std::optional<DeviceLease> LoraCache::Impl::acquire(const HostAdapter& adapter) 
       continue;
     }
     if (!reserve_pages(entry, 0)) return std::nullopt;
+    if (entry.residence == Residence::kResident) break;
     if (const auto error = load(entry, lock)) std::rethrow_exception(error);
   }
   if (entry.residence != Residence::kResident) return std::nullopt;
@@ -61,6 +62,7 @@ AdapterReadiness LoraCache::Impl::ensure(CacheEntry& entry, std::uint64_t turn, 
   LoadJobs job = make_job(entry);  // before anything changes
   static_cast<void>(reserve_pages(entry, turn));
   entry.turn = turn;
+  if (entry.residence == Residence::kResident) return kReady;
   queued_loads_.splice(queued_loads_.end(), job);
   has_work_.notify_one();
   return kLoading;
@@ -102,8 +104,10 @@ bool LoraCache::Impl::reserve_pages(CacheEntry& entry, std::uint64_t turn) {
   }
   for (std::int64_t i = 0; i < needed; ++i) entry.pages.push_back(free_pages_.take());
   ++counters_.device_misses;
-  ++loads_in_flight_;
-  entry.residence = Residence::kLoading;
+  outcome->has_ended = refers_to_host_;
+  entry.is_fresh = refers_to_host_;
+  if (!refers_to_host_) ++loads_in_flight_;
+  entry.residence = refers_to_host_ ? Residence::kResident : Residence::kLoading;
   entry.newest_load = std::move(outcome);
   settle(entry);
   return true;
@@ -113,7 +117,7 @@ void LoraCache::Impl::drop_device_copy(CacheEntry& entry) noexcept {
   if (entry.device_list == &device_idle_) idle_pages_ -= entry.plan.pages;
   for (const std::int64_t page : entry.pages) free_pages_.give_back(page);
   entry.pages.clear();
-  entry.device = {};
+  if (!refers_to_host_) entry.device = {};
   entry.residence = Residence::kAbsent;
   device_absent_.splice(device_absent_.end(), *entry.device_list, entry.device_place);
   entry.device_list = &device_absent_;
@@ -178,8 +182,9 @@ void LoraCache::Impl::pin(std::uint64_t task_id) {
                                  std::to_string(free_pages_.count() + idle_pages_) + " of " +
                                  std::to_string(free_pages_.total()));
       }
-      loads_here = !has_workers_;
-      if (has_workers_) queued_loads_.splice(queued_loads_.end(), job);
+      const bool is_loading = entry.residence == Residence::kLoading;
+      loads_here = is_loading && !has_workers_;
+      if (is_loading && has_workers_) queued_loads_.splice(queued_loads_.end(), job);
       has_work_.notify_one();
     }
     // A user keeps the entry if it is unloaded or unpinned meanwhile.

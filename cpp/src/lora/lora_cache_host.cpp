@@ -12,8 +12,14 @@ namespace adaptrt {
 std::shared_ptr<const HostAdapter> LoraCache::Impl::admit(const LoraConfig& config) {
   if (!config.weights && !config.config) return find(config.task_id);
   auto entry = std::make_shared<CacheEntry>();
-  entry->adapter = HostAdapter::make(config, layout_, sites_);
-  entry->plan = plan_device_images(*entry->adapter, layout_, sites_, pages_->page_bytes());
+  if (packs_adapters_) {
+    entry->adapter = HostAdapter::make_packed(config, layout_, sites_, pages_->page_bytes());
+    entry->plan = entry->adapter->plan();
+  } else {
+    entry->adapter = HostAdapter::make(config, layout_, sites_);
+    entry->plan = plan_device_images(entry->adapter->rows(), layout_, sites_, pages_->page_bytes());
+  }
+  if (refers_to_host_) entry->device = device_adapter_in_place(*entry->adapter, layout_);
   check_ever_fits(config.task_id, entry->adapter->bytes(), entry->plan.pages);
   return store(entry, config.replace);
 }

@@ -43,7 +43,8 @@ struct CacheEntry {
   std::shared_ptr<const HostAdapter> adapter;
   DevicePlan plan;
 
-  // Changed only under the lock. `device` is constant during a lease, and `pages` during a load.
+  // Changed only under the lock. `device` is constant during a lease, or always if it refers to the host
+  // level, and `pages` during a load.
   std::int64_t users = 0;
   std::int64_t leases = 0;
   /// Number of admit() calls that returned this generation.
@@ -139,7 +140,8 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   std::int64_t count_pages_to_get(std::int64_t enough, std::uint64_t turn) const;
   /// Counts pages of leased or pinned adapters, which become free only after release or unpin.
   std::int64_t count_held_pages() const;
-  /// Takes pages for a load of an absent entry; returns false, and changes nothing, if there is no room.
+  /// Takes pages for a load of an absent entry; returns false, and changes nothing, if there is no room. If
+  /// the device level refers to the host level, the load has then ended.
   bool reserve_pages(CacheEntry& entry, std::uint64_t turn);
   void drop_device_copy(CacheEntry& entry) noexcept;
 
@@ -155,6 +157,10 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   const SiteIndex sites_;
   const std::size_t host_bytes_total_;
   const std::unique_ptr<AdapterPages> pages_;
+  /// True if the host level keeps adapters packed; otherwise as sent.
+  const bool packs_adapters_;
+  /// True if the device level refers to the host level's packed adapters.
+  const bool refers_to_host_;
   const bool has_workers_;
   const std::function<void()> on_load_end_;
 

@@ -26,7 +26,7 @@ class Findings {
   std::vector<std::string> broken_;
 };
 
-void check_entry(const CacheEntry& entry, Findings& findings) {
+void check_entry(const CacheEntry& entry, bool refers_to_host, Findings& findings) {
   const bool absent = entry.residence == Residence::kAbsent;
   findings.expect(entry.users >= 0 && entry.leases >= 0, entry, "has a negative count");
   findings.expect(entry.listed || entry.in_use(), entry, "is neither listed nor in use");
@@ -36,8 +36,8 @@ void check_entry(const CacheEntry& entry, Findings& findings) {
   findings.expect(!absent || entry.leases == 0, entry, "is leased but not on the device");
   findings.expect(entry.pages.size() == (absent ? 0U : static_cast<std::size_t>(entry.plan.pages)), entry,
                   "has another number of pages than its plan");
-  findings.expect((entry.residence == Residence::kResident) == !entry.device.sites.empty(), entry,
-                  "has a device copy exactly when it should not");
+  findings.expect((refers_to_host || entry.residence == Residence::kResident) == !entry.device.sites.empty(),
+                  entry, "has a device copy exactly when it should not");
   findings.expect(*entry.host_place == &entry, entry, "is at another adapter's place of the host list");
   findings.expect(*entry.device_place == &entry, entry, "is at another adapter's place of the device list");
 }
@@ -54,7 +54,7 @@ std::vector<std::string> LoraCache::Impl::check_invariants() const {
   std::int64_t loading = 0;
   std::multiset<std::int64_t> pages(free_pages_.pages().begin(), free_pages_.pages().end());
   for (const auto& [generation, entry] : entries_) {
-    check_entry(*entry, findings);
+    check_entry(*entry, refers_to_host_, findings);
     const bool absent = entry->residence == Residence::kAbsent;
     const bool idle = entry->residence == Residence::kResident && entry->leases == 0 && !entry->pinned;
     if (entry->residence == Residence::kLoading) ++loading;
@@ -80,6 +80,7 @@ std::vector<std::string> LoraCache::Impl::check_invariants() const {
   findings.expect(pinned_pages == pinned_pages_, "pinned pages are miscounted");
   findings.expect(pinned_pages_ <= free_pages_.total(), "more pages are pinned than there are");
   findings.expect(loading == loads_in_flight_, "loads in flight are miscounted");
+  findings.expect(!refers_to_host_ || loading == 0, "an adapter loads that needs no copy");
   std::set<const CacheEntry*> queued;
   for (const LoadJob& job : queued_loads_) {
     findings.expect(queued.insert(job.entry).second, "an adapter waits twice for a load worker");

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "adapter_bounds.h"
-#include "adaptrt/lora/pack_adapter.h"
+#include "adaptrt/lora/device_plan.h"
 
 namespace adaptrt {
 namespace {

@@ -5,7 +5,7 @@ namespace adaptrt {
 void RankAdapters::load(ReceivedLoad received, HugeArray weights) {
   const auto adapter =
       HostAdapter::received(received.task_id, received.dtype, std::move(received.rows), std::move(weights));
-  const DevicePlan plan = plan_device_images(*adapter, layout_, index_, pages_->page_bytes());
+  const DevicePlan plan = plan_device_images(adapter->rows(), layout_, index_, pages_->page_bytes());
   if (plan.pages != std::ssize(received.pages)) {
     throw EngineError("an adapter takes " + std::to_string(plan.pages) + " pages here and " +
                       std::to_string(received.pages.size()) + " on rank 0");

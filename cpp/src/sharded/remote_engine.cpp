@@ -51,6 +51,7 @@ class RemotePages final : public AdapterPages {
     write(places);
   }
 
+  [[nodiscard]] bool shares_adapters() const override { return true; }
   void share(const std::shared_ptr<const HostAdapter>& adapter, std::span<const std::int64_t> pages,
              std::uint64_t load_id) override {
     pending_->add({adapter, {pages.begin(), pages.end()}, load_id});

@@ -27,6 +27,7 @@ class ShardedPages final : public AdapterPages {
   [[nodiscard]] std::int64_t num_pages() const override { return local_->num_pages(); }
   [[nodiscard]] std::byte* address(std::int64_t page) const override { return local_->address(page); }
   void load(std::span<const std::int64_t> pages, const Write& write) override { local_->load(pages, write); }
+  [[nodiscard]] bool shares_adapters() const override { return true; }
   void share(const std::shared_ptr<const HostAdapter>& adapter, std::span<const std::int64_t> pages,
              std::uint64_t load_id) override {
     pending_->add({adapter, {pages.begin(), pages.end()}, load_id});

@@ -289,13 +289,22 @@ LoraLayout layout_with_vocabulary() {
   return layout;
 }
 
+/// Returns the error, which is the same however the adapter is kept.
 std::string refusal_of(const SentAdapter& sent, const LoraLayout& layout) {
-  try {
-    make_host_adapter(sent.send(1), layout);
-  } catch (const AdapterError& error) {
-    return error.what();
-  }
-  return "";
+  const auto refusal = [](const auto& make) -> std::string {
+    try {
+      make();
+    } catch (const AdapterError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const SiteIndex index(layout);
+  const std::string as_sent = refusal([&] { (void)HostAdapter::make(sent.send(1), layout, index); });
+  BOOST_TEST(refusal([&] {
+               (void)HostAdapter::make_packed(sent.send(1), layout, index, std::size_t{1} << 24);
+             }) == as_sent);
+  return as_sent;
 }
 
 /// Copies the first elements of one row to another.
@@ -346,8 +355,8 @@ BOOST_AUTO_TEST_CASE(settings_have_no_weights) {
   BOOST_TEST(!adapter->same_weights(*base));
   BOOST_TEST((adapter->content_digest() != base->content_digest()));
   const SiteIndex index(layout);
-  BOOST_TEST(plan_device_images(*adapter, layout, index, 1 << 20).sites.size() ==
-             plan_device_images(*base, layout, index, 1 << 20).sites.size());
+  BOOST_TEST(plan_device_images(adapter->rows(), layout, index, 1 << 20).sites.size() ==
+             plan_device_images(base->rows(), layout, index, 1 << 20).sites.size());
   // A copy that is received from another process has the same values.
   HugeArray data(adapter->bytes());
   std::copy_n(adapter->data(), adapter->bytes(), data.data());
@@ -379,7 +388,7 @@ BOOST_AUTO_TEST_CASE(norms_have_shifts_alone) {
   for (std::size_t i = 0; i < 8; ++i) sound.set(row, 9 + i, 0.5F);  // after A[1, 1] and B[8, 1]
   const auto adapter = make_host_adapter(sound.send(1), layout);
   const SiteIndex index(layout);
-  const DevicePlan plan = plan_device_images(*adapter, layout, index, 1 << 20);
+  const DevicePlan plan = plan_device_images(adapter->rows(), layout, index, 1 << 20);
   BOOST_TEST(plan.sites.back().site == static_cast<std::int32_t>(layout.sites.size()) - 1);
 
   const auto refusal = [&](const std::function<void(SentAdapter&)>& spoil) {
@@ -517,6 +526,41 @@ BOOST_AUTO_TEST_CASE(weights_are_the_same_when_rows_types_and_bytes_are) {
   other = sent;
   other.field(0, 1) = 1;
   BOOST_TEST(!adapter->same_weights(*make(other)));
+}
+
+BOOST_AUTO_TEST_CASE(packed_weights_are_the_same_when_the_engine_cannot_tell_them_apart) {
+  const LoraLayout layout = small_layout(DType::kBFloat16);
+  const auto make = [&](const SentAdapter& sent) {
+    return HostAdapter::make_packed(sent.send(1), layout, SiteIndex(layout), 8192);
+  };
+  const SentAdapter sent = make_adapter(kRows, layout);
+  const auto adapter = make(sent);
+  SentAdapter other = sent;
+  other.set(0, 0, std::nextafter(sent.get(0, 0), 9.0F));
+  BOOST_TEST(
+      (adapter->same_weights(*make(other)) && adapter->content_digest() == make(other)->content_digest()));
+  other.set(0, 0, 3.0F);
+  BOOST_TEST(!adapter->same_weights(*make(other)));
+  BOOST_TEST((adapter->content_digest() != make(other)->content_digest()));
+  BOOST_TEST(!adapter->same_weights(*make(make_adapter(kRows, layout, 1, DType::kFloat16))));
+  BOOST_TEST(adapter->same_weights(*make(make_adapter(kRows, layout, 1, DType::kFloat32, 9))));
+}
+
+BOOST_AUTO_TEST_CASE(every_bad_row_of_a_packed_adapter_is_named_in_the_order_of_the_rows) {
+  const LoraLayout layout = small_layout(DType::kFloat16);
+  // Images come in the order of the layers; the rows here do not.
+  SentAdapter sent = make_adapter({{kAttnDense, 1, 2, true, true}, {kAttnQ, 0, 3}, {kAttnK, 0, 2}}, layout);
+  const std::size_t vectors = 2 * (6 + 8);
+  sent.set(0, vectors + 9, std::numeric_limits<float>::infinity());   // shift[1]
+  sent.set(0, vectors + 3, std::numeric_limits<float>::quiet_NaN());  // magnitude[3]
+  sent.set(1, 3 * 8 + 2, 1e30F);                                      // B[0, 2]
+  sent.set(1, 9, 70000.0F);                                           // A[1, 1]
+  sent.set(2, 2 * (8 + 3), 1.0F);                                     // padding
+  const std::string text = refusal_of(sent, layout);
+  const std::size_t first = text.find("row 0 (attn_dense, layer 1): element 31, magnitude[3], is nan");
+  const std::size_t second = text.find("row 1 (attn_q, layer 0): element 9, A[1, 1], is 70000, too large");
+  const std::size_t third = text.find("row 2 (attn_k, layer 0): element 22 is 1");
+  BOOST_TEST((first < second && second < third && third != std::string::npos), text);
 }
 
 BOOST_AUTO_TEST_CASE(the_content_digest_is_that_of_the_weights_alone) {

@@ -41,6 +41,35 @@ BOOST_AUTO_TEST_CASE(no_request_waits_for_a_load) {
   BOOST_TEST(stats.load_seconds > 0.0);
 }
 
+BOOST_AUTO_TEST_CASE(an_adapter_in_host_memory_is_ready_at_once) {
+  int ends = 0;
+  LoraCache cache(small_layout(), std::make_unique<HostPages>(kPageBytes, 1),
+                  {.host_bytes = 1 << 20, .num_load_workers = 1, .on_load_end = [&] { ++ends; }});
+  const auto admit = [&](std::uint64_t task_id) {
+    const auto seed = static_cast<std::uint32_t>(task_id);
+    return cache.admit(make_adapter({{LoraModule::kAttnQ, 0, 2, false}}, small_layout(), seed).send(task_id));
+  };
+  const auto one = admit(1);
+  const auto two = admit(2);
+  BOOST_TEST(!cache.acquire(one).has_value());  // it was not asked for
+  BOOST_TEST((cache.ensure(*one, 1) == AdapterReadiness::kReady));
+  BOOST_TEST((cache.ensure(*two, 1) == AdapterReadiness::kAwaitsOthers));
+  BOOST_TEST((cache.ensure(*two, 2, false) == AdapterReadiness::kAwaitsOthers));
+  check_weights(cache.acquire(one), 1);
+  BOOST_TEST((cache.ensure(*two, 2) == AdapterReadiness::kReady));
+  check_weights(cache.acquire(two), 2);
+  BOOST_TEST((cache.ensure(*one, 3) == AdapterReadiness::kReady));
+  const auto lease = cache.acquire(one);
+  BOOST_TEST((cache.ensure(*two, 3) == AdapterReadiness::kNoRoom));
+  const LoraCacheStats stats = cache.stats();
+  BOOST_TEST(stats.device_misses == 3);
+  BOOST_TEST(stats.device_evictions == 2);
+  BOOST_TEST(stats.device_hits == 0);
+  BOOST_TEST(stats.loads_in_flight == 0);
+  BOOST_TEST(ends == 0);
+  BOOST_TEST(cache.check_invariants().empty());
+}
+
 BOOST_AUTO_TEST_CASE(the_first_lease_after_a_load_is_no_hit) {
   BusyCache cache(2);
   const auto adapter = cache.admit(1);

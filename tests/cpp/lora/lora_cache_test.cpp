@@ -5,6 +5,7 @@
 #include "adapters.h"
 #include "adaptrt/core/error.h"
 #include "adaptrt/lora/pack_adapter.h"
+#include "hooked_pages.h"
 
 namespace adaptrt::lora_cache_test {
 namespace {
@@ -13,8 +14,8 @@ using namespace testing;
 using enum LoraModule;
 
 constexpr std::size_t kPageBytes = 8192;  // the largest image of small_layout() has 5632 bytes
-// attn_q of layer 0 at rank 2: 28 float32 on the host, one page on the device.
-constexpr std::size_t kSmallBytes = 28 * 4;
+// attn_q of layer 0 at rank 2: A[2, 8] and B[6, 2] of float32 in pieces of 64 bytes, one page on the device.
+constexpr std::size_t kSmallBytes = 2 * 64;
 
 SentAdapter small(std::uint32_t seed) {
   return make_adapter({{kAttnQ, 0, 2, false}}, small_layout(), seed);
@@ -136,7 +137,7 @@ BOOST_AUTO_TEST_CASE(a_host_level_full_of_adapters_in_use_refuses_and_changes_no
   const LoraCacheStats before = cache->stats();
   expect_error<LoraCacheFullError>(
       [&] { (void)cache.admit(3, wide); },
-      {"PEFT Cache is full. Could not store taskId=3: needs 224 bytes", "keep 112", "host level's 224"});
+      {"PEFT Cache is full. Could not store taskId=3: needs 256 bytes", "keep 128", "host level's 256"});
   BOOST_TEST((cache->stats() == before));
   BOOST_TEST(cache.ids() == (Ids{1, 2}));
   one.reset();
@@ -178,7 +179,79 @@ BOOST_AUTO_TEST_CASE(the_device_level_evicts_the_least_recently_used_and_no_more
   BOOST_TEST(stats.device_hits == 1);
   BOOST_TEST(stats.device_misses == 5);
   BOOST_TEST(stats.device_evictions == 3);
-  BOOST_TEST(stats.load_seconds > 0.0);
+}
+
+BOOST_AUTO_TEST_CASE(both_levels_have_one_copy_in_host_memory) {
+  CheckedCache cache(1 << 20, 3);
+  std::vector<const std::byte*> first_places;
+  for (const std::uint64_t id : {1, 2, 3, 4, 5}) {
+    cache.store(id);
+    first_places.push_back(cache->acquire(cache.admit(id))->adapter().sites[0].a);
+  }
+  LoraCacheStats stats = cache->stats();
+  BOOST_TEST(stats.host_bytes_used == 5 * kSmallBytes);
+  BOOST_TEST(stats.memory_bytes == 5 * kSmallBytes);
+  BOOST_TEST(stats.device_pages_used == 3);  // counted, without memory of their own
+  BOOST_TEST(stats.device_evictions == 2);
+  BOOST_TEST(cache->acquire(cache.admit(1))->adapter().sites[0].a == first_places[0]);
+  stats = cache->stats();
+  BOOST_TEST(stats.device_misses == 6);
+  BOOST_TEST(stats.device_evictions == 3);
+  BOOST_TEST(stats.load_seconds == 0.0);
+  BOOST_TEST(stats.memory_bytes == 5 * kSmallBytes);
+}
+
+BOOST_AUTO_TEST_CASE(a_device_with_memory_of_its_own_has_a_second_copy) {
+  int loads = 0;
+  LoraCache cache(small_layout(), std::make_unique<HookedPages>(kPageBytes, 2, [&] { ++loads; }),
+                  {.host_bytes = 1 << 20});
+  const auto adapter = cache.admit(small(1).send(1));
+  BOOST_TEST(adapter->is_packed());
+  BOOST_TEST(cache.stats().memory_bytes == kSmallBytes + 2 * kPageBytes);
+  const auto lease = cache.acquire(adapter);
+  BOOST_TEST(lease->adapter().sites[0].a != adapter->data());
+  BOOST_TEST(cache.stats().load_seconds > 0.0);
+  BOOST_TEST(loads == 1);
+}
+
+/// Pages of an engine whose other processes get each adapter as sent.
+class SharedPages final : public AdapterPages {
+ public:
+  explicit SharedPages(std::vector<std::size_t>* sent_bytes)
+      : pages_(kPageBytes, 2), sent_bytes_(sent_bytes) {}
+  [[nodiscard]] std::size_t page_bytes() const override { return pages_.page_bytes(); }
+  [[nodiscard]] std::int64_t num_pages() const override { return pages_.num_pages(); }
+  [[nodiscard]] std::byte* address(std::int64_t page) const override { return pages_.address(page); }
+  void load(std::span<const std::int64_t> pages, const Write& write) override { pages_.load(pages, write); }
+  [[nodiscard]] bool shares_adapters() const override { return true; }
+  void share(const std::shared_ptr<const HostAdapter>& adapter, std::span<const std::int64_t> /*pages*/,
+             std::uint64_t /*load_id*/) override {
+    BOOST_TEST(!adapter->is_packed());
+    sent_bytes_->push_back(adapter->bytes());
+  }
+
+ private:
+  HostPages pages_;
+  std::vector<std::size_t>* sent_bytes_;
+};
+
+BOOST_AUTO_TEST_CASE(adapters_that_other_processes_get_are_kept_as_sent) {
+  std::vector<std::size_t> sent_bytes;
+  LoraCache cache(small_layout(), std::make_unique<SharedPages>(&sent_bytes), {.host_bytes = 1 << 20});
+  const auto lease = cache.acquire(cache.admit(small(1).send(1)));
+  BOOST_TEST(unpack_adapter(lease->adapter(), cache.layout()).size() == 1U);
+  BOOST_TEST(sent_bytes == std::vector<std::size_t>{28 * 4});
+  BOOST_TEST(cache.check_invariants().empty());
+}
+
+BOOST_AUTO_TEST_CASE(a_rank_with_parts_of_layers_keeps_adapters_as_sent) {
+  LoraLayout layout = small_layout();
+  layout.sites[1].num_remote_inputs = 6;
+  LoraCache cache(layout, std::make_unique<HostPages>(kPageBytes, 2), {.host_bytes = 1 << 20});
+  const auto adapter = cache.admit(small(1).send(1));
+  BOOST_TEST(!adapter->is_packed());
+  BOOST_TEST(unpack_adapter(cache.acquire(adapter)->adapter(), layout).size() == 1U);
+  BOOST_TEST(cache.stats().memory_bytes == 28 * 4 + 2 * kPageBytes);
 }
 
 BOOST_AUTO_TEST_CASE(leased_pages_are_never_taken) {

@@ -32,7 +32,7 @@ constexpr std::array kDTypes{DType::kFloat32, DType::kFloat16, DType::kBFloat16}
 /// An adapter packed into its own pages, through host memory that is freed afterwards.
 struct Packed {
   Packed(const HostAdapter& adapter, const LoraLayout& layout, std::size_t page_bytes)
-      : plan(plan_device_images(adapter, layout, SiteIndex(layout), page_bytes)),
+      : plan(plan_device_images(adapter.rows(), layout, SiteIndex(layout), page_bytes)),
         memory(page_bytes * static_cast<std::size_t>(plan.pages)) {
     const HugeArray staging(memory.bytes());
     std::ranges::fill(staging.data(), staging.data() + staging.bytes(), std::byte{0xff});
@@ -139,6 +139,85 @@ BOOST_AUTO_TEST_CASE(rows_lie_as_they_were_sent) {
   }
 }
 
+/// Returns all bytes of the images.
+std::vector<std::byte> bytes_of(const Packed& packed, std::size_t page_bytes) {
+  std::vector<std::byte> bytes;
+  for (std::size_t page = 0; page < packed.plan.used_bytes.size(); ++page) {
+    const std::byte* first = packed.memory.data() + page * page_bytes;
+    bytes.insert(bytes.end(), first, first + packed.plan.used_bytes[page]);
+  }
+  return bytes;
+}
+
+/// Offset in one memory of each address that an adapter has in it.
+std::vector<std::ptrdiff_t> offsets_of(const DeviceAdapter& adapter, const std::byte* memory) {
+  std::vector<std::ptrdiff_t> offsets;
+  const auto add = [&](const void* address) {
+    if (address != nullptr) offsets.push_back(static_cast<const std::byte*>(address) - memory);
+  };
+  for (const DeviceSite& site : adapter.sites) {
+    add(site.a);
+    for (const DevicePart& part : site.parts) {
+      add(part.b);
+      add(part.magnitude);
+      add(part.shift);
+    }
+  }
+  return offsets;
+}
+
+BOOST_DATA_TEST_CASE(an_adapter_that_is_packed_when_it_is_checked_has_the_same_bits,
+                     boost::unit_test::data::make({MatrixLayout::kPanels, MatrixLayout::kRows}) *
+                         boost::unit_test::data::xrange(9),
+                     matrix_layout, types) {
+  LoraLayout layout = small_layout(kDTypes[static_cast<std::size_t>(types / 3)]);
+  layout.matrix_layout = matrix_layout;
+  layout.max_rank = 70;
+  std::vector<SentRow> rows;
+  for (std::int32_t layer = 1; layer >= 0; --layer) {
+    rows.insert(rows.end(), {{kMlp4HToH, layer, 70, true, true},
+                             {kAttnQkv, layer, 5, true},
+                             {kMlpGate, layer, 3, false, true},
+                             {kMlpHTo4H, layer, 6 + layer}});
+  }
+  const SentAdapter sent = make_adapter(rows, layout, 3, kDTypes[static_cast<std::size_t>(types % 3)], 5);
+  constexpr std::size_t kPage = 1 << 16;
+  const SiteIndex index(layout);
+  const auto packed = HostAdapter::make_packed(sent.send(1), layout, index, kPage);
+  const Packed as_sent(*HostAdapter::make(sent.send(1), layout, index), layout, kPage);
+  const Packed copied(*packed, layout, kPage);
+  BOOST_TEST((packed->is_packed() && packed->bytes() == packed->plan().bytes()));
+  // The gaps between pieces are zero in one memory only.
+  const DeviceAdapter in_place = device_adapter_in_place(*packed, layout);
+  for (const DeviceAdapter* adapter : {&in_place, &copied.device}) {
+    const auto modules = unpack_adapter(*adapter, layout);
+    const auto expected = unpack_adapter(as_sent.device, layout);
+    BOOST_TEST_REQUIRE(modules.size() == expected.size());
+    for (std::size_t i = 0; i < modules.size(); ++i) {
+      BOOST_TEST((modules[i].module == expected[i].module && modules[i].rank == expected[i].rank));
+      BOOST_TEST(modules[i].a == expected[i].a);
+      BOOST_TEST(modules[i].b == expected[i].b);
+      BOOST_TEST(modules[i].magnitude == expected[i].magnitude);
+      BOOST_TEST(modules[i].shift == expected[i].shift);
+    }
+  }
+  BOOST_TEST(offsets_of(copied.device, copied.memory.data()) ==
+             offsets_of(as_sent.device, as_sent.memory.data()));
+  const std::vector<std::byte> images = bytes_of(copied, kPage);
+  BOOST_TEST((images == std::vector<std::byte>(packed->data(), packed->data() + packed->bytes())));
+}
+
+BOOST_AUTO_TEST_CASE(pages_of_a_packed_adapter_follow_each_other) {
+  const LoraLayout layout = small_layout();
+  const SentAdapter sent =
+      make_adapter({{kMlpGateUp, 0, 7, true}, {kMlpGateUp, 1, 7, true}, {kAttnQ, 0, 1}}, layout);
+  const auto packed = HostAdapter::make_packed(sent.send(1), layout, SiteIndex(layout), 8192);
+  BOOST_TEST_REQUIRE(packed->plan().used_bytes.size() == 2U);
+  BOOST_TEST((packed->packed_page(0) == packed->data()));
+  BOOST_TEST((packed->packed_page(1) == packed->data() + packed->plan().used_bytes[0]));
+  BOOST_TEST(packed->bytes() < 2U * 8192);
+}
+
 BOOST_AUTO_TEST_CASE(every_load_has_an_id_of_its_own) {
   const LoraLayout layout = small_layout();
   const auto adapter = make_host_adapter(make_adapter({{kAttnQ, 0, 2, false}}, layout).send(1), layout);
@@ -179,7 +258,7 @@ BOOST_AUTO_TEST_CASE(images_fill_pages_first_fit_and_never_straddle_them) {
   const ImagePlaces places = place_images(sizes, 100);
   const std::vector<std::int64_t> pages{0, 1, 0, 1, 2, 0};
   const std::vector<std::size_t> offsets{0, 0, 60, 50, 0, 90};
-  BOOST_TEST(places.pages == 3);
+  BOOST_TEST((places.used_bytes == std::vector<std::size_t>{100, 90, 100}));
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     BOOST_TEST(places.places[i].page == pages[i]);
     BOOST_TEST(places.places[i].offset == offsets[i]);

@@ -163,11 +163,14 @@ def test_memory_does_not_grow(executor: adaptrt.Executor) -> None:
 
 def test_replaced_adapters_give_their_memory_back(executor: adaptrt.Executor) -> None:
     weights, rows = adapter(1).weights, adapter(1).config
+    used = set()
     for index in range(300):
         changed = weights + np.float32(index)
         executor.put_adapter(adaptrt.LoraConfig(1, changed, rows, replace=True))
-    stats = executor.lora_cache_stats()
-    assert (stats.host_adapters, stats.host_bytes_used) == (1, weights.nbytes)
+        stats = executor.lora_cache_stats()
+        used.add((stats.host_adapters, stats.host_bytes_used))
+    assert len(used) == 1
+    assert used.pop()[0] == 1
 
 
 def test_requests_may_change_while_they_are_enqueued(executor: adaptrt.Executor) -> None:

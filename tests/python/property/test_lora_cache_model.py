@@ -61,9 +61,10 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def pages_of(rows: list[Row], dtype: _core.DType) -> int:
-    """Returns the number of pages that first fit uses, in the order of the sites."""
+def size_of(rows: list[Row], dtype: _core.DType) -> tuple[int, int]:
+    """Returns (bytes of the packed adapter, pages that first fit uses in the order of the sites)."""
     free: list[int] = []
+    total = 0
     for layer in range(2):
         for site in SITES:
             here = [row for row in rows if row.layer == layer and set(parts_of(row.module)) <= set(site)]
@@ -75,12 +76,13 @@ def pages_of(rows: list[Row], dtype: _core.DType) -> int:
                     out_size = sizes_of(part)[1]
                     size += aligned(_core.panel_bytes(dtype, out_size, row.rank))
                     size += sum(aligned(4 * out_size) for vector in (row.magnitude, row.shift) if vector is not None)
+            total += size
             fitting = [page for page, room in enumerate(free) if room >= size]
             if fitting:
                 free[fitting[0]] -= size
             else:
                 free.append(PAGE_BYTES - size)
-    return len(free)
+    return total, len(free)
 
 
 @dataclass(eq=False)
@@ -178,7 +180,7 @@ class Model:
         return pages + pinned + max(waiting, default=0) > self.device_pages
 
     def send(self, task: int, version: int, rows: list[Row], replace: bool) -> Generation | type[Exception]:
-        new = Generation(task, version, rows, sum(row.flat().nbytes for row in rows), pages_of(rows, self.dtype))
+        new = Generation(task, version, rows, *size_of(rows, self.dtype))
         old = self.listed(task)
         if new.size > self.host_bytes or new.pages > self.device_pages:
             return _core.LoraCacheFullError
@@ -390,6 +392,9 @@ class LoraCacheMachine(RuleBasedStateMachine):
         ):
             assert getattr(stats, name) == getattr(self.model, name), name
         assert stats.host_bytes_used == self.model.used_bytes() <= stats.host_bytes_total
+        # Both levels have one copy, in the memory of the host level.
+        assert stats.memory_bytes == stats.host_bytes_used
+        assert stats.loads_in_flight == stats.failed_loads == stats.load_seconds == 0
         assert stats.host_adapters == len(self.model.generations)
         assert stats.device_pages_used == self.model.used_pages() <= stats.device_pages_total
         assert stats.device_adapters == sum(g.on_device for g in self.model.generations)

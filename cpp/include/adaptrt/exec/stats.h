@@ -69,7 +69,10 @@ constexpr auto fields_of(const LoraCacheStats* /*type*/) {
             "Adapters that are being loaded to the device level now."},
       Field{"failed_loads", &C::failed_loads, "Loads that failed so far."},
       Field{"load_seconds", &C::load_seconds,
-            "Seconds spent so far on loading adapters to the device level."}};
+            "Seconds spent so far on copying adapters to the device level. 0 on a CPU, where nothing is "
+            "copied."},
+      Field{"memory_bytes", &C::memory_bytes,
+            "Bytes of the host level's adapters and of the device level, if that has memory of its own."}};
 }
 
 /// TensorRT-LLM's InflightBatchingStats.

@@ -11,6 +11,7 @@
 #include "adaptrt/core/dtype.h"
 #include "adaptrt/core/huge_array.h"
 #include "adaptrt/core/sha256.h"
+#include "adaptrt/lora/device_plan.h"
 #include "adaptrt/lora/layout.h"
 #include "adaptrt/lora/site_index.h"
 
@@ -59,35 +60,50 @@ struct AdapterRow {
   std::int32_t rank = 0;
   RowVectors vectors;
   ModuleSizes sizes;
-  /// Offset, in elements, of A[rank, in], B[out, rank] (scaled) and the vectors in `vectors` (magnitude[out],
-  /// shift[out]), in this order. For experts, each of these has a leading dimension of experts.
+  /// Offset, in elements as sent, of A[rank, in], B[out, rank] (scaled) and the vectors in `vectors`
+  /// (magnitude[out], shift[out]), in this order. For experts, each of these has a leading dimension of
+  /// experts.
   std::size_t offset = 0;
 };
 
-/// An adapter on the host level: the submitted rows in the submitted type, without padding.
+/// An adapter on the host level. It is kept packed as the device level needs it, or as sent: the submitted
+/// rows in the submitted type, without padding, for engines whose other processes get it too.
 class HostAdapter {
  public:
-  /// Checks every rule of docs/formats.md against the engine's layout. Throws AdapterError that lists all
-  /// problems.
+  /// Checks every rule of docs/formats.md against the engine's layout, and keeps the adapter as sent. Throws
+  /// AdapterError that lists all problems.
   static std::shared_ptr<const HostAdapter> make(const LoraConfig& config, const LoraLayout& layout,
                                                  const SiteIndex& index);
+  /// The same, and packs the adapter. The layout must be whole (is_whole()), with images of up to
+  /// `page_bytes` bytes.
+  static std::shared_ptr<const HostAdapter> make_packed(const LoraConfig& config, const LoraLayout& layout,
+                                                        const SiteIndex& index, std::size_t page_bytes);
 
-  /// Makes an adapter that another process has checked against a layout with the same modules.
+  /// Makes an adapter, as sent, that another process has checked against a layout with the same modules.
   static std::shared_ptr<const HostAdapter> received(std::uint64_t task_id, DType dtype,
                                                      std::vector<AdapterRow> rows, HugeArray data);
 
   [[nodiscard]] std::uint64_t task_id() const { return task_id_; }
   /// Unique among all adapters of this process; part of the key of the prefix cache.
   [[nodiscard]] std::uint64_t generation() const { return generation_; }
+  /// Type in which the adapter was sent.
   [[nodiscard]] DType dtype() const { return dtype_; }
+  /// The offsets of a packed adapter's rows are 0.
   [[nodiscard]] const std::vector<AdapterRow>& rows() const { return rows_; }
   [[nodiscard]] const std::byte* data() const { return data_.data(); }
   [[nodiscard]] std::size_t bytes() const { return data_.bytes(); }
+  [[nodiscard]] bool is_packed() const { return plan_.has_value(); }
+  /// Positions of a packed adapter's parts.
+  [[nodiscard]] const DevicePlan& plan() const { return *plan_; }
+  /// Address of the images in one page of the plan. The pages' used bytes follow each other.
+  [[nodiscard]] const std::byte* packed_page(std::size_t page) const;
   [[nodiscard]] const AdapterTerms& terms() const { return terms_; }
-  /// True if rows, types and bytes are equal.
+  /// True if rows, types and bytes are equal. Bytes of packed adapters are those in the engine's type, so
+  /// differences that its rounding removes do not count. Both adapters are of one layout, and both are packed
+  /// or both as sent.
   [[nodiscard]] bool same_weights(const HostAdapter& other) const;
-  /// Digest of rows, types and bytes. It is the same in every process, and equal only for adapters with
-  /// same_weights(). The first call computes it; thread-safe.
+  /// Digest of rows, types and bytes. It is the same in every process with the same layout, and equal only
+  /// for adapters with same_weights(). The first call computes it; thread-safe.
   const Sha256Digest& content_digest() const;
   /// Returns content_digest() if it was called before; otherwise zeros.
   [[nodiscard]] const Sha256Digest& known_content_digest() const { return digest_; }
@@ -99,6 +115,7 @@ class HostAdapter {
   DType dtype_ = DType::kFloat32;
   std::vector<AdapterRow> rows_;
   HugeArray data_;
+  std::optional<DevicePlan> plan_;
   AdapterTerms terms_;
   mutable std::once_flag digest_made_;
   mutable Sha256Digest digest_{};

@@ -6,7 +6,7 @@
 namespace adaptrt {
 
 /// Pages in host memory, in one reservation, for engines that compute there. The system allocates a page at
-/// its first write, so an unused cache takes no memory.
+/// its first write, so pages that a cache only counts take no memory.
 class HostPages final : public AdapterPages {
  public:
   /// Throws ConfigError if the memory cannot be reserved.
@@ -17,6 +17,7 @@ class HostPages final : public AdapterPages {
   [[nodiscard]] std::byte* address(std::int64_t page) const override {
     return memory_.data() + static_cast<std::size_t>(page) * page_bytes_;
   }
+  [[nodiscard]] bool is_host_memory() const override { return true; }
   void load(std::span<const std::int64_t> pages, const Write& write) override;
 
  private:

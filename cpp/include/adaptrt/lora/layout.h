@@ -161,6 +161,15 @@ struct LoraLayout {
   /// Number of encoder layers, which are the last ones of num_layers.
   std::int32_t num_encoder_layers = 0;
 
+  /// True if this rank has every output and input of every layer, and all layers and experts.
+  [[nodiscard]] bool is_whole() const {
+    return num_stages == 1 && std::ranges::all_of(sites, [](const LoraSite& site) {
+             return site.num_remote_inputs == 0 && site.experts_for_each == 1 && site.num_shares == 1 &&
+                    site.adds_shifts && std::ranges::all_of(site.parts, [](const LoraPart& part) {
+                      return part.num_remote_outputs == 0;
+                    });
+           });
+  }
   /// Returns the pipeline stage of a site.
   [[nodiscard]] std::int32_t stage_of(const LoraSite& site) const {
     if (site.is_embedding()) return 0;

@@ -48,7 +48,8 @@ struct LoraCacheStats {
   std::int64_t device_pages_total = 0;
   std::int64_t loads_in_flight = 0;  ///< adapters that wait for a load worker or are being loaded now
   std::int64_t failed_loads = 0;
-  double load_seconds = 0.0;  ///< total time spent loading adapters to the device level
+  double load_seconds = 0.0;  ///< total time spent copying adapters to the device level
+  std::size_t memory_bytes = 0;  ///< adapters of the host level, and the device level if it has own memory
 
   friend bool operator==(const LoraCacheStats&, const LoraCacheStats&) = default;
 };
@@ -82,10 +83,12 @@ struct LoadFailure {
 
 class DeviceLease;
 
-/// The two-level LoRA cache. The host level has checked adapters as submitted. The device level has them in
-/// the kernels' layout, in pages. Both levels evict the least recently used adapters, only as many as needed,
-/// and never one that is pinned or held by a request. An adapter counts as used until its last request or
-/// lease ends.
+/// The two-level LoRA cache. The host level has checked adapters, packed in the kernels' layout; if other
+/// processes get them too, it has them as sent. The device level has them in the kernels' layout, in pages.
+/// If it is host memory, it refers to the host level's packed adapters and only counts pages: a load takes no
+/// time and no memory, and cannot fail. Both levels evict the least recently used adapters, only as many as
+/// needed, and never one that is pinned or held by a request. An adapter counts as used until its last
+/// request or lease ends.
 ///
 /// An adapter evicted from the host level loses its device copy too, because no request could find it there.
 /// The bytes of a replaced or unloaded generation count until its last request ends, so host memory never

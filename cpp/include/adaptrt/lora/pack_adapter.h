@@ -5,70 +5,21 @@
 #include <span>
 #include <vector>
 
+#include "adaptrt/lora/device_plan.h"
 #include "adaptrt/lora/host_adapter.h"
 #include "adaptrt/lora/layout.h"
-#include "adaptrt/lora/site_index.h"
 
 namespace adaptrt {
 
-// An adapter on the device has one image per site that it changes; a row of experts has one per expert:
-//
-//   A of all its modules there: [total_rank, in] | per part: B[out, rank]
-//   | per part with DoRA: float32[out] magnitudes | per part with a shift: float32[out]
-//
-// A and B have the engine's type and the layout's MatrixLayout; each piece starts at a multiple of
-// kImageAlignment. If ranks share A or B, each rank's image has only its rows, but all images have the size
-// of the largest. An image lies within one page.
-inline constexpr std::size_t kImageAlignment = 64;
-
-/// The rank of a module at a site, before it is placed in the site's image: A[rank, in], B[out, rank].
-struct ModuleRank {
-  LoraModule module = LoraModule::kAttnQ;
-  std::int32_t rank = 0;
-  RowVectors vectors = {};
-};
-
-/// Bytes of the image of these modules at a site of `layout`.
-[[nodiscard]] std::size_t image_bytes(const LoraLayout& layout, const LoraSite& site,
-                                      std::span<const ModuleRank> modules);
-
-/// A place in an adapter's pages; `page` counts from 0 within the adapter.
-struct ImagePlace {
-  std::int64_t page = 0;
-  std::size_t offset = 0;
-};
-
-struct ImagePlaces {
-  std::vector<ImagePlace> places;
-  std::int64_t pages = 0;
-};
-
-/// Places images by first fit, in order. No size may be larger than page_bytes.
-[[nodiscard]] ImagePlaces place_images(std::span<const std::size_t> sizes, std::size_t page_bytes);
-
-/// Positions of an adapter's parts when it is packed, on a rank of stage LoraLayout::stage of a pipeline.
-struct DevicePlan {
-  struct Site {
-    std::int32_t site = 0;
-    /// Indices into HostAdapter::rows(), in the order of their columns of A.
-    std::vector<std::size_t> rows;
-    ImagePlace place;
-  };
-  std::vector<Site> sites;
-  /// Number of pages of the stage that needs the most, so that all ranks use the same number.
-  std::int64_t pages = 0;
-};
-
-/// Makes the plan without reading weights. `adapter` must be made for `layout`.
-[[nodiscard]] DevicePlan plan_device_images(const HostAdapter& adapter, const LoraLayout& layout,
-                                            const SiteIndex& index, std::size_t page_bytes);
-
-/// Writes the images into `host_pages` (plan.pages of them, aligned to kImageAlignment). Returns the adapter
-/// with its addresses after a copy to `addresses`, the same pages on the device. Accesses nothing else, so
-/// any thread can call it.
+/// Writes the images of an adapter, as sent or packed, into `host_pages` (plan.pages of them, aligned to
+/// kImageAlignment). Returns the adapter with its addresses after a copy to `addresses`, the same pages on
+/// the device. Accesses nothing else, so any thread can call it.
 [[nodiscard]] DeviceAdapter pack_adapter(const HostAdapter& adapter, const LoraLayout& layout,
                                          const DevicePlan& plan, std::span<std::byte* const> host_pages,
                                          std::span<std::byte* const> addresses);
+
+/// Returns a packed adapter whose images are read where the host level keeps them.
+[[nodiscard]] DeviceAdapter device_adapter_in_place(const HostAdapter& adapter, const LoraLayout& layout);
 
 /// One module of a packed adapter, as float32.
 struct UnpackedModule {

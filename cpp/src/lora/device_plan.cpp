@@ -1,0 +1,87 @@
+#include "adaptrt/lora/device_plan.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include "adaptrt/lora/host_adapter.h"
+#include "image_sizes.h"
+
+namespace adaptrt {
+namespace {
+
+/// Orders a module's rows among those of the site: by the first of its parts.
+std::size_t module_position(const LoraSite& site, LoraModule module) {
+  std::size_t first = site.parts.size();
+  for (const LoraModule part : parts_of(module)) first = std::min(first, part_position(site, part));
+  return first;
+}
+
+}  // namespace
+
+std::size_t image_bytes(const LoraLayout& layout, const LoraSite& site, std::span<const ModuleRank> modules) {
+  std::int64_t total_rank = 0;
+  std::size_t bytes = 0;
+  for (const ModuleRank& module : modules) {
+    total_rank += module.rank;
+    for (const LoraModule part : parts_of(module.module)) {
+      const std::int64_t out_size = site.parts[part_position(site, part)].out_size;
+      bytes += aligned_bytes(matrix_bytes(layout, site.rows_of_b(out_size, 0).count, module.rank));
+      bytes += static_cast<std::size_t>(module.vectors.count()) * aligned_bytes(vector_bytes(out_size));
+    }
+  }
+  return bytes + aligned_bytes(matrix_bytes(layout, site.rows_of_a(total_rank, 0).count, site.in_size));
+}
+
+ImagePlaces place_images(std::span<const std::size_t> sizes, std::size_t page_bytes) {
+  ImagePlaces result;
+  std::vector<std::size_t>& used = result.used_bytes;
+  for (const std::size_t size : sizes) {
+    const auto page =
+        std::ranges::find_if(used, [&](std::size_t bytes) { return page_bytes - bytes >= size; });
+    const auto number = static_cast<std::int64_t>(page - used.begin());
+    if (page == used.end()) {
+      used.push_back(size);
+      result.places.push_back({number, 0});
+    } else {
+      result.places.push_back({number, *page});
+      *page += size;
+    }
+  }
+  return result;
+}
+
+std::size_t DevicePlan::bytes() const {
+  return std::accumulate(used_bytes.begin(), used_bytes.end(), std::size_t{0});
+}
+
+DevicePlan plan_device_images(std::span<const AdapterRow> rows, const LoraLayout& layout,
+                              const SiteIndex& index, std::size_t page_bytes) {
+  std::map<std::int32_t, std::vector<std::size_t>> rows_at;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (is_setting(rows[i].module)) continue;
+    const ModulePlace& place = *index.find(rows[i].layer, rows[i].module);
+    for (std::int32_t site = 0; site < place.num_sites; ++site) rows_at[place.first_site + site].push_back(i);
+  }
+  DevicePlan plan;
+  std::vector<std::vector<std::size_t>> sizes(static_cast<std::size_t>(layout.num_stages));
+  for (auto& [site_id, rows_here] : rows_at) {
+    const LoraSite& site = layout.sites[static_cast<std::size_t>(site_id)];
+    std::ranges::sort(rows_here, {}, [&](std::size_t i) { return module_position(site, rows[i].module); });
+    std::vector<ModuleRank> modules;
+    for (const std::size_t i : rows_here) modules.push_back({rows[i].module, rows[i].rank, rows[i].vectors});
+    const std::int32_t stage = layout.stage_of(site);
+    sizes[static_cast<std::size_t>(stage)].push_back(image_bytes(layout, site, modules));
+    if (stage == layout.stage) plan.sites.push_back({site_id, std::move(rows_here), {}});
+  }
+  for (const auto& of_stage : sizes) {
+    plan.pages = std::max(plan.pages, std::ssize(place_images(of_stage, page_bytes).used_bytes));
+  }
+  ImagePlaces own = place_images(sizes[static_cast<std::size_t>(layout.stage)], page_bytes);
+  for (std::size_t i = 0; i < plan.sites.size(); ++i) plan.sites[i].place = own.places[i];
+  plan.used_bytes = std::move(own.used_bytes);
+  return plan;
+}
+
+}  // namespace adaptrt
