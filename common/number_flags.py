@@ -59,3 +59,14 @@ def seconds(*, above_zero: bool = False) -> Callable[[str], float]:
         return value
 
     return parse
+
+
+def fraction(text: str) -> float:
+    """A flag's type: a number above 0 and up to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"it is {cut(text)}; expected a number above 0 and up to 1")
+    return value

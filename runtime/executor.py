@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import copy
+import logging
 import os
 import threading
 import weakref
@@ -20,6 +21,7 @@ from .._core import (
     GuidedDecodingParams,
     LoraConfig,
     ModelType,
+    PeftCacheConfig,
     PeftTaskNotCachedError,
     Request,
     RequestError,
@@ -38,6 +40,8 @@ from .orchestrator.mode import num_ranks_at, orchestrator_of
 from .orchestrator.workers import Workers
 from .prompt_tuning import behind_virtual_tokens
 from .ranks import rank_in
+
+_LOG: Final = logging.getLogger("adaptrt")
 
 if TYPE_CHECKING:
     _CoreType = type
@@ -339,7 +343,7 @@ class Executor(_core.Executor, metaclass=ExecutorType):
         else:
             engine, memory = self._workers.engine, self._workers.available_memory
         draft_engine = None if self._draft_engine is None else self._draft_engine.start(config, beside=engine)
-        super().__init__(engine, config, memory, draft_engine)
+        super().__init__(engine, config, memory, draft_engine, _adapter_wait_warning(config))
 
     def _stop_workers(self) -> None:
         if self._workers is not None:
@@ -386,6 +390,21 @@ class Executor(_core.Executor, metaclass=ExecutorType):
                 self.put_adapter(lora_config)
             except AdapterError as error:
                 raise type(error)(f"{folder}: {error}") from error
+
+
+def _adapter_wait_warning(config: ExecutorConfig) -> Callable[[], None]:
+    """Returns the function that logs, when requests wait for adapters first, which field gives them room."""
+    peft = config.peft_cache_config or PeftCacheConfig()
+    field = "num_device_module_layer" if peft.num_device_module_layer else "device_cache_percent"
+
+    def warn() -> None:
+        _LOG.warning(
+            "batches are smaller than max_batch_size because the LoRA cache's device level has no room for more "
+            "adapters; a larger PeftCacheConfig.%s makes room (steps_waiting_for_adapters counts such steps)",
+            field,
+        )
+
+    return warn
 
 
 def _refuse_named_task_ids(request: Any, prefix: str) -> None:

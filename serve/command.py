@@ -14,7 +14,7 @@ from typing import Any, Final
 from .._core import AdapterError, ConfigError, DraftTargetDecodingConfig, ExecutorConfig, KvCacheConfig, PeftCacheConfig
 from ..builder.commands import engine_flags
 from ..builder.model_cache import EnginePlan
-from ..common.number_flags import MAX_INT32, integer, seconds
+from ..common.number_flags import MAX_INT32, fraction, integer, seconds
 from ..common.progress import progress_on
 from ..formats.adapter.adapter_copy import TOKENIZER_FILE
 from ..formats.checkpoint.pooling import POOLING_TYPES
@@ -173,6 +173,10 @@ def _add_executor(group: Any) -> None:
     group.add_argument(
         "--host_cache_bytes", type=integer(0), metavar="N", help="host memory for adapters (default: the executor's)"
     )
+    group.add_argument(
+        "--device_cache_percent", type=fraction, metavar="F",
+        help="fraction of the free memory for adapters that run in one batch (default: the executor's)",
+    )  # fmt: skip
     group.add_argument(
         "--draft_model", metavar="MODEL",
         help="a small model with the same tokenizer, or its engine, that drafts tokens; only changes the speed (a "
@@ -431,8 +435,10 @@ def executor_config_of(args: argparse.Namespace) -> ExecutorConfig:
         host_cache_dir=None if args.kv_cache_dir is None else str(args.kv_cache_dir),
     )
     config.weight_memory = args.weight_memory
-    if args.host_cache_bytes is not None:
-        config.peft_cache_config = PeftCacheConfig(host_cache_size=args.host_cache_bytes)
+    if args.host_cache_bytes is not None or args.device_cache_percent is not None:
+        config.peft_cache_config = PeftCacheConfig(
+            host_cache_size=args.host_cache_bytes, device_cache_percent=args.device_cache_percent
+        )
     if args.draft_model is not None:
         draft = DraftTargetDecodingConfig(
             speculative_model_dir=str(args.draft_model), kv_cache_size=args.draft_kv_cache_bytes

@@ -335,6 +335,11 @@ def _lora_cache_metrics(stats: LoraCacheStats) -> Iterator[Metric]:
         "Memory of the host level, and of the device level if that has memory of its own.",
         stats.memory_bytes,
     )
+    yield _count(
+        "lora_steps_waiting_for_adapters",
+        "Steps with room for requests whose adapters got no room on the device level.",
+        stats.steps_waiting_for_adapters,
+    )
     yield _count("lora_loads", "Loads to the device level, including those in progress.", stats.device_misses)
     yield _count("lora_load_failures", "Loads to the device level that failed.", stats.failed_loads)
     yield _count("lora_load_seconds", "Time spent on loads to the device level.", stats.load_seconds)

@@ -11,6 +11,7 @@
 #include "bindings.h"
 #include "engine_handle.h"
 #include "exec_casters.h"
+#include "gil_safe_object.h"
 #include "waiting.h"
 
 namespace py = pybind11;
@@ -81,14 +82,33 @@ struct ShutDownWithoutGil {
 using ExecutorHolder = std::unique_ptr<Executor, ShutDownWithoutGil>;
 using ExecutorClass = py::class_<Executor, ExecutorHolder>;
 
+/// Calls `listener` once, with the first plan that holds requests back because their adapters get no room.
+StepObserver first_adapter_wait(const py::object& listener) {
+  if (listener.is_none()) return {};
+  return [kept = std::make_shared<GilSafeObject>(listener)](
+             const StepPlan* plan, const Scheduler& /*scheduler*/, const LoraCache* /*lora_cache*/,
+             const DraftEngine* /*draft_engine*/) mutable {
+    if (!kept || plan == nullptr || !plan->awaits_adapter_room) return;
+    const py::gil_scoped_acquire gil;
+    try {
+      kept->object();
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("listener for adapters that wait");
+    }
+    kept.reset();
+  };
+}
+
 ExecutorHolder make_executor(EngineHandle& engine, const ExecutorConfig& executor_config,
-                             std::size_t available_memory, std::optional<EngineHandle*> draft_engine) {
+                             std::size_t available_memory, std::optional<EngineHandle*> draft_engine,
+                             const py::object& on_adapter_wait) {
+  StepObserver observer = first_adapter_wait(on_adapter_wait);
   // A copy, because another thread may change the configuration while the GIL is released.
   return without_gil([&, config = executor_config] {
     EngineHandle::Claim claim(engine);
     std::optional<EngineHandle::Claim> draft_claim;
     if (draft_engine) draft_claim.emplace(**draft_engine);
-    auto executor = std::make_unique<Executor>(engine.engine(), config, available_memory, StepObserver{},
+    auto executor = std::make_unique<Executor>(engine.engine(), config, available_memory, std::move(observer),
                                                draft_engine ? (*draft_engine)->engine() : nullptr);
     claim.keep();
     if (draft_claim) draft_claim->keep();
@@ -169,10 +189,12 @@ void bind_executor(py::module_& module) {
       "from any thread. After shutdown, or after a fatal error, they raise ExecutorClosedError with the "
       "reason. Responses are kept until they are awaited. A forked process does not have the executor's "
       "thread; there the executor counts as shut down.");
-  cls.def(py::init(&make_executor), py::arg("engine"), py::arg("executor_config"),
-          py::arg("available_memory"), py::arg("draft_engine") = py::none(),
-          "available_memory: bytes from which the sizes of the KV and LoRA caches follow. draft_engine: the "
-          "engine of executor_config.draft_target_decoding_config. Raises ConfigError.");
+  cls.def(
+      py::init(&make_executor), py::arg("engine"), py::arg("executor_config"), py::arg("available_memory"),
+      py::arg("draft_engine") = py::none(), py::arg("on_adapter_wait") = py::none(),
+      "available_memory: bytes from which the sizes of the KV and LoRA caches follow. draft_engine: the "
+      "engine of executor_config.draft_target_decoding_config. on_adapter_wait: called once, when requests "
+      "wait for room for their adapters for the first time. Raises ConfigError.");
   def_requests(cls);
   def_adapters(cls);
   cls.def("get_latest_iteration_stats", &Executor::get_latest_iteration_stats,

@@ -167,11 +167,25 @@ void bind_cache_config(py::module_& module) {
       module, "LoraCacheSizes", "Sizes of the LoRA cache's levels.",
       Field{"host_bytes", &LoraCacheSizes::host_bytes, "Bytes of the host level."},
       Field{"page_bytes", &LoraCacheSizes::page_bytes, "Bytes of a device page."},
-      Field{"device_pages", &LoraCacheSizes::device_pages, "Pages of the device level."});
-  module.def("resolve_cache_sizes", &resolve_cache_sizes, py::arg("config"), py::arg("layout"),
-             py::arg("free_bytes"),
-             "Returns LoraCacheSizes for an engine with this LoraLayout. free_bytes: free memory for the "
-             "device level. Raises ConfigError if a level is too small, with its size and the needed size.");
+      Field{"device_pages", &LoraCacheSizes::device_pages, "Pages of the device level."},
+      Field{"max_host_bytes", &LoraCacheSizes::max_host_bytes,
+            "Bytes up to which the host level grows. It does not grow if this is not above host_bytes."},
+      Field{"max_device_pages", &LoraCacheSizes::max_device_pages,
+            "Pages up to which the device level grows. It does not grow if this is not above device_pages."});
+  module.def(
+      "resolve_cache_sizes",
+      [](const PeftCacheConfig& config, const LoraLayout& layout, std::size_t free_bytes,
+         std::int32_t max_batch_size) {
+        return resolve_cache_sizes(
+            config, layout,
+            LoraCacheDemand{
+                .free_bytes = free_bytes, .free_host_bytes = free_bytes, .max_batch_size = max_batch_size});
+      },
+      py::arg("config"), py::arg("layout"), py::arg("free_bytes"), py::arg("max_batch_size") = 0,
+      "Returns LoraCacheSizes for an engine with this LoraLayout. free_bytes: free memory for both levels. "
+      "Levels without an explicit size grow to hold max_batch_size adapters. Raises ConfigError if a level "
+      "is "
+      "too small, with its size and the needed size.");
 }
 
 /// Keeps an adapter admitted, like a request. A separate class, because each admit() counts as a user.
@@ -214,12 +228,16 @@ void bind_cache(py::module_& module) {
   py::class_<DeviceLease>(module, "DeviceLease", "Keeps an adapter on the device while this object lives.");
   py::class_<LoraCache>(module, "LoraCache",
                         "The two-level LoRA cache without an executor, for tests and tools.")
-      .def(py::init([](LoraLayout layout, const LoraCacheSizes& sizes) {
-             auto pages = std::make_unique<HostPages>(sizes.page_bytes, sizes.device_pages);
+      .def(py::init([](LoraLayout layout, const LoraCacheSizes& sizes, std::int32_t num_adapters) {
+             auto pages = std::make_unique<HostPages>(sizes.page_bytes, sizes.pages_to_make());
              return std::make_unique<LoraCache>(std::move(layout), std::move(pages),
-                                                LoraCacheOptions{.host_bytes = sizes.host_bytes});
+                                                LoraCacheOptions{.host_bytes = sizes.host_bytes,
+                                                                 .device_pages = sizes.device_pages,
+                                                                 .max_host_bytes = sizes.max_host_bytes,
+                                                                 .num_adapters = num_adapters});
            }),
-           py::arg("layout"), py::arg("sizes"))
+           py::arg("layout"), py::arg("sizes"), py::arg("num_adapters") = 0,
+           "Levels that may grow do so to hold `num_adapters` of the largest adapter.")
       .def(
           "admit",
           [](LoraCache& self, const LoraConfig& config) { return AdmittedAdapter{self.admit(config)}; },

@@ -8,7 +8,7 @@
 #include "active_sequence.h"
 #include "adapter_admissions.h"
 #include "adaptrt/core/error.h"
-#include "adaptrt/lora/peft_cache_config.h"
+#include "pools.h"
 
 namespace adaptrt {
 namespace {
@@ -16,20 +16,12 @@ namespace {
 /// The draft engine's KV pool gets 1 / kShareOfMemory of the free memory if its size is not configured.
 constexpr std::size_t kShareOfMemory = 8;
 
-std::unique_ptr<LoraCache> make_lora_cache(const PeftCacheConfig& config, Engine& engine,
-                                           std::size_t& available_memory) {
-  const auto on_device = engine.free_device_memory();
-  const LoraLayout& layout = engine.info().lora;
-  if (layout.sites.empty()) return nullptr;
-  const LoraCacheSizes sizes = resolve_cache_sizes(config, layout, on_device.value_or(available_memory));
-  if (!on_device) {
-    available_memory -=
-        std::min(available_memory, sizes.page_bytes * static_cast<std::size_t>(sizes.device_pages));
-  }
-  // No load workers: no request waits for drafts, and they are only made if their adapter is already loaded.
-  return std::make_unique<LoraCache>(
-      layout, engine.make_adapter_pages(sizes.page_bytes, sizes.device_pages, config.num_copy_streams),
-      LoraCacheOptions{.host_bytes = sizes.host_bytes});
+/// Makes the cache without load workers: no request waits for drafts, and they are only made if their adapter
+/// is already loaded.
+std::unique_ptr<LoraCache> make_draft_cache(const PeftCacheConfig& config, Engine& engine,
+                                            std::int32_t max_batch_size, std::size_t& available_memory) {
+  if (engine.info().lora.sites.empty()) return nullptr;
+  return make_lora_cache(config, engine, max_batch_size, available_memory, 0, {});
 }
 
 std::int32_t count_blocks(const DraftTargetDecodingConfig& config, Engine& engine,
@@ -58,7 +50,7 @@ DraftTarget::DraftTarget(const DraftTargetDecodingConfig& config, std::shared_pt
                          std::int32_t max_batch_size, std::size_t& available_memory)
     : engine_(std::move(engine)),
       max_draft_len_(config.max_draft_len),
-      lora_cache_(make_lora_cache(config.peft_cache_config, *engine_, available_memory)),
+      lora_cache_(make_draft_cache(config.peft_cache_config, *engine_, max_batch_size, available_memory)),
       num_kv_blocks_(count_blocks(config, *engine_, max_batch_size, available_memory)),
       draft_engine_(*engine_, lora_cache_.get(), num_kv_blocks_, max_draft_len_) {
   tasks_.reserve(static_cast<std::size_t>(max_batch_size));

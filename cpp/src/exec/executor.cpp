@@ -32,6 +32,10 @@ const ExecutorConfig& validated(const ExecutorConfig& config, const EngineInfo& 
   return config;
 }
 
+PeftCacheConfig peft_config_of(const ExecutorConfig& config) {
+  return config.peft_cache_config.value_or(PeftCacheConfig{});
+}
+
 }  // namespace
 
 void check_config(const ExecutorConfig& config, const EngineInfo& engine, const EngineInfo* draft_engine,
@@ -63,8 +67,10 @@ class Executor::Impl {
         lookahead_(lookahead_of(config)),
         guides_(engine_->info().vocab_size),
         draft_target_(make_draft_target(config, engine_->info(), std::move(draft_engine), available_memory)),
-        lora_cache_(make_lora_cache(config, *engine_, available_memory, reserved_device_memory(),
-                                    [this] { queue_.wake(); })),
+        lora_cache_(make_lora_cache(peft_config_of(config), *engine_, max_batch_size_, available_memory,
+                                    reserved_device_memory(),
+                                    {.num_load_workers = peft_config_of(config).num_ensure_workers,
+                                     .on_load_end = [this] { queue_.wake(); }})),
         loop_(*engine_, config, count_kv_blocks(config, *engine_, available_memory, reserved_device_memory()),
               count_cross_kv_blocks(config, *engine_, available_memory, reserved_device_memory()),
               lora_cache_.get(), draft_target_.get(), queue_, board_, statistics_, std::move(observer)) {

@@ -23,24 +23,30 @@ LoraCacheSizes lora_cache_sizes(const ExecutorConfig& config, const EngineInfo& 
   return resolve_cache_sizes(config.peft_cache_config.value_or(PeftCacheConfig{}), engine.lora, free_memory);
 }
 
-std::unique_ptr<LoraCache> make_lora_cache(const ExecutorConfig& config, Engine& engine,
-                                           std::size_t& available_memory, std::size_t reserved_device_memory,
-                                           std::function<void()> on_load_end) {
-  const PeftCacheConfig cache_config = config.peft_cache_config.value_or(PeftCacheConfig{});
+std::unique_ptr<LoraCache> make_lora_cache(const PeftCacheConfig& config, Engine& engine,
+                                           std::int32_t max_batch_size, std::size_t& available_memory,
+                                           std::size_t reserved_device_memory, LoraCacheOptions loads) {
   const LoraLayout& layout = engine.info().lora;
-  const LoraCacheSizes sizes = lora_cache_sizes(
-      config, engine.info(), free_memory_of(engine, available_memory, reserved_device_memory));
+  const bool has_device_memory = engine.free_device_memory().has_value();
+  const LoraCacheSizes sizes = resolve_cache_sizes(
+      config, layout,
+      LoraCacheDemand{.free_bytes = free_memory_of(engine, available_memory, reserved_device_memory),
+                      .free_host_bytes = available_memory,
+                      .max_batch_size = max_batch_size,
+                      .device_level_grows = !has_device_memory});
   if (layout.sites.empty()) return nullptr;
-  // The device level is allocated now; the host level grows as adapters arrive.
-  if (!engine.free_device_memory()) {
-    available_memory -=
-        std::min(available_memory, sizes.page_bytes * static_cast<std::size_t>(sizes.device_pages));
+  const std::int64_t pages = sizes.pages_to_make();
+  if (!has_device_memory) {
+    available_memory -= std::min(available_memory, sizes.page_bytes * static_cast<std::size_t>(pages));
   }
+  LoraCacheOptions options = std::move(loads);
+  options.host_bytes = sizes.host_bytes;
+  options.device_pages = sizes.device_pages;
+  options.max_host_bytes = sizes.max_host_bytes;
+  options.num_adapters = max_batch_size;
   return std::make_unique<LoraCache>(
-      layout, engine.make_adapter_pages(sizes.page_bytes, sizes.device_pages, cache_config.num_copy_streams),
-      LoraCacheOptions{.host_bytes = sizes.host_bytes,
-                       .num_load_workers = cache_config.num_ensure_workers,
-                       .on_load_end = std::move(on_load_end)});
+      layout, engine.make_adapter_pages(sizes.page_bytes, pages, config.num_copy_streams),
+      std::move(options));
 }
 
 std::int32_t count_kv_blocks(const ExecutorConfig& config, const Engine& engine, std::size_t available_memory,

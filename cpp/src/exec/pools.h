@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 
 #include "adaptrt/engine/engine.h"
@@ -18,12 +17,14 @@ namespace adaptrt {
                                               std::size_t free_memory);
 
 /// Makes the cache of an engine's adapters; nullptr for an engine without LoRA. Subtracts the host memory
-/// that it allocates from `available_memory`. `reserved_device_memory`: bytes of device memory for other
-/// uses. Throws ConfigError for invalid sizes.
-[[nodiscard]] std::unique_ptr<LoraCache> make_lora_cache(const ExecutorConfig& config, Engine& engine,
+/// that its device level may take from `available_memory`. `reserved_device_memory`: bytes of device memory
+/// for other uses. `loads`: the options of loads; the sizes follow from `config`. Throws ConfigError for
+/// invalid sizes.
+[[nodiscard]] std::unique_ptr<LoraCache> make_lora_cache(const PeftCacheConfig& config, Engine& engine,
+                                                         std::int32_t max_batch_size,
                                                          std::size_t& available_memory,
                                                          std::size_t reserved_device_memory,
-                                                         std::function<void()> on_load_end);
+                                                         LoraCacheOptions loads);
 
 /// Returns the number of KV blocks for the engine to allocate; 0 without a KV cache. They take a share of the
 /// device memory minus `reserved_device_memory` or, without a device, of the host's `available_memory`.

@@ -22,13 +22,15 @@ void refuse_full(std::uint64_t task_id, const std::string& reason) {
 LoraCache::Impl::Impl(LoraLayout layout, std::unique_ptr<AdapterPages> pages, LoraCacheOptions options)
     : layout_(std::move(layout)),
       sites_(layout_),
-      host_bytes_total_(options.host_bytes),
+      max_host_bytes_(std::max(options.host_bytes, options.max_host_bytes)),
+      num_adapters_(options.num_adapters),
       pages_(std::move(pages)),
       packs_adapters_(layout_.is_whole() && !pages_->shares_adapters()),
       refers_to_host_(packs_adapters_ && pages_->is_host_memory()),
       has_workers_(options.num_load_workers > 0),
       on_load_end_(std::move(options.on_load_end)),
-      free_pages_(pages_->num_pages()) {
+      free_pages_(options.device_pages > 0 ? options.device_pages : pages_->num_pages(), pages_->num_pages()),
+      host_bytes_total_(options.host_bytes) {
   Problems problems;
   const std::size_t page_bytes = pages_->page_bytes();
   const std::size_t largest = largest_image_bytes(layout_, layout_.max_rank);
@@ -97,6 +99,11 @@ LoraCacheStats LoraCache::Impl::stats() const {
     stats.memory_bytes += static_cast<std::size_t>(stats.device_pages_total) * pages_->page_bytes();
   }
   return stats;
+}
+
+void LoraCache::Impl::count_waiting_step() {
+  const std::lock_guard lock(mutex_);
+  ++counters_.steps_waiting_for_adapters;
 }
 
 CacheEntry* LoraCache::Impl::find_listed(std::uint64_t task_id) const {
@@ -177,6 +184,9 @@ std::vector<LoraCacheEntry> LoraCache::list() const {
 }
 LoraCacheStats LoraCache::stats() const {
   return impl_->stats();
+}
+void LoraCache::count_waiting_step() {
+  impl_->count_waiting_step();
 }
 const LoraLayout& LoraCache::layout() const {
   return impl_->layout();

@@ -1,5 +1,6 @@
 // The host level: how adapters enter and leave the cache.
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -81,16 +82,16 @@ std::shared_ptr<const HostAdapter> LoraCache::Impl::store(const EntryPtr& entry,
 }
 
 void LoraCache::Impl::check_ever_fits(std::uint64_t task_id, std::size_t bytes, std::int64_t pages) const {
-  if (bytes > host_bytes_total_) {
+  if (bytes > max_host_bytes_) {
     refuse_full(task_id, "needs " + std::to_string(bytes) + " bytes, but the host level has " +
-                             std::to_string(host_bytes_total_) + " in all");
+                             std::to_string(max_host_bytes_) + " in all");
   }
-  if (pages > free_pages_.total()) {
+  if (pages > free_pages_.most()) {
     const auto text = [&](std::int64_t count) {
       return std::to_string(static_cast<std::size_t>(count) * pages_->page_bytes()) + " bytes (" +
              std::to_string(count) + " pages)";
     };
-    refuse_full(task_id, "needs " + text(pages) + ", but the device level has " + text(free_pages_.total()) +
+    refuse_full(task_id, "needs " + text(pages) + ", but the device level has " + text(free_pages_.most()) +
                              " in all");
   }
 }
@@ -143,8 +144,18 @@ std::size_t LoraCache::Impl::count_host_victims(std::uint64_t task_id, std::size
   return victims;
 }
 
+void LoraCache::Impl::grow_for(std::size_t bytes, std::int64_t pages) noexcept {
+  largest_bytes_ = std::max(largest_bytes_, bytes);
+  largest_pages_ = std::max(largest_pages_, pages);
+  const std::size_t most =
+      std::min(largest_bytes_ * static_cast<std::size_t>(num_adapters_), max_host_bytes_);
+  host_bytes_total_ = std::max({host_bytes_total_, most, std::min(bytes, max_host_bytes_)});
+  free_pages_.grow(std::max(largest_pages_ * num_adapters_, pages));
+}
+
 void LoraCache::Impl::insert(const EntryPtr& entry, CacheEntry* replaced, Dropped& dropped) {
   const std::uint64_t task_id = entry->adapter->task_id();
+  grow_for(entry->adapter->bytes(), entry->plan.pages);
   const bool pinned = replaced != nullptr && replaced->pinned;
   if (pinned) {
     check_pin(task_id, entry->plan.pages, nullptr, replaced);

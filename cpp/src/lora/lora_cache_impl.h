@@ -98,6 +98,7 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   bool contains(std::uint64_t task_id) const;
   std::vector<LoraCacheEntry> list() const;
   LoraCacheStats stats() const;
+  void count_waiting_step();
   const LoraLayout& layout() const { return layout_; }
   std::vector<std::string> check_invariants() const;
 
@@ -128,6 +129,8 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
                  const CacheEntry* replaced) const;
   std::size_t count_host_victims(std::uint64_t task_id, std::size_t bytes, const CacheEntry* replaced) const;
   void insert(const EntryPtr& entry, CacheEntry* replaced, Dropped& dropped);
+  /// Grows the levels for adapters of this size.
+  void grow_for(std::size_t bytes, std::int64_t pages) noexcept;
   /// Removes the entry from the lookup and, if unused, from the cache.
   EntryPtr retire(CacheEntry& entry) noexcept;
   /// Updates lists and cache after an entry lost a user.
@@ -155,7 +158,9 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
 
   const LoraLayout layout_;
   const SiteIndex sites_;
-  const std::size_t host_bytes_total_;
+  const std::size_t max_host_bytes_;
+  /// LoraCacheOptions::num_adapters.
+  const std::int32_t num_adapters_;
   const std::unique_ptr<AdapterPages> pages_;
   /// True if the host level keeps adapters packed; otherwise as sent.
   const bool packs_adapters_;
@@ -176,7 +181,10 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   LoadJobs queued_loads_;                                       // in the order of the requests for them
   LoadJobs failed_loads_;                                       // not reported yet
   std::int64_t loads_in_flight_ = 0;
+  std::size_t host_bytes_total_;
   std::size_t host_bytes_used_ = 0;
+  std::size_t largest_bytes_ = 0;  // of an adapter so far
+  std::int64_t largest_pages_ = 0;
   std::int64_t idle_pages_ = 0;    // in device_idle_
   std::int64_t pinned_pages_ = 0;  // needed by pinned entries, loaded or not
   LoraCacheStats counters_;        // only the counters; stats() fills in the sizes

@@ -76,6 +76,8 @@ std::vector<std::string> LoraCache::Impl::check_invariants() const {
   findings.expect(listed == listed_.size(), "the lookup holds ids that no adapter has");
   findings.expect(host_bytes == host_bytes_used_, "host_bytes_used is not the sum over the adapters");
   findings.expect(host_bytes_used_ <= host_bytes_total_, "the host level holds more than its size");
+  findings.expect(host_bytes_total_ <= max_host_bytes_, "the host level is larger than its maximum");
+  findings.expect(free_pages_.total() <= free_pages_.most(), "the device level is larger than its maximum");
   findings.expect(idle_pages == idle_pages_, "idle pages are miscounted");
   findings.expect(pinned_pages == pinned_pages_, "pinned pages are miscounted");
   findings.expect(pinned_pages_ <= free_pages_.total(), "more pages are pinned than there are");

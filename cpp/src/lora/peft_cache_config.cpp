@@ -14,6 +14,8 @@ constexpr double kDefaultDevicePercent = 0.02;
 constexpr std::size_t kDefaultHostBytes = std::size_t{1} << 30;
 /// In addition to one adapter of maximal size, a default level holds this many of the optimal size.
 constexpr std::int64_t kDefaultOptimalAdapters = 8;
+/// Share of the free memory up to which a level grows.
+constexpr double kDefaultShareOfMemory = 0.25;
 constexpr std::int32_t kMostEnsureWorkers = 16;
 constexpr std::int32_t kMostCopyStreams = 16;
 /// Far above any rank in use, and low enough that sizes cannot overflow.
@@ -151,6 +153,11 @@ Problems PeftCacheConfig::validate() const {
 
 LoraCacheSizes resolve_cache_sizes(const PeftCacheConfig& config, const LoraLayout& layout,
                                    std::size_t free_bytes) {
+  return resolve_cache_sizes(config, layout, LoraCacheDemand{.free_bytes = free_bytes});
+}
+
+LoraCacheSizes resolve_cache_sizes(const PeftCacheConfig& config, const LoraLayout& layout,
+                                   const LoraCacheDemand& demand) {
   config.validate().throw_if_any<ConfigError>("PeftCacheConfig");
   if (layout.target_modules.empty()) {
     if (without_hints(config) != PeftCacheConfig{})
@@ -163,7 +170,22 @@ LoraCacheSizes resolve_cache_sizes(const PeftCacheConfig& config, const LoraLayo
   LoraCacheSizes sizes;
   sizes.page_bytes = page;
   sizes.host_bytes = resolve_host(config, layout, ranks);
-  sizes.device_pages = resolve_device_pages(config, layout, ranks, page, free_bytes);
+  sizes.device_pages = resolve_device_pages(config, layout, ranks, page, demand.free_bytes);
+  const auto adapters = static_cast<std::size_t>(demand.max_batch_size);
+  const auto share_of = [](std::size_t bytes) {
+    return static_cast<std::size_t>(kDefaultShareOfMemory * static_cast<double>(bytes));
+  };
+  sizes.max_host_bytes = sizes.host_bytes;
+  if (!config.host_cache_size && config.num_host_module_layer == 0) {
+    const std::size_t wanted = saturating_product(adapters, host_adapter_bytes(layout, layout.max_rank));
+    sizes.max_host_bytes = std::max(sizes.host_bytes, std::min(wanted, share_of(demand.free_host_bytes)));
+  }
+  sizes.max_device_pages = sizes.device_pages;
+  if (demand.device_level_grows && !config.device_cache_percent && config.num_device_module_layer == 0) {
+    const std::int64_t wanted = device_adapter_pages(layout, layout.max_rank, page) * demand.max_batch_size;
+    const auto affordable = static_cast<std::int64_t>(share_of(demand.free_bytes) / page);
+    sizes.max_device_pages = std::max(sizes.device_pages, std::min(wanted, affordable));
+  }
   return sizes;
 }
 

@@ -44,6 +44,7 @@ void StepPlan::clear() {
   unservable.clear();
   failed.clear();
   awaits_loads = false;
+  awaits_adapter_room = false;
   num_tokens = 0;
   num_encoder_tokens = 0;
   num_draft_tokens = 0;
@@ -110,6 +111,7 @@ void Scheduler::plan(StepPlan& plan) {
   plan_entries(plan);
   plan_drafts(plan);
   if (!plan.empty()) plan.copies.assign(copies_.begin(), copies_.end());
+  if (!plan.empty() && plan.awaits_adapter_room) lora_cache_->count_waiting_step();
 }
 
 void Scheduler::plan_entries(StepPlan& plan) {
@@ -122,6 +124,8 @@ void Scheduler::plan_entries(StepPlan& plan) {
   if (plan.preempted.empty()) {
     plan.awaits_loads = is_static && may_start && looks_ahead() && next_are_loading(plan);
     if (!plan.awaits_loads) start_waiting(plan, may_start);
+    // Requests behind those without room may have filled the batch.
+    if (is_full(plan)) plan.awaits_adapter_room = false;
   }
   distribute_tokens(plan);
 }

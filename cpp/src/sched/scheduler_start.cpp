@@ -32,6 +32,10 @@ void Scheduler::collect_failed_loads(StepPlan& plan) const {
   }
 }
 
+bool Scheduler::is_full(const StepPlan& plan) const {
+  return std::cmp_greater_equal(running_.size(), limits_.max_batch_size) || tokens_left(plan) == 0;
+}
+
 void Scheduler::start_waiting(StepPlan& plan, bool may_start) {
   skipped_.clear();
   may_lease_ = true;
@@ -39,9 +43,7 @@ void Scheduler::start_waiting(StepPlan& plan, bool may_start) {
   std::size_t num_waiting = 0;  // among the sequences visited
   WaitingQueue::Walk walk(waiting_);
   for (;;) {
-    if (std::cmp_greater_equal(running_.size(), limits_.max_batch_size) || tokens_left(plan) == 0) {
-      may_start = false;
-    }
+    if (is_full(plan)) may_start = false;
     if (!may_start && (!looks_ahead() || std::cmp_greater_equal(num_waiting, limits_.max_batch_size))) return;
     if (num_waiting == kMostSkippedInAPlan) return;
     Sequence* const next = walk.next();
@@ -52,6 +54,7 @@ void Scheduler::start_waiting(StepPlan& plan, bool may_start) {
     const AdapterReadiness readiness = ensure_adapter(sequence);
     if (readiness != AdapterReadiness::kReady) {
       skip(sequence, readiness, plan);
+      if (may_start && readiness != AdapterReadiness::kLoading) plan.awaits_adapter_room = true;
       continue;
     }
     if (!may_start) continue;

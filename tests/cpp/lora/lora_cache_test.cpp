@@ -254,6 +254,47 @@ BOOST_AUTO_TEST_CASE(a_rank_with_parts_of_layers_keeps_adapters_as_sent) {
   BOOST_TEST(cache.stats().memory_bytes == 28 * 4 + 2 * kPageBytes);
 }
 
+BOOST_AUTO_TEST_CASE(levels_grow_to_hold_a_batch_of_the_largest_adapter) {
+  LoraCache cache(small_layout(), std::make_unique<HostPages>(kPageBytes, 7),
+                  {.host_bytes = 2 * kSmallBytes,
+                   .device_pages = 2,
+                   .max_host_bytes = 7 * kPageBytes,
+                   .num_adapters = 3});
+  const auto sizes = [&] {
+    for (const std::string& broken : cache.check_invariants()) BOOST_ERROR(broken);
+    const LoraCacheStats stats = cache.stats();
+    return std::pair(stats.host_bytes_total, stats.device_pages_total);
+  };
+  BOOST_TEST((sizes() == std::pair(2 * kSmallBytes, std::int64_t{2})));
+  const auto one = cache.admit(small(1).send(1));
+  BOOST_TEST((sizes() == std::pair(3 * kSmallBytes, std::int64_t{3})));
+  const auto wide = cache.admit(large(2).send(2));
+  BOOST_TEST((sizes() == std::pair(3 * wide->bytes(), std::int64_t{6})));
+  const auto again = cache.admit(small(3).send(3));  // a smaller one changes nothing
+  BOOST_TEST((sizes() == std::pair(3 * wide->bytes(), std::int64_t{6})));
+  std::vector<DeviceLease> leases;
+  for (const auto& adapter : {one, wide, again}) {
+    auto lease = cache.acquire(adapter);
+    BOOST_TEST_REQUIRE(lease.has_value());
+    leases.push_back(std::move(*lease));
+  }
+  BOOST_TEST(cache.stats().device_evictions == 0);
+  BOOST_TEST(cache.obtainable_pages() == 2);
+}
+
+BOOST_AUTO_TEST_CASE(levels_grow_no_further_than_their_maximum) {
+  LoraCache cache(small_layout(), std::make_unique<HostPages>(kPageBytes, 3),
+                  {.host_bytes = 0, .device_pages = 1, .max_host_bytes = 2 * kSmallBytes, .num_adapters = 9});
+  for (const std::uint64_t id : {1, 2, 3}) (void)cache.admit(small(static_cast<std::uint32_t>(id)).send(id));
+  const LoraCacheStats stats = cache.stats();
+  BOOST_TEST(stats.host_bytes_total == 2 * kSmallBytes);
+  BOOST_TEST(stats.device_pages_total == 3);
+  BOOST_TEST(stats.host_evictions == 1);
+  expect_error<LoraCacheFullError>([&] { (void)cache.admit(large(1).send(4)); },
+                                   {"the host level has 256 in all"});
+  BOOST_TEST(cache.check_invariants().empty());
+}
+
 BOOST_AUTO_TEST_CASE(leased_pages_are_never_taken) {
   CheckedCache cache(1 << 20, 2);
   const auto one = cache.admit(1, small(1));

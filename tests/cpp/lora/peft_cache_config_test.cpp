@@ -109,6 +109,39 @@ BOOST_AUTO_TEST_CASE(the_default_grows_when_two_percent_are_too_little) {
   BOOST_TEST(cache.acquire(shifted).has_value());
 }
 
+BOOST_AUTO_TEST_CASE(defaults_grow_up_to_a_quarter_of_the_free_memory) {
+  const LoraLayout layout = small_layout();
+  LoraCacheDemand demand{.free_bytes = kGiB / 64, .free_host_bytes = 100 * kGiB, .max_batch_size = 1000};
+  const auto sizes_for = [&](const PeftCacheConfig& config) {
+    return resolve_cache_sizes(config, layout, demand);
+  };
+  const auto grows = [](const LoraCacheSizes& sizes) {
+    return std::pair(sizes.max_host_bytes > sizes.host_bytes, sizes.max_device_pages > sizes.device_pages);
+  };
+  LoraCacheSizes sizes = sizes_for({});
+  BOOST_TEST(sizes.max_device_pages == static_cast<std::int64_t>(demand.free_bytes / 4 / sizes.page_bytes));
+  BOOST_TEST(sizes.max_host_bytes == sizes.host_bytes);  // the whole batch fits
+  demand.free_bytes = 100 * kGiB;
+  demand.max_batch_size = 500'000;
+  sizes = sizes_for({});
+  BOOST_TEST(sizes.max_device_pages == 500'000);
+  BOOST_TEST(sizes.max_host_bytes > 5 * kGiB);
+  BOOST_TEST(sizes.max_host_bytes <= 25 * kGiB);
+  demand.device_level_grows = false;
+  BOOST_TEST((grows(sizes_for({})) == std::pair(true, false)));
+  demand.device_level_grows = true;
+  PeftCacheConfig config;
+  config.host_cache_size = kGiB;
+  BOOST_TEST((grows(sizes_for(config)) == std::pair(false, true)));
+  config.device_cache_percent = 0.01;
+  BOOST_TEST((grows(sizes_for(config)) == std::pair(false, false)));
+  config = {};
+  config.num_host_module_layer = 1000;
+  config.num_device_module_layer = 1000;
+  BOOST_TEST((grows(sizes_for(config)) == std::pair(false, false)));
+  BOOST_TEST((grows(resolve_cache_sizes({}, layout, 100 * kGiB)) == std::pair(false, false)));
+}
+
 BOOST_AUTO_TEST_CASE(a_page_holds_an_adapter_of_the_optimal_size) {
   const LoraLayout layout = small_layout(DType::kBFloat16);
   PeftCacheConfig config;

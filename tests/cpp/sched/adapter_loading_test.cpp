@@ -169,6 +169,40 @@ BOOST_AUTO_TEST_CASE(earlier_requests_keep_their_adapters_while_they_wait_for_bl
   BOOST_TEST(world.num_finished == 3);
 }
 
+BOOST_AUTO_TEST_CASE(steps_that_adapters_hold_back_are_counted) {
+  LoadingWorld loading(1, limits_of(2));
+  World& world = loading.world;
+  loading.door.open();
+  const auto one = world.adapter(1);
+  const auto two = world.adapter(2);
+  world.add(4, 3, {.adapter = one});
+  world.add(4, 3, {.adapter = one});
+  world.load_ends.await(0);
+  while (world.num_finished == 0) world.step();
+  world.run_to_the_end();
+  BOOST_TEST(world.cache().stats().steps_waiting_for_adapters == 0);  // both fit
+  Sequence& running = world.add(4, 4, {.adapter = one});
+  world.step();
+  BOOST_TEST(has_begun(running));
+  Sequence& held_back = world.add(4, 1, {.adapter = two});
+  world.step();
+  BOOST_TEST(waits(held_back));
+  BOOST_TEST(world.plan.awaits_adapter_room);
+  BOOST_TEST(world.cache().stats().steps_waiting_for_adapters == 1);
+  world.run_to_the_end();
+  const std::int64_t waited = world.cache().stats().steps_waiting_for_adapters;
+  BOOST_TEST(waited > 1);
+  // A full batch is not held back by adapters.
+  world.add(4, 4, {.adapter = two});
+  world.add(4, 4, {.adapter = two});
+  Sequence& beyond = world.add(4, 1, {.adapter = one});
+  while (waits(beyond) && world.cache().stats().loads_in_flight > 0) world.step();
+  world.step();
+  BOOST_TEST(waits(beyond));
+  BOOST_TEST(world.cache().stats().steps_waiting_for_adapters == waited);
+  world.run_to_the_end();
+}
+
 BOOST_AUTO_TEST_CASE(an_adapter_that_keeps_being_skipped_is_not_starved_by_loads) {
   constexpr std::int32_t kMaxTimes = 3;
   LoadingWorld loading(3, limits_of(8, kMaxTimes));

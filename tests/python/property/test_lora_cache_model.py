@@ -112,6 +112,10 @@ class Model:
     dtype: _core.DType
     host_bytes: int
     device_pages: int
+    max_host_bytes: int = 0
+    max_device_pages: int = 0
+    num_adapters: int = 0
+    largest: tuple[int, int] = (0, 0)
     generations: list[Generation] = field(default_factory=list)
     host_idle: list[Generation] = field(default_factory=list)
     device_idle: list[Generation] = field(default_factory=list)
@@ -121,6 +125,13 @@ class Model:
     device_hits: int = 0
     device_misses: int = 0
     device_evictions: int = 0
+
+    def grow(self, size: int, pages: int) -> None:
+        """Makes room for `num_adapters` of the largest size so far, up to the maximum of each level."""
+        self.largest = (max(self.largest[0], size), max(self.largest[1], pages))
+        wanted = [max(each * self.num_adapters, new) for each, new in zip(self.largest, (size, pages), strict=True)]
+        self.host_bytes = max(self.host_bytes, min(wanted[0], self.max_host_bytes))
+        self.device_pages = max(self.device_pages, min(wanted[1], self.max_device_pages))
 
     def listed(self, task: int) -> Generation | None:
         return next((g for g in self.generations if g.listed and g.task == task), None)
@@ -182,12 +193,15 @@ class Model:
     def send(self, task: int, version: int, rows: list[Row], replace: bool) -> Generation | type[Exception]:
         new = Generation(task, version, rows, *size_of(rows, self.dtype))
         old = self.listed(task)
-        if new.size > self.host_bytes or new.pages > self.device_pages:
+        if new.size > max(self.host_bytes, self.max_host_bytes) or new.pages > max(
+            self.device_pages, self.max_device_pages
+        ):
             return _core.LoraCacheFullError
         if old is not None and old.version == version:
             return self.hit(old)
         if old is not None and not replace:
             return _core.AdapterError
+        self.grow(new.size, new.pages)
         pinned = old is not None and old.pinned
         others = self.pinned_pages(without=old)
         if new.pages + others > self.device_pages:
@@ -261,13 +275,23 @@ class LoraCacheMachine(RuleBasedStateMachine):
         dtype=st.sampled_from(list(NUMPY_TYPES)),
         host_bytes=st.integers(3_000, 12_000),
         device_pages=st.integers(1, 16),
+        max_host_bytes=st.sampled_from([0, 8_000, 20_000]),
+        max_device_pages=st.sampled_from([0, 8, 24]),
+        num_adapters=st.integers(0, 4),
     )
-    def make(self, dtype: _core.DType, host_bytes: int, device_pages: int) -> None:
+    def make(
+        self,
+        dtype: _core.DType,
+        host_bytes: int,
+        device_pages: int,
+        max_host_bytes: int,
+        max_device_pages: int,
+        num_adapters: int,
+    ) -> None:
         self.dtype = dtype
-        self.cache = _core.LoraCache(
-            small_layout(dtype, max_rank=MAX_RANK), _core.LoraCacheSizes(host_bytes, PAGE_BYTES, device_pages)
-        )
-        self.model = Model(dtype, host_bytes, device_pages)
+        sizes = _core.LoraCacheSizes(host_bytes, PAGE_BYTES, device_pages, max_host_bytes, max_device_pages)
+        self.cache = _core.LoraCache(small_layout(dtype, max_rank=MAX_RANK), sizes, num_adapters)
+        self.model = Model(dtype, host_bytes, device_pages, max_host_bytes, max_device_pages, num_adapters)
         self.requests: list[tuple[_core.AdmittedAdapter, Generation]] = []
         self.leases: list[tuple[_core.DeviceLease, Generation]] = []
 
@@ -395,6 +419,7 @@ class LoraCacheMachine(RuleBasedStateMachine):
         # Both levels have one copy, in the memory of the host level.
         assert stats.memory_bytes == stats.host_bytes_used
         assert stats.loads_in_flight == stats.failed_loads == stats.load_seconds == 0
+        assert (stats.host_bytes_total, stats.device_pages_total) == (self.model.host_bytes, self.model.device_pages)
         assert stats.host_adapters == len(self.model.generations)
         assert stats.device_pages_used == self.model.used_pages() <= stats.device_pages_total
         assert stats.device_adapters == sum(g.on_device for g in self.model.generations)

@@ -515,3 +515,34 @@ def test_statistics(executor: adaptrt.Executor) -> None:
     assert stats[0].inflight_batching_stats is not None
     assert stats[0].inflight_batching_stats.num_ctx_tokens == 3
     assert stats[0].lora_cache_stats is not None
+
+
+@pytest.mark.parametrize("field", ["num_device_module_layer", None])
+def test_a_batch_that_waits_for_room_for_adapters_says_so_once(
+    field: str | None, directories: dict[str, Path], engine: adaptrt.LoadedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = adaptrt.PeftCacheConfig(max_adapter_size=4, optimal_adapter_size=4)
+    if field is not None:
+        setattr(cache, field, 1)  # One page, for one adapter.
+    config = adaptrt.ExecutorConfig(num_threads=1, peft_cache_config=cache)
+    adapters = [
+        adaptrt.LoraConfig.from_peft(task_id, directories[name], engine)
+        for task_id, name in enumerate(["first", "second", "dora"], 1)
+    ]
+    with (
+        caplog.at_level("WARNING", "adaptrt"),
+        adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, config) as executor,
+    ):
+        for _ in range(2):
+            requests = [adaptrt.Request([3, 4, 5], 8, lora_config=adapter) for adapter in adapters]
+            for request_id in executor.enqueue_requests(requests):
+                assert len(tokens_of(executor, request_id)) == 11
+        stats = executor.lora_cache_stats()
+    told = [record.getMessage() for record in caplog.records if "device level has no room" in record.getMessage()]
+    if field is None:
+        assert (stats.steps_waiting_for_adapters, stats.device_adapters, told) == (0, 3, [])
+    else:
+        assert stats.device_pages_total == 1
+        assert stats.steps_waiting_for_adapters >= 8
+        assert len(told) == 1
+        assert f"a larger PeftCacheConfig.{field} makes room" in told[0]

@@ -71,6 +71,9 @@ constexpr auto fields_of(const LoraCacheStats* /*type*/) {
       Field{"load_seconds", &C::load_seconds,
             "Seconds spent so far on copying adapters to the device level. 0 on a CPU, where nothing is "
             "copied."},
+      Field{"steps_waiting_for_adapters", &C::steps_waiting_for_adapters,
+            "Steps so far whose batch had room for more requests, but whose device level had none for their "
+            "adapters."},
       Field{"memory_bytes", &C::memory_bytes,
             "Bytes of the host level's adapters and of the device level, if that has memory of its own."}};
 }

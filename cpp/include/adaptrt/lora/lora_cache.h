@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -17,13 +18,26 @@ namespace adaptrt {
 
 /// Sizes in bytes and pages, already resolved from PeftCacheConfig (see resolve_cache_sizes).
 struct LoraCacheSizes {
+  /// Sizes at the start.
   std::size_t host_bytes = 0;
   std::size_t page_bytes = 0;
   std::int64_t device_pages = 0;
+  /// Sizes up to which the levels grow; a level does not grow if its maximum is not above its size.
+  std::size_t max_host_bytes = 0;
+  std::int64_t max_device_pages = 0;
+
+  /// Number of pages to allocate or reserve.
+  [[nodiscard]] std::int64_t pages_to_make() const { return std::max(device_pages, max_device_pages); }
 };
 
 struct LoraCacheOptions {
   std::size_t host_bytes = 0;
+  /// Number of the pages that are in use at the start; 0: all. The level grows up to all pages.
+  std::int64_t device_pages = 0;
+  /// Size up to which the host level grows; it does not grow if this is not above host_bytes.
+  std::size_t max_host_bytes = 0;
+  /// Levels that may grow do so when adapters arrive, to hold this many adapters of the size of the largest.
+  std::int32_t num_adapters = 0;
   /// Number of additional threads that load adapters; 0: the thread that acquires an adapter loads it.
   std::int32_t num_load_workers = 0;
   /// Called without a lock when a load that acquire() did not make itself has ended, successfully or not. It
@@ -49,6 +63,8 @@ struct LoraCacheStats {
   std::int64_t loads_in_flight = 0;  ///< adapters that wait for a load worker or are being loaded now
   std::int64_t failed_loads = 0;
   double load_seconds = 0.0;  ///< total time spent copying adapters to the device level
+  std::int64_t steps_waiting_for_adapters =
+      0;  ///< steps with room in the batch for requests whose adapters got no room on the device level
   std::size_t memory_bytes = 0;  ///< adapters of the host level, and the device level if it has own memory
 
   friend bool operator==(const LoraCacheStats&, const LoraCacheStats&) = default;
@@ -94,6 +110,8 @@ class DeviceLease;
 /// The bytes of a replaced or unloaded generation count until its last request ends, so host memory never
 /// exceeds host_bytes.
 ///
+/// Levels that were not given a size grow when larger adapters arrive (LoraCacheOptions::num_adapters).
+///
 /// A load reserves its pages at the start, and keeps them and the adapter until it ends. After it, the copy
 /// is idle unless a lease was taken meanwhile. It is dropped if the adapter was unloaded or replaced
 /// meanwhile and no request holds it. A failed load releases its pages.
@@ -117,7 +135,8 @@ class LoraCache {
   /// inherits the pin; requests with the old one keep it. Throws AdapterError (for a broken rule, or for
   /// different weights under a cached task_id without `replace`), PeftTaskNotCachedError, or
   /// LoraCacheFullError (with the needed and available bytes; also if the adapter could never fit in the
-  /// device level together with the pinned ones). If it throws, only counters have changed.
+  /// device level together with the pinned ones). If it throws, only counters and the sizes of levels that
+  /// grow have changed.
   [[nodiscard]] std::shared_ptr<const HostAdapter> admit(const LoraConfig& config);
 
   /// Returns the terms of the adapter that admit() would return; nullopt if admit() would throw because it is
@@ -170,6 +189,8 @@ class LoraCache {
   /// Returns the adapters that admit() finds by id, in ascending order.
   [[nodiscard]] std::vector<LoraCacheEntry> list() const;
   [[nodiscard]] LoraCacheStats stats() const;
+  /// Counts a step in LoraCacheStats::steps_waiting_for_adapters.
+  void count_waiting_step();
   [[nodiscard]] const LoraLayout& layout() const;
 
   /// Lists every violated invariant of lists, counters and pages; empty if none. For tests.

@@ -61,17 +61,33 @@ constexpr auto fields_of(const PeftCacheConfig* /*type*/) {
             "No effect: all pages are one block."},
       Field{"device_cache_percent", &C::device_cache_percent,
             "Device level as a fraction in (0, 1] of the free memory; None: 0.02, or more if that is too "
-            "small."},
+            "small. On a CPU it then grows with its adapters, to hold as many as max_batch_size of the "
+            "largest, "
+            "up to 0.25 of the free memory."},
       Field{"host_cache_size", &C::host_cache_size,
-            "Host level in bytes; None: 1 GiB, or more if that is too small."},
+            "Host level in bytes; None: 1 GiB, or more if that is too small. It then grows in the same way."},
       Field{"lora_prefetch_dir", &C::lora_prefetch_dir,
             "Directory whose digit-named folders hold adapters to load at start."}};
 }
 
+/// Values that determine default sizes, in addition to the configuration.
+struct LoraCacheDemand {
+  /// Free memory for the device level: the device's, or the host's if the engine computes there.
+  std::size_t free_bytes = 0;
+  /// Free memory for the host level.
+  std::size_t free_host_bytes = 0;
+  /// Number of adapters that both levels should hold. Levels grow only if it is above 0.
+  std::int32_t max_batch_size = 0;
+  /// True if the device level can grow: its pages take memory only when they are written.
+  bool device_level_grows = true;
+};
+
 /// Returns bytes and pages for an engine by the rules of docs/decisions/lora-cache.md. All are zero for an
-/// engine without LoRA. The device level takes its memory from `free_bytes`: the device's, or the host's if
-/// the engine computes there. Throws ConfigError for an invalid config, for a level that cannot hold one
+/// engine without LoRA. Throws ConfigError for an invalid config, for a level that cannot hold one
 /// adapter of maximal size (with both sizes), and for sizes or adapters given to an engine without LoRA.
+[[nodiscard]] LoraCacheSizes resolve_cache_sizes(const PeftCacheConfig& config, const LoraLayout& layout,
+                                                 const LoraCacheDemand& demand);
+/// The same for levels that do not grow.
 [[nodiscard]] LoraCacheSizes resolve_cache_sizes(const PeftCacheConfig& config, const LoraLayout& layout,
                                                  std::size_t free_bytes);
 

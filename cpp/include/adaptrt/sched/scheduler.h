@@ -95,6 +95,8 @@ struct StepPlan {
   std::vector<FailedStart> failed;
   /// True if requests wait for adapter loads; LoraCacheOptions::on_load_end tells when to plan again.
   bool awaits_loads = false;
+  /// True if the batch has room for requests whose adapters get no room on the device level.
+  bool awaits_adapter_room = false;
   std::int32_t num_tokens = 0;          ///< includes drafts
   std::int32_t num_encoder_tokens = 0;  ///< in the inputs of `encoded`
   std::int32_t num_draft_tokens = 0;
@@ -218,6 +220,8 @@ class Scheduler {
   void plan_decodes(StepPlan& plan);
   void plan_running_prefills(StepPlan& plan);
   void collect_failed_loads(StepPlan& plan) const;
+  /// True if the plan has no room for another sequence.
+  [[nodiscard]] bool is_full(const StepPlan& plan) const;
   void start_waiting(StepPlan& plan, bool may_start);
   /// True if an adapter of a request that may run next is being loaded.
   [[nodiscard]] bool next_are_loading(const StepPlan& plan);

@@ -71,6 +71,9 @@ BAD_FLAGS: dict[str, list[str]] = {
     f"--max_queue_size {HUGE}": ["max_queue_size", HUGE, "1 to 2147483647"],
     "--max_queue_size x": ["max_queue_size", "is x", "an integer"],
     "--host_cache_bytes -1": ["host_cache_bytes", "is -1", "from 0"],
+    "--device_cache_percent 0": ["device_cache_percent", "it is 0", "above 0 and up to 1"],
+    "--device_cache_percent 1.5": ["device_cache_percent", "it is 1.5", "above 0 and up to 1"],
+    "--device_cache_percent nan": ["device_cache_percent", "it is nan", "above 0 and up to 1"],
     f"--host_cache_bytes {HUGE}": ["host_cache_bytes", HUGE, "to 9223372036854775807"],
     f"--kv_cache_tokens {HUGE}": ["kv_cache_tokens", HUGE, "to 9223372036854775807"],
     "--kv_cache_tokens 0": ["kv_cache_tokens", "is 0", "from 1"],
@@ -274,8 +277,9 @@ def test_the_executor_gets_what_the_flags_say(root: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(command, "Executor", lambda *arguments, **named: given.extend((arguments[2], named)))
     monkeypatch.setattr(runtime_first_use, "check_draft_vocabulary", lambda *files: given.append(files))
     flags = ["--num_threads", "3", "--max_queue_size", "5", "--kv_cache_tokens", "64", "--kv_cache_dir", str(root),
-             "--kv_cache_dir_bytes", "7000", "--host_cache_bytes", "9000", "--weight_memory", "1KiB", "--draft_model",
-             "model", "--max_draft_len", "2", "--draft_kv_cache_bytes", "8000", "--kernels", "portable"]  # fmt: skip
+             "--kv_cache_dir_bytes", "7000", "--host_cache_bytes", "9000", "--device_cache_percent", "0.5",
+             "--weight_memory", "1KiB", "--draft_model", "model", "--max_draft_len", "2",
+             "--draft_kv_cache_bytes", "8000", "--kernels", "portable"]  # fmt: skip
     command.make_executor(parsed(*flags))
     vocabularies, weight_memory, config, named = given
     assert vocabularies == (Path("model/tokenizer.json"), Path("model/tokenizer.json"))
@@ -285,6 +289,7 @@ def test_the_executor_gets_what_the_flags_say(root: Path, monkeypatch: pytest.Mo
     cache, draft = config.kv_cache_config, config.draft_target_decoding_config
     assert (cache.max_tokens, cache.host_cache_dir, cache.host_cache_size) == (64, str(root), 7000)
     assert config.peft_cache_config.host_cache_size == 9000
+    assert config.peft_cache_config.device_cache_percent == 0.5
     assert (draft.speculative_model_dir, draft.max_draft_len) == (str(root / "engines" / "model"), 2)
     assert draft.kv_cache_size == 8000
     assert config.enable_chunked_context
