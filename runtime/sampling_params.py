@@ -5,16 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any, Final
 
 from .._core import RequestError, SamplingConfig
 from ..common.shown_value import shown
 from .sampling_defaults import SamplingDefaults
-from .sampling_fields import BOOLEAN, LOGIT_BIASES, MAX_LOGIT_BIAS, SAMPLING_FIELDS, TOKEN_ID, unaccepted
+from .sampling_fields import BOOLEAN, LOGIT_BIASES, MAX_LOG_PROBS, MAX_LOGIT_BIAS, SAMPLING_FIELDS, TOKEN_ID, unaccepted
 
 _SEEDS: Final = 1 << 64
 _BOOLEANS: Final = ("ignore_eos", "include_eos", "include_stop_str_in_output", "skip_special_tokens")
 _NO_BEAMS: Final = "for beams, give sampling_config with beam_width"
+_LIKELY: Final = f"logprobs and prompt_logprobs give up to {MAX_LOG_PROBS} of the most likely tokens"
 _NO_GUIDE: Final = "give guided_decoding_params to the method"
 _UNSUPPORTED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "best_of": ((None, 1), "all generated completions are returned; give n"),
@@ -28,7 +30,20 @@ _UNSUPPORTED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "logits_processors": ((None, []), "the executor's Request takes logits_post_processor"),
     "structured_outputs": ((None,), _NO_GUIDE),
     "guided_decoding": ((None,), _NO_GUIDE),
-    "output_kind": ((None,), "stream() gives pieces, generate() whole texts"),
+    "output_kind": ((None, "CUMULATIVE", "FINAL_ONLY"), "stream() gives pieces, generate() whole texts"),
+    "stream_interval": ((None, 1), "stream() gives each piece at once"),
+    "skip_clone": ((False, None, True), "options are never changed"),
+    "output_text_buffer_length": ((0, None), "stop gives it"),
+    "watermarking": ((None, False), "texts have no watermarks"),
+    "prompt_logprob_token_ids": ((None,), _LIKELY),
+    "prompt_logprob_start": ((None, 0), "prompt_logprobs has all tokens of the prompt"),
+    "logprob_token_ids": ((None,), _LIKELY),
+    "repetition_detection": ((None,), "give repetition_penalty or max_tokens"),
+    "routed_experts_prompt_start": ((0, None), "completions do not tell their experts"),
+    "trace_decode_token_ids": (
+        (None,),
+        "append the tokens to the prompt and give prompt_logprobs, which scores them",
+    ),
     "skip_reading_prefix_cache": ((None, False), "KvCacheConfig.enable_block_reuse turns the prefix cache off"),
     "thinking_token_budget": ((None,), "give max_tokens"),
     "extra_args": ((None, {}), "no extension is known here"),
@@ -102,6 +117,16 @@ class SamplingParams:
     skip_reading_prefix_cache: bool | None = None
     thinking_token_budget: int | None = None
     extra_args: Mapping[str, Any] | None = None
+    stream_interval: int | None = None
+    skip_clone: bool | None = None
+    output_text_buffer_length: int | None = None
+    watermarking: bool | None = None
+    prompt_logprob_token_ids: Any = None
+    prompt_logprob_start: int | None = None
+    logprob_token_ids: Sequence[int] | None = None
+    repetition_detection: Any = None
+    routed_experts_prompt_start: int | None = None
+    trace_decode_token_ids: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         """Raises RequestError with all problems."""
@@ -198,7 +223,8 @@ def _listed(problem: str | None) -> list[str]:
 
 
 def _is_same(value: Any, accepted: Any) -> bool:
-    """True for equal values; True and 1 differ, 1 and 1.0 do not."""
+    """True for equal values; True and 1 differ, 1 and 1.0 do not. Members of an enum equal their names."""
+    value = value.name if isinstance(value, Enum) else value
     return isinstance(value, bool) == isinstance(accepted, bool) and bool(value == accepted)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import adaptrt
 from adaptrt import FinishReason, RequestError, SamplingConfig, SamplingParams
 from support.models import ModelSpec, save_adapter, save_model
 from support.serving import build_engine
+from support.vllm_names import names_of
 
 SPEC = ModelSpec()
 PROMPT = [3, 4, 5]
@@ -50,11 +53,52 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "logits_processors": ([print], "expected None or []: the executor's Request takes logits_post_processor"),
     "structured_outputs": ({}, "structured_outputs is {}; expected None: give guided_decoding_params"),
     "guided_decoding": ({}, "guided_decoding is {}; expected None: give guided_decoding_params"),
-    "output_kind": (2, "output_kind is 2; expected None: stream() gives pieces"),
+    "output_kind": (1, "output_kind is 1; expected None or 'CUMULATIVE' or 'FINAL_ONLY': stream() gives pieces"),
+    "stream_interval": (5, "stream_interval is 5; expected None or 1: stream() gives each piece at once"),
+    "skip_clone": (3, "skip_clone is 3; expected False or None or True"),
+    "output_text_buffer_length": (4, "output_text_buffer_length is 4; expected 0 or None: stop gives it"),
+    "watermarking": (True, "watermarking is True; expected None or False: texts have no watermarks"),
+    "prompt_logprob_token_ids": (
+        [[1]],
+        "prompt_logprob_token_ids is [[1]]; expected None: logprobs and prompt_logprobs",
+    ),
+    "prompt_logprob_start": (3, "prompt_logprob_start is 3; expected None or 0: prompt_logprobs has all tokens"),
+    "logprob_token_ids": (
+        [1, 2],
+        "logprob_token_ids is [1, 2]; expected None: logprobs and prompt_logprobs give up to 20",
+    ),
+    "repetition_detection": ({}, "repetition_detection is {}; expected None: give repetition_penalty or max_tokens"),
+    "routed_experts_prompt_start": (2, "routed_experts_prompt_start is 2; expected 0 or None"),
+    "trace_decode_token_ids": ([5], "trace_decode_token_ids is [5]; expected None: append the tokens to the prompt"),
     "skip_reading_prefix_cache": (True, "skip_reading_prefix_cache is True; expected None or False"),
     "thinking_token_budget": (9, "thinking_token_budget is 9; expected None: give max_tokens"),
     "extra_args": ({"a": 1}, "extra_args is {'a': 1}; expected None or {}"),
 }
+
+
+class RequestOutputKind(Enum):
+    """vLLM's."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+def test_every_name_of_vllm_is_a_field() -> None:
+    assert set(names_of("SamplingParams")) <= {field.name for field in dataclasses.fields(SamplingParams)}
+    # Each field is refused with some value, so none is ignored.
+    assert {field.name for field in dataclasses.fields(SamplingParams)} == REFUSED.keys()
+
+
+def test_defaults_of_vllm_are_accepted() -> None:
+    SamplingParams(
+        best_of=None, length_penalty=1.0, detokenize=True, spaces_between_special_tokens=True, flat_logprobs=False,
+        logits_processors=None, output_kind=RequestOutputKind.CUMULATIVE, stream_interval=None, skip_clone=False,
+        output_text_buffer_length=0, routed_experts_prompt_start=0, skip_reading_prefix_cache=None, min_tokens=0,
+    )  # fmt: skip
+    assert SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY)
+    with pytest.raises(RequestError, match=r"output_kind is <RequestOutputKind\.DELTA"):
+        SamplingParams(output_kind=RequestOutputKind.DELTA)
 
 
 @pytest.fixture(scope="module")
