@@ -6,6 +6,7 @@ import copy
 
 from .._core import ConfigError, DraftTargetDecodingConfig, ExecutorConfig, ModelType
 from ..common.byte_size import parse_weight_memory
+from ..common.shown_value import shown
 from .loaded_engine import LoadedEngine
 from .options.speculative import DecodingConfig, LookaheadDecodingConfig
 
@@ -59,6 +60,11 @@ def with_speculation(
     """Returns a configuration with these drafts; does not change the caller's."""
     if speculative_config is None:
         return config
+    if not isinstance(speculative_config, LookaheadDecodingConfig | DraftTargetDecodingConfig):
+        raise ConfigError(
+            f"speculative_config is {shown(speculative_config)}; expected LookaheadDecodingConfig, or "
+            "DraftTargetDecodingConfig(speculative_model_dir=...) for a draft model"
+        )
     changed = ExecutorConfig() if config is None else copy.copy(config)
     if isinstance(speculative_config, DraftTargetDecodingConfig):
         if changed.draft_target_decoding_config is not None:

@@ -15,6 +15,7 @@ from ..builder.model_cache import VLLM_LIMITS, EngineOptions
 from ..common.shown_value import shown
 from ..formats.engine.build_config import DTYPE_ALIASES
 from .sampling_fields import MAX_LOG_PROBS
+from .vllm_other_arguments import GROUPS
 
 
 class Accepted(NamedTuple):
@@ -26,6 +27,8 @@ class Accepted(NamedTuple):
     """The reason, or what to use instead."""
     in_python: str = ""
     """The same for LLM(); empty: as `reason`."""
+    in_help: bool = True
+    """True: the help of `adaptrt serve` lists the flag, if it accepts anything."""
 
 
 _ANY: Final = (True, False)
@@ -115,12 +118,24 @@ ENGINE_ARGUMENTS: Final[Mapping[str, Accepted]] = {
     "kv_transfer_config": Accepted((), "prompts are computed where answers are generated"),
     "enable_sleep_mode": Accepted((False,), "shut the process down instead"),
     "disable_log_stats": Accepted(_ANY, "statistics are not logged"),
+    "reasoning_parser": Accepted(("",), "reasoning is part of the answer's text", in_help=False),
+    "chat_template": Accepted((), "put the template into the model's directory as chat_template.jinja"),
+    **{
+        name: Accepted(values, reason, in_help=False)
+        for reason, group in GROUPS.items()
+        for name, values in group.items()
+    },
 }
 """Arguments that LLM() and `adaptrt serve` share."""
 
-_QUANTIZATION: Final = Accepted(
-    (), "a quantised model says so in its config.json; engine_options=EngineOptions(quantization=...) quantises others"
-)
+_PYTHON_ARGUMENTS: Final[Mapping[str, Accepted]] = {
+    "quantization": Accepted(
+        (),
+        "a quantised model says so in its config.json; engine_options=EngineOptions(quantization=...) quantises others",
+    ),
+    "served_model_name": Accepted((), "answers of LLM name no model; it is a flag of adaptrt serve"),
+}
+"""Arguments of LLM() that are other flags of `adaptrt serve`."""
 _OPTIONS: Final = ("max_lora_rank", "long_lora_scaling_factors")
 """Arguments that EngineOptions has under the same name."""
 
@@ -129,7 +144,7 @@ def listed(values: tuple[Any, ...] | range) -> str:
     """Formats accepted values for an error or a help text."""
     if isinstance(values, range):
         return f"{values.start} to {values.stop - 1}"
-    return " or ".join(map(str, values))
+    return " or ".join(str(value) if str(value) else "''" for value in values)
 
 
 def with_vllm_arguments(options: EngineOptions | None, arguments: Mapping[str, Any]) -> EngineOptions | None:
@@ -149,7 +164,7 @@ def with_vllm_arguments(options: EngineOptions | None, arguments: Mapping[str, A
                 problems.append(f"{name} is {shown(value)}, and engine_options has {ours}; expected one of them")
             given[ours] = _dtype(value, problems) if name == "dtype" else value
             continue
-        accepted = _QUANTIZATION if name == "quantization" else ENGINE_ARGUMENTS.get(name)
+        accepted = _PYTHON_ARGUMENTS.get(name) or ENGINE_ARGUMENTS.get(name)
         if accepted is None:
             raise TypeError(f"LLM() got an unexpected argument '{name}'")
         if value is not None and not _is_among(value, accepted.values):

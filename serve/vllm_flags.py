@@ -17,8 +17,6 @@ _ANY: Final = (True, False)
 SERVER_ARGUMENTS: Final[Mapping[str, Accepted]] = {
     "tokenizer": Accepted((), "put tokenizer.json into the model's directory"),
     "speculative_config": Accepted((), "use --draft_model MODEL and --max_draft_len N"),
-    "reasoning_parser": Accepted((), "reasoning is part of the answer's text"),
-    "chat_template": Accepted((), "put the template into the model's directory as chat_template.jinja"),
     "chat_template_content_format": Accepted(("auto",), "the template decides"),
     "trust_request_chat_template": Accepted((False,), "requests cannot bring a template"),
     "default_chat_template_kwargs": Accepted((), "give chat_template_kwargs in requests"),
@@ -63,17 +61,18 @@ def add_vllm_flags(group: Any) -> None:
         common: dict[str, Any] = {"dest": argparse.SUPPRESS, "default": argparse.SUPPRESS}
         names = [*([_SHORT[name]] if name in _SHORT else []), f"--{name}"]
         values = accepted.values
-        if not values:
+        if not values or isinstance(values[0], dict | list | set):
             group.add_argument(*names, action=_refusing(accepted), nargs="?", help=argparse.SUPPRESS, **common)
         elif isinstance(values[0], bool):
             for flag, value in ((f"--{name}", True), (f"--no_{name}", False)):
                 if value not in values:
                     group.add_argument(flag, action=_refusing(accepted), nargs=0, help=argparse.SUPPRESS, **common)
                 else:
-                    shown = accepted.reason if value or True not in values else argparse.SUPPRESS
+                    is_shown = accepted.in_help and (value or True not in values)
+                    shown = accepted.reason if is_shown else argparse.SUPPRESS
                     group.add_argument(flag, action="store_true", help=shown, **common)
         else:
-            text = f"{listed(values)}: {accepted.reason}"
+            text = f"{listed(values)}: {accepted.reason}" if accepted.in_help else argparse.SUPPRESS
             group.add_argument(*names, type=_one_of(accepted), metavar="VALUE", help=text, **common)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import transformers
 
 import adaptrt
 from adaptrt import ConfigError, DType, EngineOptions, ExecutorConfig
+from adaptrt.builder.model_cache import VLLM_LIMITS
 from adaptrt.runtime import first_use
 from adaptrt.runtime.vllm_arguments import with_vllm_arguments
 from support.models import ModelSpec, save_adapter, save_model
 from support.tokenizers import byte_level, save_tokenizer
+from support.vllm_names import names_of
 
 
 def test_limits_and_types_are_options_of_the_engine() -> None:
@@ -126,3 +129,29 @@ def saved_model(directory: Path) -> Path:
     model = save_model(ModelSpec(vocab_size=272, max_position_embeddings=128), directory)
     save_tokenizer(byte_level(), model)
     return model
+
+
+def test_every_argument_of_vllm_is_taken_or_refused_by_name() -> None:
+    taken = {*inspect.signature(adaptrt.LLM.__init__).parameters, *VLLM_LIMITS.values(), "max_lora_rank"}
+    for name in set(names_of("LLM")) - taken:
+        with pytest.raises(ConfigError, match=rf"^{name} is <object .*; expected "):
+            with_vllm_arguments(None, {name: object()})
+
+
+def test_defaults_of_vllm_are_accepted() -> None:
+    taken = {
+        "runner": "auto", "convert": "auto", "skip_tokenizer_init": False, "allowed_local_media_path": "",
+        "allowed_media_domains": None, "chat_template": None, "offload_group_size": 0, "offload_num_in_group": 1,
+        "offload_prefetch_step": 1, "offload_params": set(), "enable_return_routed_experts": False,
+        "return_sampling_mask": False, "hf_token": None, "pooler_config": None, "attention_config": None,
+        "spec_method": None, "cpu_offload_gb": 0, "moe_backend": "auto", "watermark": 0.0,
+        "logprobs_mode": "raw_logprobs",
+        "model_loader_extra_config": {}, "ignore_patterns": ["original/**/*"], "reasoning_parser": "", "nnodes": 1,
+    }  # fmt: skip
+    assert with_vllm_arguments(None, taken) is None
+
+
+def test_a_dictionary_of_drafts_is_refused(tmp_path: Path) -> None:
+    model = saved_model(tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"speculative_config is {'method': 'ngram'}; expected LookaheadDecodingCon"):
+        adaptrt.LLM(model, speculative_config={"method": "ngram"})  # type: ignore[arg-type]

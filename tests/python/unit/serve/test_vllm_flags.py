@@ -139,3 +139,23 @@ def test_whole_numbers_have_suffixes(text: str, number: int) -> None:
 def test_other_texts_are_no_whole_numbers(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="expected an integer, or one with the suffix"):
         whole_number(text)
+
+
+def test_flags_of_vllms_machinery(capsys: pytest.CaptureFixture[str]) -> None:
+    parsed("--moe-backend", "auto", "--nnodes", "1", "--enable-flashinfer-autotune", "--logprobs-mode", "raw_logprobs")
+    for flags, complaint in (
+        ("--moe-backend triton", "it is triton; expected auto: kernels are chosen for the machine"),
+        ("--all2all-backend=pplx", "it is pplx; expected allgather_reducescatter: convert-checkpoint divides"),
+        ("--enable-eplb", "argument --enable_eplb: not supported; convert-checkpoint divides"),
+        ("--media-io-kwargs {}", "argument --media_io_kwargs: not supported; models read and write text only"),
+        (
+            "--spec-method ngram",
+            "not supported; drafts are configured by speculative_config of LLM(), or by --draft_mo",
+        ),
+    ):
+        with pytest.raises(SystemExit):
+            parsed(*flags.split())
+        assert complaint in capsys.readouterr().err
+    parser = CommandParser(prog="adaptrt serve", description="")
+    command.add_arguments(parser)
+    assert "--moe_backend" not in parser.format_help()
