@@ -45,6 +45,7 @@ from .text_options import ChatOptions, TextOptions
 from .text_requests import TextRequests
 from .unnamed_adapters import UnnamedAdapters
 from .vllm_arguments import with_vllm_arguments
+from .vllm_method_arguments import with_method_arguments
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -129,6 +130,7 @@ class LLM(PooledTexts):
         self._executor = executor
         self._memory = MemoryAdapters()
         self._unnamed = UnnamedAdapters(executor, self._memory)
+        self._sources = {}
         self._has_warned = False
         if isinstance(executor, RankExecutor):
             return  # its methods raise RequestError
@@ -220,6 +222,7 @@ class LLM(PooledTexts):
         guided_decoding_params: GuidedDecodingParams | None = None,
         n: int | None = None,
         progress: bool | None = None,
+        **vllm_arguments: Any,
     ) -> Any:
         """Completes one prompt, or several in one batch. In an encoder-decoder model, the encoder reads the prompt.
 
@@ -227,8 +230,8 @@ class LLM(PooledTexts):
         sampling_params: options with vLLM's names, for all prompts or a list of one per prompt. An option may not be
             given a second time as one of the arguments below.
         lora: an adapter for all prompts, or one (or None) per prompt: its name; its directory or name in the Hub, which
-            is loaded on first use under this name; or a PeftModel or LoraTensors, which are used as they are at the
-            call. "a:0.7+b:0.3" is the weighted sum of the adapters a and b.
+            is loaded on first use under this name; a LoRARequest; or a PeftModel or LoraTensors, which are used as they
+            are at the call. "a:0.7+b:0.3" is the weighted sum of the adapters a and b.
         max_tokens: maximum number of tokens of a completion; None: 64, or the room after the prompt if that is less,
             unless sampling_params has another number.
         sampling_config: how tokens are chosen, with TensorRT-LLM's names and meaning, instead of sampling_params.
@@ -238,9 +241,12 @@ class LLM(PooledTexts):
             With sampling_config.beam_width above 1 it is the i-th best beam. Beams accept no stop texts. n above 1
             needs beams or sampling: sampling_params, or sampling_config with top_k, top_p or min_p.
         progress: show on sys.stderr how many prompts are done; None: only for 100 prompts or more, on a terminal.
+        vllm_arguments: vLLM's arguments of this method: lora_request and use_tqdm are `lora` and `progress`. Others are
+            accepted with the values that ask for what happens anyway (docs/from-vllm.md).
 
         Raises RequestError or AdapterError if a prompt is rejected; the other prompts are cancelled then.
         """
+        lora, progress, _ = with_method_arguments("generate", vllm_arguments, lora=lora, progress=progress)
         is_one = is_one_prompt(prompts)
         listed = listed_prompts(prompts)
         held = self._hold(len(listed), lora)
@@ -360,6 +366,7 @@ class LLM(PooledTexts):
         template_variables: Mapping[str, Any] | None = None,
         n: int | None = None,
         progress: bool | None = None,
+        **vllm_arguments: Any,
     ) -> Any:
         """Answers a conversation, or several in one batch. The chat template of the adapter, or else of the model,
         converts each to text.
@@ -369,12 +376,16 @@ class LLM(PooledTexts):
             unless sampling_params has another number.
         tools: JSON schemas of functions, which the template shows to the model.
         template_variables: the template's own, such as Qwen3's enable_thinking.
+        vllm_arguments: as in generate(); chat_template_kwargs are `template_variables`.
 
         The other arguments are those of generate().
 
         Raises ConfigError without a template, RequestError for messages that the template rejects, and the errors of
         generate().
         """
+        lora, progress, template_variables = with_method_arguments(
+            "chat", vllm_arguments, lora=lora, progress=progress, template_variables=template_variables
+        )
         is_one = is_conversation(messages)
         conversations: list[Any] = [messages] if is_one else list(messages)
         held = self._hold(len(conversations), lora)

@@ -12,6 +12,7 @@ from ..common.shown_value import shown
 from ..formats.sources import LocalName, parse_name, weighted_sum_name
 from ..formats.sources.sum_of_names import parse_sum
 from .executor import Executor
+from .lora_request import LoRARequest, is_lora_request
 from .memory_adapters import LoraTensors, MemoryAdapters, is_peft_model
 from .named_adapter import NamedAdapter
 from .unnamed_adapters import HeldAdapters, UnnamedAdapters
@@ -19,8 +20,9 @@ from .unnamed_adapters import HeldAdapters, UnnamedAdapters
 if TYPE_CHECKING:
     from peft import PeftModel
 
-Lora: TypeAlias = Union[str, os.PathLike[str], LoraTensors, "PeftModel"]
-"""Name of an adapter, a weighted sum of names, an adapter's directory or name in a store, or an adapter in memory."""
+Lora: TypeAlias = Union[str, os.PathLike[str], LoraTensors, LoRARequest, "PeftModel"]
+"""Name of an adapter, a weighted sum of names, an adapter's directory or name in a store, a LoRARequest, or an adapter
+in memory."""
 
 
 class LoadedAdapters:
@@ -29,6 +31,8 @@ class LoadedAdapters:
     _executor: Executor
     _memory: MemoryAdapters
     _unnamed: UnnamedAdapters
+    _sources: dict[str, tuple[str, Path]]
+    """Given path or name in a store, and directory, of each adapter that was loaded from one."""
 
     def load_lora(self, name: str, lora: Any, *, config: Any = None, replace: bool = False) -> NamedAdapter:
         """Reads an adapter, caches it and makes its name known; the arguments `lora` of methods then accept it.
@@ -58,12 +62,15 @@ class LoadedAdapters:
             raise
         if before is not None:
             self._memory.remove(before.directory)
+        if not is_own:
+            self._sources[name] = os.fspath(source), adapter.directory
         return adapter
 
     def unload_lora(self, name: str) -> None:
         """Removes an adapter from all cache levels. Running requests keep it. Raises AdapterError if it is unknown."""
         directory = self._executor.adapters.get(name).directory
         self._executor.remove_adapter(name)
+        self._sources.pop(name, None)
         self._memory.remove(directory)
 
     def list_loras(self) -> list[str]:
@@ -99,6 +106,8 @@ class LoadedAdapters:
     def _name_of(self, lora: Lora | None, held: HeldAdapters) -> str | None:
         if lora is None or (isinstance(lora, str) and self._executor.adapters.knows(lora)):
             return lora
+        if is_lora_request(lora):
+            return self._requested(LoRARequest.of(lora))
         if isinstance(lora, LoraTensors) or is_peft_model(lora):
             return self._unnamed.hold(lora, held)
         if isinstance(lora, Mapping):
@@ -107,9 +116,27 @@ class LoadedAdapters:
             )
         if not isinstance(lora, str | os.PathLike):
             raise AdapterError(
-                f"lora is {shown(lora)}; expected the name or the path of an adapter, a PeftModel, or LoraTensors"
+                f"lora is {shown(lora)}; expected the name or the path of an adapter, a LoRARequest, a PeftModel, or "
+                "LoraTensors"
             )
         return self._loaded(lora)
+
+    def _requested(self, request: LoRARequest) -> str:
+        """Loads the adapter of a request unless its name is known. Returns the name."""
+        name, path = request.lora_name, request.lora_path
+        known = self._executor.adapters.get(name) if self._executor.adapters.knows(name) else None
+        if not path:
+            return name  # an unknown name is refused with the names that there are
+        if known is None:
+            self._add(name, path)
+        elif request.load_inplace:
+            self.load_lora(name, path, replace=True)
+        elif self._sources.get(name) != (os.fspath(path), known.directory) and Path(path).absolute() != known.directory:
+            raise AdapterError(
+                f"LoRARequest: lora_path is {shown(os.fspath(path))}, and adapter '{name}' was loaded from "
+                f"{known.directory}; expected its path or none, another lora_name, or load_inplace=True"
+            )
+        return name
 
     def _loaded(self, lora: str | os.PathLike[str]) -> str:
         """Loads an unknown name if it is a directory, a name in a store, or a sum of these. Returns the name for
@@ -136,11 +163,11 @@ class LoadedAdapters:
         path = Path(lora)
         return self._add(_name_of_path(path), path) if path.is_dir() else os.fspath(lora)
 
-    def _add(self, name: str, source: str | Path) -> str:
+    def _add(self, name: str, source: str | os.PathLike[str]) -> str:
         """Loads an adapter unless its name is known. Returns the name."""
         if not self._executor.adapters.knows(name):
             try:
-                self._executor.add_adapter(name, source)
+                self.load_lora(name, source)
             except AdapterError:
                 # Another thread may have added it.
                 if not self._executor.adapters.knows(name):

@@ -15,6 +15,11 @@ class TextOptions(TypedDict, total=False):
     sampling_config: SamplingConfig | None
     stop: str | Sequence[str]
     guided_decoding_params: GuidedDecodingParams | None
+    lora_request: Any
+    use_tqdm: bool
+    priority: int | None
+    tokenization_kwargs: Mapping[str, Any] | None
+    mm_processor_kwargs: Mapping[str, Any] | None
 
 
 class ChatOptions(TextOptions, total=False):
@@ -22,3 +27,8 @@ class ChatOptions(TextOptions, total=False):
 
     tools: Sequence[Mapping[str, Any]] | None
     template_variables: Mapping[str, Any] | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    chat_template: None
+    chat_template_content_format: str
+    add_generation_prompt: bool
+    continue_final_message: bool

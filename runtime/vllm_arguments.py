@@ -167,7 +167,7 @@ def with_vllm_arguments(options: EngineOptions | None, arguments: Mapping[str, A
         accepted = _PYTHON_ARGUMENTS.get(name) or ENGINE_ARGUMENTS.get(name)
         if accepted is None:
             raise TypeError(f"LLM() got an unexpected argument '{name}'")
-        if value is not None and not _is_among(value, accepted.values):
+        if value is not None and not is_among(value, accepted.values):
             expected = f"{listed(accepted.values)}: " if accepted.values else "no value: "
             problems.append(f"{name} is {shown(value)}; expected {expected}{accepted.in_python or accepted.reason}")
     if problems:
@@ -175,7 +175,7 @@ def with_vllm_arguments(options: EngineOptions | None, arguments: Mapping[str, A
     return replace(EngineOptions() if options is None else options, **given) if given else options
 
 
-def _is_among(value: Any, values: tuple[Any, ...] | range) -> bool:
+def is_among(value: Any, values: tuple[Any, ...] | range) -> bool:
     """True for one of the values; True and 1 differ."""
     if isinstance(values, range):  # finds only integers quickly
         return isinstance(value, int) and not isinstance(value, bool) and value in values

@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from .runtime.executor import Executor
     from .runtime.guide_trial import GuideLimits
     from .runtime.llm import LLM
+    from .runtime.lora_request import LoRARequest
     from .runtime.memory_adapters import LoraTensors
     from .runtime.options.debug import DebugConfig
     from .runtime.options.elsewhere import (
@@ -132,6 +133,7 @@ _LAZY = {
     "LLM": "runtime.llm",
     "LoadedEngine": "runtime.engine",
     "LookaheadDecodingConfig": "runtime.options.speculative",
+    "LoRARequest": "runtime.lora_request",
     "LoraTensors": "runtime.memory_adapters",
     "MropeConfig": "runtime.options.elsewhere",
     "MultimodalInput": "runtime.options.elsewhere",
@@ -192,6 +194,7 @@ __all__ = [
     "KvCacheRetentionConfig",
     "KvCacheStats",
     "KvCacheTransferMode",
+    "LoRARequest",
     "LoadedEngine",
     "LogitsPostProcessorConfig",
     "LookaheadDecodingConfig",

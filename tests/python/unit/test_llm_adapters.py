@@ -136,7 +136,7 @@ def test_lora_is_a_name_or_a_path(llm: adaptrt.LLM, adapter: Path, tmp_path: Pat
     with pytest.raises(adaptrt.EngineError, match=r"cannot be read: .*adapter_config\.json"):
         llm.generate("a", lora=tmp_path)
     odd: list[tuple[object, str]] = [
-        (7, "lora is 7; expected the name or the path of an adapter, a PeftModel, or LoraTensors"),
+        (7, "lora is 7; expected the name or the path of an adapter, a LoRARequest, a PeftModel, or LoraTensors"),
         ({"a": 3}, r"lora is a dictionary; expected LoraTensors\(tensors, config\)"),
         (LoraTensors({"a": 3}, {}), "tensor 'a' is 3; expected a tensor of torch or numpy"),
         (LoraTensors({}, None), "config is None; expected the fields of the adapter's adapter_config.json"),
