@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,16 @@ def test_two_tokens_that_changed_places_are_refused(target: Path, tmp_path: Path
         f"{draft}: token 70 is {names[71]!r}; expected {names[70]!r}, as in {target}: "
         "a draft model needs the tokenizer of its model"
     )
+
+
+def test_files_of_one_size_and_time_are_still_compared(target: Path, tmp_path: Path) -> None:
+    target.write_text(json.dumps(json.loads(target.read_text())))
+    draft = changed(target, tmp_path / "draft", swap)
+    now = target.stat()
+    os.utime(draft, ns=(now.st_atime_ns, now.st_mtime_ns))
+    assert draft.stat().st_size == now.st_size
+    with pytest.raises(ConfigError, match="token 70 is"):
+        check_draft_vocabulary(target, draft)
 
 
 def test_files_that_differ_only_in_their_spacing_are_alike(target: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "adaptrt/core/huge_array.h"
+#include "adaptrt/cpu/kernel_table.h"
 #include "adaptrt/program/program.h"
 #include "ops/linear/row_groups.h"
 #include "step.h"
