@@ -5,6 +5,7 @@ Prompts go to the tokenizer unchanged; chat messages go through the model's or t
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -63,7 +64,7 @@ class LLM(PooledTexts):
 
     def __init__(
         self,
-        model: str | Path,
+        model: str | os.PathLike[str],
         executor_config: ExecutorConfig | None = None,
         *,
         tokenizer: str | Path | None = None,

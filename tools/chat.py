@@ -8,11 +8,15 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Final, TextIO
 
-from .._core import AdaptrtError, ConfigError, FinishReason, SamplingConfig
+from .._core import AdaptrtError, ConfigError, FinishReason
 from ..builder.commands import engine_flags
 from ..common.number_flags import MAX_INT32, MAX_UINT64, integer
+from ..formats.sources import find_model
 from ..runtime.answer import AnswerStream
 from ..runtime.llm import LLM
+from ..runtime.llm_options import recommended_sampling
+from ..runtime.sampling_defaults import SamplingDefaults
+from ..runtime.sampling_params import SamplingParams
 
 _PROMPT: Final = "> "
 _HELP: Final = """\
@@ -38,9 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sampling.add_argument(
         "--temperature",
         type=float,
-        default=0.0,
         metavar="T",
-        help="0: always choose the most likely token (default: 0)",
+        help="0: always choose the most likely token (default: from generation_config, or else 0)",
     )
     sampling.add_argument(
         "--top_k", type=integer(0, MAX_INT32), metavar="N", help="choose among the N most likely tokens"
@@ -49,14 +52,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--top_p", type=float, metavar="P", help="choose among the most likely tokens whose probabilities add up to P"
     )
     sampling.add_argument("--seed", type=integer(0, MAX_UINT64), metavar="N", help="seed of the random choices")
+    sampling.add_argument(
+        "--generation_config", default="auto", metavar="auto|vllm|DIR",
+        help="sampling that the flags above do not set; auto: from the model's generation_config.json, DIR: from the "
+        "file there, vllm: from no file (default: %(default)s)",
+    )  # fmt: skip
     engine_flags.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Reads and answers lines until the input ends."""
-    sampling = _sampling_of(args)
+    model = find_model(args.model)
+    sampling = _sampling_of(args, recommended_sampling(model.directory, args.generation_config))
     options = engine_flags.engine_options_of(args)
-    with LLM(args.model, weight_memory=args.weight_memory, engine_options=options) as llm:
+    with LLM(
+        model, weight_memory=args.weight_memory, engine_options=options, generation_config=args.generation_config
+    ) as llm:
         if not llm.executor.can_enqueue_requests():
             return 0  # rank 0 reads the lines
         llm.chat_template(args.lora)  # Raises an error early if the model has no chat template.
@@ -80,10 +91,10 @@ class Chat:
         lora: str | None = None,
         system: str | None = None,
         max_tokens: int = 512,
-        sampling: SamplingConfig | None = None,
+        sampling: SamplingParams | None = None,
         output: TextIO | None = None,
     ) -> None:
-        """`output` None: the current sys.stdout."""
+        """sampling: None: as the model's generation_config.json recommends. output: None: the current sys.stdout."""
         self._llm = llm
         self._lora = lora
         self._system = system
@@ -149,9 +160,9 @@ class Chat:
         with contextlib.closing(
             self._llm.chat_stream(
                 [*instructions, *self._messages, question],
+                self._sampling,
                 lora=self._lora,
                 max_tokens=self._max_tokens,
-                sampling_config=self._sampling,
             )
         ) as answer:
             try:
@@ -195,16 +206,16 @@ def _lines(stream: TextIO, *, is_terminal: bool) -> Iterator[str]:
             print()
 
 
-def _sampling_of(args: argparse.Namespace) -> SamplingConfig:
-    if args.temperature < 0:
-        raise ConfigError(f"temperature is {args.temperature}; it must be at least 0")
-    if args.temperature == 0:
-        given = [name for name in ("top_k", "top_p", "seed") if getattr(args, name) is not None]
-        if given:
-            raise ConfigError(
-                f"{' and '.join(given)}: without a temperature above 0 the choice is not random, so this has no effect"
-            )
-        return SamplingConfig()
-    # A SamplingConfig without top_k and top_p is greedy. A top_p of 1 samples from all tokens.
-    top_p = 1.0 if args.top_p is None else args.top_p
-    return SamplingConfig(temperature=args.temperature, top_k=args.top_k, top_p=top_p, seed=args.seed)
+def _sampling_of(args: argparse.Namespace, recommended: SamplingDefaults) -> SamplingParams | None:
+    """Returns the sampling that the flags set; None: they set none.
+
+    Raises RequestError for a value that cannot be used, ConfigError for flags without effect.
+    """
+    given = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "seed")}
+    given = {name: value for name, value in given.items() if value is not None}
+    is_random = args.temperature != 0 and (args.temperature is not None or recommended.samples)
+    if not is_random and (idle := [name for name in given if name != "temperature"]):
+        raise ConfigError(
+            f"{' and '.join(idle)}: without a temperature above 0 the choice is not random, so this has no effect"
+        )
+    return SamplingParams(**given) if given else None

@@ -200,6 +200,19 @@ def test_a_conversation_at_the_terminal(llm: adaptrt.LLM, engine: Path) -> None:
     assert done.stderr == ""
 
 
+def test_a_chat_samples_as_its_model_recommends(engine: Path, tmp_path: Path) -> None:
+    own = tmp_path / "engine"
+    shutil.copytree(engine, own)
+    (own / "generation_config.json").write_text('{"temperature": 2.0, "top_k": 1}')
+    greedy, drawn = (chat(own, "--max_tokens", 8, *flags, lines="hello\n").stdout for flags in ((), ("--top_k", 50)))
+    assert greedy == chat(engine, "--max_tokens", 8, lines="hello\n").stdout
+    assert drawn != greedy
+    assert chat(own, "--max_tokens", 8, "--generation_config", "vllm", lines="hello\n").stdout == greedy
+    (own / "generation_config.json").write_text('{"temperature": 0.0, "repetition_penalty": 9.0}')
+    penalised = [chat(own, "--max_tokens", 8, *flags, lines="hello\n").stdout for flags in ((), ("--temperature", 0))]
+    assert penalised[0] == penalised[1] != greedy
+
+
 def test_the_terminals_mistakes_are_said_before_the_chat(engine: Path, model: Path, tmp_path: Path) -> None:
     for flags, expected in (
         (["--lora", "none"], "has no adapter named 'none'"),

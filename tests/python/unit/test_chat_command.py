@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import io
+import json
 import re
 import subprocess
 import sys
@@ -13,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from adaptrt import AdapterError, FinishReason, RequestError
+from adaptrt import AdapterError, AdaptrtError, FinishReason, RequestError, SamplingParams
+from adaptrt.tools import chat as chat_module
 from adaptrt.tools.chat import Chat
 from support.models import ModelSpec, save_model
 from support.tokenizers import byte_level, save_tokenizer
@@ -48,7 +52,7 @@ class FakeLLM:
         if lora not in (None, "poet"):
             raise AdapterError(f"has no adapter named '{lora}'")
 
-    def chat_stream(self, messages: list[Mapping[str, str]], *, lora: str | None, **_: object) -> Stream:
+    def chat_stream(self, messages: list[Mapping[str, str]], _: object, *, lora: str | None, **__: object) -> Stream:
         self.asked.append(list(messages))
         self.loras.append(lora)
         return self.answers.pop(0)
@@ -147,3 +151,50 @@ def test_the_base_install_has_jinja2() -> None:
     base = re.search(r"^dependencies = \[\n(.*?)^\]", project, re.MULTILINE | re.DOTALL)
     assert base is not None
     assert '"jinja2' in base[1]
+
+
+@pytest.mark.parametrize(
+    ("content", "flags", "expected"),
+    [
+        ({}, "", None),
+        ({"temperature": 0.5}, "", None),
+        ({"temperature": 0.5}, "--seed 3", SamplingParams(seed=3)),
+        ({"top_k": 4}, "--top_p 0.5 --seed 3", SamplingParams(top_p=0.5, seed=3)),
+        ({"top_k": 4}, "--temperature 0", SamplingParams(temperature=0)),
+        ({}, "--temperature 2 --top_k 5", SamplingParams(temperature=2, top_k=5)),
+        ({}, "--seed 3", "seed: without a temperature above 0 the choice is not random"),
+        ({"repetition_penalty": 1.5}, "--top_k 3", "top_k: without a temperature above 0"),
+        ({"temperature": 0.5}, "--top_k 3 --temperature 0", "top_k: without a temperature above 0"),
+        ({"temperature": 0.5}, "--top_k 3 --generation_config vllm", "top_k: without a temperature above 0"),
+        ({"temperature": 0.5}, "--temperature -1", "temperature is -1.0; expected 0 or more"),
+        ({"temperature": -1}, "", "generation_config.json: temperature is -1; expected 0 or more"),
+        ({}, "--generation_config nowhere", "generation_config is 'nowhere', which has no generation_config.json"),
+    ],
+)
+def test_flags_replace_the_recommended_sampling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: Mapping[str, float], flags: str, expected: Any
+) -> None:
+    """LLM fills what the flags leave out from the file that it is given."""
+    (tmp_path / "generation_config.json").write_text(json.dumps(content))
+    made: list[Mapping[str, Any]] = []
+
+    @contextlib.contextmanager
+    def llm(model: object, **options: Any) -> Iterator[SimpleNamespace]:
+        made.append(options)
+        executor = SimpleNamespace(can_enqueue_requests=lambda: True)
+        yield SimpleNamespace(executor=executor, chat_template=lambda lora: None)
+
+    chats: list[SamplingParams | None] = []
+    monkeypatch.setattr(chat_module, "LLM", llm)
+    monkeypatch.setattr(chat_module, "Chat", lambda llm, *, sampling, **_: chats.append(sampling))
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    parser = argparse.ArgumentParser()
+    chat_module.add_arguments(parser)
+    args = parser.parse_args([str(tmp_path), *flags.split()])
+    if isinstance(expected, str):
+        with pytest.raises(AdaptrtError, match=expected):
+            chat_module.run(args)
+        return
+    assert chat_module.run(args) == 0
+    assert chats == [expected]
+    assert made[0]["generation_config"] == "auto"
