@@ -26,7 +26,7 @@ from ..builder.model_cache import EngineOptions
 from ..common.progress import Progress, SilentProgress, progress_on
 from ..formats.adapter.adapter_copy import TOKENIZER_FILE
 from ..formats.sources import find_model
-from .adapter_tokenizers import Tokenizers, read_tokenizer, require_tokenizer
+from .adapter_tokenizers import Tokenizers, load_tokenizer, read_tokenizer, require_tokenizer
 from .answer import Answer, AnswerStream, AsyncAnswer, Completion
 from .chat_template import ChatTemplate
 from .engine import load_engine
@@ -108,6 +108,8 @@ class LLM(PooledTexts):
             path = path / TOKENIZER_FILE
         planned = ModelOrEngine.of(source, with_vllm_arguments(engine_options, vllm_arguments))
         require_tokenizer(path)
+        if planned.plan is not None and not planned.plan.is_made(progress_on()):
+            load_tokenizer(path)  # a damaged file must not be noticed only after the engine was built
         self._recommended = recommended_sampling(source.directory, generation_config)
         config = with_weight_memory(with_kernels(executor_config, kernels), weight_memory)
         config = with_speculation(config, speculative_config)

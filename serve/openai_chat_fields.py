@@ -231,12 +231,12 @@ class TokenizeRequest(ModelFields, TemplateFields):
     prompt: str | None = None
     return_token_strs: bool = False
 
-    @model_validator(mode="before")
-    @classmethod
-    def _one_of_two(cls, content: Any) -> Any:
-        if isinstance(content, dict) and bool(content.get("messages")) == (content.get("prompt") is not None):
-            raise ValueError("expected prompt, a text, or messages, a list that is not empty")
-        return content
+    @model_validator(mode="after")
+    def _one_of_two(self) -> TokenizeRequest:
+        if bool(self.messages) == (self.prompt is not None):
+            given = "both are given" if self.messages else "none is given"
+            raise ValueError(f"expected prompt, a text, or messages, a list that is not empty; {given}")
+        return self
 
     @property
     def adds_special_tokens_to_text(self) -> bool:

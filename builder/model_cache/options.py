@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Final
+from numbers import Integral
+from typing import Any, Final
 
-from ..._core import DType
+from ..._core import ConfigError, DType
+from ...common.shown_value import shown
 from ...formats.checkpoint.config import CheckpointConfig
 from ...formats.checkpoint.quantization import QuantConfig
 from ...formats.engine.build_config import AUTO, ENABLE, LIMITS, LORA_LIMITS, BuildConfig, LoraBuildConfig, PluginConfig
-from ...formats.engine.limits import chosen_limits
+from ...formats.engine.limits import Limit, chosen_limits
 
 SERVING_DEFAULTS: Final = {
     # Far more streams than a CPU can serve at reading speed; further requests wait in the queue.
@@ -26,7 +29,7 @@ SERVING_DEFAULTS: Final = {
 class EngineOptions:
     """Sizes and types of an engine that is built on first use. It accepts LoRA and DoRA adapters on every linear layer.
 
-    None selects the default for serving.
+    None selects the default for serving. Raises ConfigError for sizes that no engine accepts.
     """
 
     dtype: DType | None = None
@@ -57,6 +60,23 @@ class EngineOptions:
     compress_weights: bool = False
     sparse_mlp: str = AUTO
 
+    def __post_init__(self) -> None:
+        """Raises ConfigError with all sizes that are out of range."""
+        problems = []
+        for name, limit in SERVING_LIMITS.items():
+            value = getattr(self, name)
+            if value is None:
+                continue
+            is_list = limit.is_list and isinstance(value, Sequence) and not isinstance(value, str)
+            if limit.is_list == is_list and all(_is_size(one, limit) for one in (value if is_list else (value,))):
+                continue
+            alias = f" ({VLLM_LIMITS[name]} in vLLM)" if name in VLLM_LIMITS else ""
+            most = "or more" if limit.maximum is None else f"to {limit.maximum}"
+            numbers = "a list of integers, each " if limit.is_list else ""
+            problems.append(f"{name} is {shown(value)}{alias}; expected {numbers}{limit.minimum} {most}")
+        if problems:
+            raise ConfigError("; ".join(problems))
+
     @property
     def given(self) -> tuple[str, ...]:
         """Names of the options that differ from their defaults."""
@@ -74,6 +94,10 @@ class EngineOptions:
             plugin_config=PluginConfig(lora_plugin=AUTO, dora_plugin=ENABLE),
         )
         return config.with_defaults(checkpoint)
+
+
+def _is_size(value: Any, limit: Limit) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and limit.accepts(int(value))
 
 
 _LIMITS: Final = {**LIMITS, **LORA_LIMITS}

@@ -360,8 +360,34 @@ def test_int8_activations_make_another_engine(cache: EngineCache, model: Path) -
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
+        ({"max_lora_rank": 0}, r"max_lora_rank is 0; expected 1 to 1048576"),
+        ({"max_batch_size": 0}, r"max_batch_size is 0 \(max_num_seqs in vLLM\); expected 1 to"),
+        ({"max_seq_len": -1}, r"max_seq_len is -1 \(max_model_len in vLLM\); expected 1 to"),
+        ({"max_num_tokens": "8k"}, r"max_num_tokens is '8k' \(max_num_batched_tokens in vLLM\); expected 1 to"),
+        ({"max_num_tokens": True}, r"max_num_tokens is True"),
+        ({"max_extra_tokens": -1}, r"max_extra_tokens is -1; expected 0 to 65536"),
+        ({"max_beam_width": 1.5}, r"max_beam_width is 1.5; expected 1 to"),
+        (
+            {"long_lora_scaling_factors": (1,)},
+            r"long_lora_scaling_factors is \(1,\); expected a list of integers",
+        ),
+        ({"long_lora_scaling_factors": 4}, r"long_lora_scaling_factors is 4; expected a list of integers, each 2"),
+        ({"max_lora_rank": (8,)}, r"max_lora_rank is \(8,\); expected 1 to"),
+        (
+            {"max_lora_rank": 0, "max_beam_width": 0},
+            r"max_beam_width is 0; .*max_lora_rank is 0",
+        ),
+    ],
+)
+def test_sizes_out_of_range_are_refused(options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        EngineOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
         (EngineOptions(max_seq_len=4096), "max_seq_len 4096 is above the model's max_position_embeddings 1024"),
-        (EngineOptions(max_batch_size=0), "max_batch_size is 0"),
         (EngineOptions(compress_weights=True), "compress_weights needs bfloat16 weights"),
         (EngineOptions(quantization=QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=7)), "group_size is 7"),
     ],

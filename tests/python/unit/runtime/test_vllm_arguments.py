@@ -15,6 +15,7 @@ import adaptrt
 from adaptrt import ConfigError, DType, EngineOptions, ExecutorConfig
 from adaptrt.builder.model_cache import VLLM_LIMITS
 from adaptrt.runtime import first_use
+from adaptrt.runtime import llm as llm_module
 from adaptrt.runtime.vllm_arguments import with_vllm_arguments
 from support.models import ModelSpec, save_adapter, save_model
 from support.tokenizers import byte_level, save_tokenizer
@@ -86,6 +87,22 @@ def test_llm_takes_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     assert planned == [EngineOptions(max_seq_len=8)]
     with pytest.raises(TypeError, match=r"LLM\(\) got an unexpected argument 'max_modle_len'"):
         adaptrt.LLM(tmp_path, max_modle_len=8)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_damaged_tokenizer_is_noticed_before_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model = saved_model(tmp_path / "model")
+    damaged = model / "tokenizer.json"
+    if elsewhere:
+        (tmp_path / "other").mkdir()
+        damaged = tmp_path / "other" / "tokenizer.json"
+    damaged.write_text("{")
+    monkeypatch.setattr(llm_module, "make_engines", None)
+    with pytest.raises(ConfigError, match=r"tokenizer\.json: cannot be read as a tokenizer"):
+        adaptrt.LLM(model, max_model_len=64, tokenizer=damaged if elsewhere else None)
 
 
 def test_a_prompt_that_is_longer_than_a_step_is_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

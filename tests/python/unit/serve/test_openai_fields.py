@@ -258,6 +258,13 @@ def test_one_of_a_text_and_a_conversation_is_tokenised(body: dict[str, Any]) -> 
         parse_json(json.dumps(body).encode(), TokenizeRequest, LIMITS)
 
 
+def test_unknown_fields_are_named_before_a_missing_text() -> None:
+    for body in ({"promt": "a"}, {"messages": [], "promt": "a"}, {"prompt": "a", "messages": [USER], "promt": 1}):
+        with pytest.raises(ApiError, match="promt: is not known here") as refused:
+            parse_json(json.dumps(body).encode(), TokenizeRequest, LIMITS)
+        assert refused.value.param == "promt"
+
+
 def test_half_a_surrogate_pair_is_refused_and_a_pair_is_a_character() -> None:
     with pytest.raises(ApiError, match=r"half a surrogate pair, \\ud83d"):
         parse_json(rb'{"prompt": "\ud83d"}', CompletionRequest, LIMITS)
