@@ -67,6 +67,8 @@ CHAT: dict[str, Row] = {
     "tools": ([{"type": "function"}], {"input_token_ids": ids("1hi")}),
     "template_variables": ({"mood": "sad"}, {"input_token_ids": ids("0sadhi")}),
 }
+VLLM = {"generate": ["lora_request", "use_tqdm"], "chat": ["lora_request", "use_tqdm", "chat_template_kwargs"]}
+"""Names of vLLM that mean the same as other arguments."""
 TABLES: dict[str, dict[str, Row]] = {
     "generate": {
         **COMMON,
@@ -74,6 +76,8 @@ TABLES: dict[str, dict[str, Row]] = {
         "stop": ("x", {"streaming": True}),
         "n": (2, {"num_return_sequences": 2}),
         "progress": (True, NOTHING),
+        "lora_request": (adaptrt.LoRARequest("first", 1), ADAPTER),
+        "use_tqdm": (True, NOTHING),
     },
     "stream": {**COMMON, "prompt": TEXT, "stop": ("x", NOTHING)},
     "generate_async": {
@@ -87,6 +91,9 @@ TABLES: dict[str, dict[str, Row]] = {
         "stop": ("x", {"streaming": True}),
         "n": (2, {"num_return_sequences": 2}),
         "progress": (True, NOTHING),
+        "lora_request": (adaptrt.LoRARequest("first", 1), ADAPTER),
+        "use_tqdm": (True, NOTHING),
+        "chat_template_kwargs": ({"mood": "sad"}, {"input_token_ids": ids("0sadhi")}),
     },
     "chat_stream": CHAT,
     "embed": {
@@ -97,14 +104,6 @@ TABLES: dict[str, dict[str, Row]] = {
     },
     "classify": {"texts": TEXT, "lora": ("first", ADAPTER)},
 }
-
-
-VLLM: dict[str, Row] = {
-    "lora_request": (adaptrt.LoRARequest("first", 1), ADAPTER),
-    "use_tqdm": (True, NOTHING),
-    "chat_template_kwargs": ({"mood": "sad"}, {"input_token_ids": ids("0sadhi")}),
-}
-"""Names of vLLM that mean the same as others, in generate() and chat()."""
 
 
 class Captured(adaptrt.LLM):
@@ -157,11 +156,8 @@ def opened(model: Path, adapter: Path) -> Iterator[Captured]:
 def check(llm: Captured, name: str, first: Any, base: dict[str, Any]) -> None:
     """Checks the request with only the first argument, and the changes that each other argument makes."""
     method, table = getattr(llm, name), TABLES[name]
-    names = list(inspect.signature(method).parameters)
-    if "vllm_arguments" in names:
-        names = [one for one in names if one != "vllm_arguments"] + list(VLLM)
-        table = {**table, **{one: row for one, row in VLLM.items() if name == "chat" or one != "chat_template_kwargs"}}
-    assert set(table) | set(VLLM) == set(names) | set(VLLM), name
+    names = [one for one in inspect.signature(method).parameters if one != "vllm_arguments"] + VLLM.get(name, [])
+    assert set(table) == set(names), name
     assert llm.request(method, {names[0]: first}) == base, name
     for argument, (value, expected) in table.items():
         # Greedy search gives only one completion.

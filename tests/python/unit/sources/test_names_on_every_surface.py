@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from adaptrt.serve.app import make_app
 from adaptrt.serve.options import ServerOptions
 from adaptrt.serve.service import Service
 from adaptrt.tools import hf_lora_convert, inspect
+from adaptrt.tools.bench import engine_rows
 from support.models import ModelSpec, save_adapter, save_model
 from support.serving import build_engine
 from support.tokenizers import byte_level, save_tokenizer
@@ -127,7 +129,27 @@ def by_convert(llm: LLM, name: str | Path) -> bytes:
     return by_command(llm, name, hf_lora_convert.run, "-o", str(Path.cwd().parent / "converted"), "-i")
 
 
-SURFACES = (by_lora, by_load_lora, by_from_peft, by_serve_flag, by_request, by_inspect, by_convert)
+def by_bench(llm: LLM, name: str | Path) -> bytes:
+    """The adapter that `adaptrt bench --lora_dir` uses."""
+    read: list[Path] = []
+
+    class StopError(Exception):
+        pass
+
+    def stop(directories: list[Path], engine: object) -> None:
+        read.extend(directories)
+        raise StopError
+
+    parser = argparse.ArgumentParser()
+    engine_rows.add_arguments(parser)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_rows, "_adapters", stop)
+        with contextlib.suppress(StopError):
+            engine_rows.engine_rows(parser.parse_args(["--lora_dir", str(name)]), llm.executor.engine)  # type: ignore[arg-type]
+    return bits(LoraConfig.from_peft(1, read[0], llm.executor.engine))
+
+
+SURFACES = (by_lora, by_load_lora, by_from_peft, by_serve_flag, by_request, by_inspect, by_convert, by_bench)
 SUMS = (by_lora, by_from_peft)
 """Surfaces that accept weighted sums; the others need one adapter."""
 
