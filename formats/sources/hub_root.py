@@ -7,6 +7,7 @@ import time
 from typing import Any, Final
 
 from ..._core import AdapterError
+from ..adapter.recognise import CONFIG_FILE
 from .grammar import HubName
 from .hub import require_hub
 from .hub_errors import HubErrors
@@ -15,7 +16,9 @@ from .kind import Kind
 
 _LOG: Final = logging.getLogger("adaptrt")
 LISTED_SECONDS: Final = 5.0
-"""Seconds until the repository is asked again for its files. Names that it does not have cause no further requests."""
+"""Seconds until the repository is asked again for its files, also after a failure. Until then, names that it does not
+have cause no requests.
+"""
 
 
 class HubRoot:
@@ -25,24 +28,32 @@ class HubRoot:
         """Makes no connection yet. Raises AdapterError without huggingface_hub."""
         self.name: Final = name
         self._hub = require_hub(name, Kind.ADAPTER)
+        self._errors = HubErrors(self._hub, name)
         self._listed: tuple[float, Any] | None = None
+        """Time of the last request, and its answer or its failure."""
 
     def check(self) -> None:
         """Raises AdapterError if the repository or its folder is missing, or access is refused.
 
         A Hub that cannot be reached raises nothing: adapters that were downloaded earlier can be served.
         """
-        errors = HubErrors(self._hub, self.name)
         try:
             info = self._info()
-        except errors.failures as error:
-            if not errors.is_unreachable(error):
-                raise AdapterError(f"{self.name}: {errors.explain(error)}") from error
-            _LOG.warning("%s: %s", self.name, errors.explain(error))
+        except self._errors.failures as error:
+            if not self._errors.is_unreachable(error):
+                raise AdapterError(f"{self.name}: {self._errors.explain(error)}") from error
+            _LOG.warning("%s: %s", self.name, self._errors.explain(error))
             return
         above = self.name.file("")
-        if above and not any(entry.rfilename.startswith(above) for entry in info.siblings or ()):
+        files = [entry.rfilename for entry in info.siblings or () if entry.rfilename.startswith(above)]
+        if above and not files:
             raise AdapterError(f"{self.name}: the repository has no folder '{self.name.folder}'")
+        configs = [file for file in files if file.rpartition("/")[2] == CONFIG_FILE]
+        if configs == [above + CONFIG_FILE]:
+            raise AdapterError(
+                f"{self.name}: is an adapter itself; expected a repository with adapters in its folders (lora_modules "
+                f"takes NAME={self.name.without_prefix})"
+            )
 
     def adapter(self, path: str) -> HubFiles:
         """Returns the files of the adapter in a folder below this one; its listing() is None if there is none."""
@@ -52,6 +63,12 @@ class HubRoot:
         listed = self._listed
         if listed is None or time.monotonic() - listed[0] > LISTED_SECONDS:
             # Two threads may both ask; a lock would hold up a thread whose client has left.
-            listed = (time.monotonic(), repository_info(self._hub, self.name))
+            try:
+                answer = repository_info(self._hub, self.name)
+            except self._errors.failures as error:
+                answer = error
+            listed = (time.monotonic(), answer)
             self._listed = listed
+        if isinstance(listed[1], BaseException):
+            raise listed[1].with_traceback(None)
         return listed[1]

@@ -1,4 +1,4 @@
-"""`adaptrt serve` in its own process with adapter roots in an object store, and two servers with one cache."""
+"""`adaptrt serve` in its own process with adapter roots in stores, and two servers with one cache."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 
 from adaptrt.formats.sources.downloads import DownloadCache
 from support.http_server import http_server
+from support.hub_server import hub_server
 from support.models import ModelSpec, save_adapter, save_model
 from support.object_store import ObjectStoreServer, object_store
 from support.serving import build_engine
@@ -133,3 +134,38 @@ def test_a_server_that_is_killed_during_a_download(place: Place, cache: Download
         assert text(address, "team/poet") == local
         assert unfinished(cache) == []
         assert [entry.name for entry in cache.entries()] == ["s3://bucket/roots/team/poet"]
+
+
+def test_adapters_in_folders_of_a_repository(
+    place: Place, cache: DownloadCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hub_server() as hub:
+        for name, value in (
+            ("HF_ENDPOINT", hub.address), ("HF_HOME", str(tmp_path / "hub")), ("HF_HUB_DISABLE_XET", "1"),
+        ):  # fmt: skip
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        repository = hub.add(
+            "org/loras",
+            {f"team/{name}/{file.name}": file.read_bytes() for name in ADAPTERS for file in
+             (place.adapters / name).iterdir()},
+        )  # fmt: skip
+        flags = [flag for flag in place.flags if flag != "s3://bucket/roots"]
+        flags.insert(flags.index("--adapter_root") + 1, "hub:org/loras")
+        with http_server(place.engine, *flags) as address, ThreadPoolExecutor(1) as clients:
+            assert complete(address, "team/nobody").status_code == 404
+            repository.slow_after = 100
+            asked = clients.submit(text, address, "team/poet")
+            end = time.monotonic() + SECONDS
+            while not any("/cdn/" in path for _, path, _ in hub.requests):
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            # The loop answers while the download waits.
+            local = text(address, "local-poet")
+            assert not asked.done()
+            repository.go_on.set()
+            assert asked.result() == local
+            assert text(address, "team/clerk") == text(address, "local-clerk")
+        assert sorted(entry.name for entry in cache.entries()) == [
+            "hf://org/loras/team/clerk", "hf://org/loras/team/poet"
+        ]  # fmt: skip

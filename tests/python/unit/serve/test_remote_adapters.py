@@ -475,6 +475,7 @@ def test_roots_in_the_hub_are_checked_at_the_start(hub: Hub, caplog: pytest.LogC
         (HubName("org/none"), "hf://org/none: there is no local path 'org/none', and no repository"),
         (HubName("org/loras", "v7"), "hf://org/loras@v7: the repository has no revision 'v7'"),
         (HubName("org/loras", None, "teams"), "hf://org/loras/teams: the repository has no folder 'teams'"),
+        (HubName("org/loras", None, "team/poet"), "hf://org/loras/team/poet: is an adapter itself; expected a reposit"),
     ):
         with pytest.raises(AdapterError, match=said):
             check_root(root)
@@ -482,3 +483,20 @@ def test_roots_in_the_hub_are_checked_at_the_start(hub: Hub, caplog: pytest.LogC
         patch.setattr(constants, "HF_HUB_OFFLINE", True)
         check_root(HubName("org/none"))
     assert "hf://org/none: HF_HUB_OFFLINE forbids downloads" in caplog.text
+
+
+def test_a_root_that_fails_is_not_asked_again_at_once(place: Place, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.add("org/loras", {"team/poet/adapter_config.json": b"{}"}).status = 403
+
+    async def body(service: Service, client: Client) -> None:
+        monkeypatch.setattr(hub_root, "LISTED_SECONDS", 1e9)
+        for name in ("team/poet", "team/clerk", "team/monk"):
+            answer = await client.complete(name)
+            assert answer.status_code == 400
+            assert "the token may not read the repository" in answer.text
+        assert len(hub.requests) == 1
+        monkeypatch.setattr(hub_root, "LISTED_SECONDS", -1.0)
+        assert (await client.complete("team/poet")).status_code == 400
+        assert len(hub.requests) == 2
+
+    run(place, body, roots=(HubName("org/loras"),))
