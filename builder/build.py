@@ -22,16 +22,16 @@ from ..formats.engine.tensorrt.package import Package
 from ..formats.engine.weight_usage import UsageMeasure, usage_names
 from ..formats.network.ops import Experts
 from .compile.native import CompiledNetwork
-from .compile.tensorrt.compile import CompiledPlans
+from .compile.tensorrt.compiled_plans import CompiledPlans
 from .compile.tensorrt.process import describe_package
 from .compile.tensorrt.targets import resolve_targets, target_problems
 from .conversion.checkpoint import Checkpoint
 from .conversion.published.dequantized import Dequantization
 from .conversion.published.kept_layers import KeptLayers
 from .engine.carried_adapters import with_adapters
-from .engine.directory import CompilerOptions, is_engine_directory, write_engine
+from .engine.directory import is_engine_directory, write_engine
+from .engine.options import CompilerOptions
 from .engine.problems import problems_of
-from .network.onnx_file import check_dump_path
 
 ENGINE_KIND: Final = "an engine of AdaptRT"
 """Name of the directories that may be replaced, for error messages."""
@@ -123,13 +123,12 @@ def build(
     if int8_activations and config.backend != NATIVE:
         raise ConfigError(f"{checkpoint.directory}: int8_activations needs backend {NATIVE}")
     checkpoint = checkpoint.with_quantization(quantization, int8_activations=int8_activations)
-    if dump_onnx_to is not None:
-        check_dump_path(dump_onnx_to)
-        if not checkpoint.config.has_lm_head:
-            raise ConfigError(
-                f"{checkpoint.directory}: dump_onnx needs a model with an lm_head, whose logits are the graph's output"
-            )
     options = CompilerOptions(package=package, workers=workers, timing_cache=timing_cache, dump_onnx_to=dump_onnx_to)
+    options.check()
+    if dump_onnx_to is not None and not checkpoint.config.has_lm_head:
+        raise ConfigError(
+            f"{checkpoint.directory}: dump_onnx needs a model with an lm_head, whose logits are the graph's output"
+        )
     with (
         replaced_directory(output_dir, is_ours=is_engine_directory, kind=ENGINE_KIND, error=EngineError) as directory,
         ExitStack() as stack,

@@ -46,8 +46,13 @@ def _load(directory: Path, weight_memory: int | None) -> LoadedEngine:
     if config.tensorrt is None:
         rank = rank_in(config.pretrained_config.mapping.world_size)
         return load_native_engine(directory, config, rank, weight_memory)
-    # Imported here because it imports onnx, which native engines do not need.
-    from .tensorrt.engine import load_tensorrt_engine
+    try:
+        # Imported here because it imports onnx, which native engines do not need.
+        from .tensorrt.engine import load_tensorrt_engine
+    except ModuleNotFoundError as error:
+        if error.name != "onnx":
+            raise
+        raise EngineError(f"{directory}: TensorRT engines need onnx: pip install 'adaptrt[onnx]'") from error
 
     return load_tensorrt_engine(directory, config).with_weight_memory(weight_memory)
 

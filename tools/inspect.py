@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from .._core import ConfigError, EngineError, cpu_kernels, dtype_name, impossible_cpu_kernels
-from ..builder.compile.tensorrt.compile import plan_file
+from ..builder.compile.tensorrt.compiled_plans import plan_file
 from ..common.progress import format_bytes
 from ..common.safetensors_stream import SafetensorsReader, TensorSpec
 from ..formats.adapter.recognise import CONFIG_FILE as ADAPTER_CONFIG

@@ -9,7 +9,7 @@ from ...common.progress import format_bytes
 from ...formats.engine.build_config import DEFAULT_TARGET_MODULES
 from ..build import BuildReport
 from ..compile.native import CompiledNetwork
-from ..compile.tensorrt.compile import CompiledPlans
+from ..compile.tensorrt.compiled_plans import CompiledPlans
 
 
 def summary(report: BuildReport) -> Table:

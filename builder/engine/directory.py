@@ -15,37 +15,19 @@ from ...common.output_directory import producer_of
 from ...common.progress import Progress
 from ...formats.checkpoint.config import CONFIG_FILE, PRODUCER
 from ...formats.checkpoint.rank_tensors import RankTensors
-from ...formats.engine.build_config import EXTERNAL, BuildConfig
+from ...formats.engine.build_config import BuildConfig
 from ...formats.engine.engine_config import ADAPTERS_DIRECTORY, EngineConfig, engine_file
-from ...formats.engine.tensorrt.package import Package
 from ...formats.engine.tensorrt.plan_config import TensorRtPlans
 from ...formats.engine.weight_usage import USAGE_FILE
 from ...formats.network.network import Network
 from ...formats.template_files import holds_templates
 from ..compile.native import CompiledNetwork, compile_network
-from ..compile.tensorrt.compile import WEIGHTS_FILE, CompiledPlans, PlanOptions, compile_plans, plan_file
-from ..compile.tensorrt.profiles import make_profiles
+from ..compile.tensorrt.compiled_plans import WEIGHTS_FILE, CompiledPlans, plan_file
 from ..conversion.checkpoint import Checkpoint
 from ..conversion.convert import COPIED_FILES, copy_files
 from ..conversion.sparse_predictors import SparsePredictors
-from ..network.onnx_file import dump_onnx, external_bytes
-from ..network.onnx_graph import network_options, onnx_graph
-from ..network.stored_tensors import stored_tensors
 from .carried_adapters import copy_adapters
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompilerOptions:
-    """Options that change how an engine is compiled, but not the result."""
-
-    package: Package | None
-    """TensorRT's package; None: the native compiler."""
-    workers: int = 1
-    """Number of TensorRT plans, or of ranks' files, that are made at a time."""
-    timing_cache: Path | None = None
-    """TensorRT's timing cache; it is read if it exists, and written."""
-    dump_onnx_to: Path | None = None
-    """Path at which the network is also written as ONNX."""
+from .options import CompilerOptions
 
 
 @dataclass(frozen=True)
@@ -67,8 +49,11 @@ def write_engine(
     Raises EngineError, OSError, and CheckpointError for sparse predictors that do not fit.
     """
     plans = None
-    if options.package is not None or options.dump_onnx_to is not None:
-        plans = _compile_graph(checkpoint, config, options, directory, progress)
+    if options.needs_graph:
+        # Imported here because it imports onnx, which native engines do not need.
+        from .graph import compile_graph
+
+        plans = compile_graph(checkpoint, config, options, directory, progress)
     compiled: CompiledNetwork | CompiledPlans
     engine: tuple[str, ...] | TensorRtPlans
     if plans is not None:
@@ -105,25 +90,6 @@ def is_engine_directory(directory: Path) -> bool:
     )
 
 
-def _compile_graph(
-    checkpoint: Checkpoint, config: BuildConfig, options: CompilerOptions, directory: Path, progress: Progress
-) -> CompiledPlans | None:
-    """Writes the ONNX graph if requested, and builds TensorRT's plans from it; None: no plans were requested.
-
-    The graph refers to the bytes of weights in a file.
-    """
-    with checkpoint.as_file(directory.parent, progress) as reader:
-        weights = stored_tensors(reader, checkpoint.config.quantization)
-        graph = onnx_graph(checkpoint.network, weights, network_options(config))
-        if options.dump_onnx_to is not None:
-            with progress.task("Writing ONNX", external_bytes(graph)) as advance:
-                dump_onnx(graph, reader.path.parent, options.dump_onnx_to, advance)
-        if options.package is None:
-            return None
-        plan_options = _plan_options(config, checkpoint.network, options)
-        return compile_plans(graph, reader, options.package, plan_options, directory, progress)
-
-
 def _write_native(
     networks: Sequence[CompiledNetwork], workers: int, directory: Path, progress: Progress
 ) -> tuple[str, ...]:
@@ -147,15 +113,3 @@ def _compile_native(
         network = predictors.added_to(network)
         tensors = predictors.tensors_beside(tensors, np.dtype(dtype_name(checkpoint.config.dtype)))
     return compile_network(network, tensors, config, rank)
-
-
-def _plan_options(config: BuildConfig, network: Network, options: CompilerOptions) -> PlanOptions:
-    assert config.tensorrt_config is not None
-    return PlanOptions(
-        compute_capabilities=config.tensorrt_config.compute_capability,
-        profiles=make_profiles(config, network),
-        external_weights=config.tensorrt_config.weights == EXTERNAL,
-        streams_weights=config.weight_memory is not None,
-        timing_cache=options.timing_cache,
-        workers=options.workers,
-    )

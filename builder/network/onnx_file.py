@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import BinaryIO, Final
 
 import onnx
 
-from ..._core import ConfigError
 from ...common.progress import Advance
 from ...plugins import PLUGINS, register_schemas
 
@@ -22,14 +20,6 @@ _PIECE_BYTES: Final = 16 << 20
 def external_bytes(model: onnx.ModelProto) -> int:
     """Size of the weights stored outside of the model."""
     return sum(int(_fields(tensor)["length"]) for tensor in _external(model))
-
-
-def check_dump_path(path: Path) -> None:
-    """Raises ConfigError if dump_onnx() could not write a file at this path."""
-    if os.path.lexists(path) and not path.is_file():
-        raise ConfigError(f"{path}: exists and is not a file, so the network cannot be written there")
-    if not path.parent.is_dir():
-        raise ConfigError(f"{path}: cannot be written, because {path.parent} is not a directory")
 
 
 def dump_onnx(model: onnx.ModelProto, weights_dir: Path, path: Path, advance: Advance) -> None:

@@ -13,16 +13,15 @@ import onnx
 
 from ....common.progress import Advance, Progress
 from ....common.safetensors_stream import SafetensorsReader, SafetensorsWriter
-from ....formats.engine.tensorrt.capability import name_in_file
 from ....formats.engine.tensorrt.package import Package
 from ....formats.engine.tensorrt.plan_config import PlanFile, Shapes, StoredFile, TensorRow, TensorRtPlans
 from ....plugins.definition import VERSION
+from .compiled_plans import WEIGHTS_FILE, CompiledPlans, plan_file
 from .messages import Built, PlanRequest
 from .network import aliases, stored_weights, with_weights_as_inputs
 from .process import Children, run_build
 from .profiles import Profile
 
-WEIGHTS_FILE: Final = "weights.safetensors"
 # Alignment of tensors, equal to that of CUDA's own allocations.
 _WEIGHTS_ALIGNMENT: Final = 256
 
@@ -42,17 +41,6 @@ class PlanOptions:
     timing_cache: Path | None
     workers: int
     """Number of plans that are built at a time."""
-
-
-@dataclass(frozen=True)
-class CompiledPlans:
-    """The written plans, and TensorRT's description of them."""
-
-    plans: TensorRtPlans
-    num_nodes: int
-    """Number of nodes of the ONNX graph."""
-    built: tuple[Built, ...]
-    """Same order as `plans.files`."""
 
 
 def compile_plans(
@@ -105,11 +93,6 @@ def compile_plans(
         tensors=_tensor_table(model, built[0], options.profiles),
     )
     return CompiledPlans(plans, len(model.graph.node), tuple(built))
-
-
-def plan_file(capability: str) -> str:
-    """Name of the plan for a compute capability."""
-    return f"rank0.{name_in_file(capability)}.plan"
 
 
 def _write_weights(reader: SafetensorsReader, names: Sequence[str], path: Path, advance: Advance) -> StoredFile:
