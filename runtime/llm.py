@@ -42,7 +42,7 @@ from .orchestrator.mode import with_workers
 from .pooled_texts import PooledTexts
 from .rank_executor import RankExecutor
 from .sampling_params import SamplingParams
-from .text_options import ChatOptions, TextOptions
+from .text_options import AnswerOptions, GenerateOptions
 from .text_requests import TextRequests
 from .unnamed_adapters import UnnamedAdapters
 from .vllm_arguments import with_vllm_arguments
@@ -166,7 +166,7 @@ class LLM(PooledTexts):
         lora: Lora | None = None,
         n: None = None,
         progress: bool | None = None,
-        **options: Unpack[TextOptions],
+        **options: Unpack[GenerateOptions],
     ) -> Completion: ...
     @overload
     def generate(
@@ -177,7 +177,7 @@ class LLM(PooledTexts):
         lora: Lora | Sequence[Lora | None] | None = None,
         n: None = None,
         progress: bool | None = None,
-        **options: Unpack[TextOptions],
+        **options: Unpack[GenerateOptions],
     ) -> list[Completion]: ...
     @overload
     def generate(  # type: ignore[overload-overlap]
@@ -188,7 +188,7 @@ class LLM(PooledTexts):
         lora: Lora | None = None,
         n: int,
         progress: bool | None = None,
-        **options: Unpack[TextOptions],
+        **options: Unpack[GenerateOptions],
     ) -> list[Completion]: ...
     @overload
     def generate(
@@ -199,7 +199,7 @@ class LLM(PooledTexts):
         lora: Lora | Sequence[Lora | None] | None = None,
         n: int,
         progress: bool | None = None,
-        **options: Unpack[TextOptions],
+        **options: Unpack[GenerateOptions],
     ) -> list[list[Completion]]: ...
     # SamplingParams.n decides about the lists.
     @overload
@@ -211,7 +211,7 @@ class LLM(PooledTexts):
         lora: Lora | Sequence[Lora | None] | None = None,
         n: int | None = None,
         progress: bool | None = None,
-        **options: Unpack[TextOptions],
+        **options: Unpack[GenerateOptions],
     ) -> Any: ...
     def generate(
         self,
@@ -320,7 +320,7 @@ class LLM(PooledTexts):
         lora: Lora | None = None,
         n: None = None,
         progress: bool | None = None,
-        **options: Unpack[ChatOptions],
+        **options: Unpack[AnswerOptions],
     ) -> Completion: ...
     @overload
     def chat(
@@ -331,7 +331,7 @@ class LLM(PooledTexts):
         lora: Lora | Sequence[Lora | None] | None = None,
         n: None = None,
         progress: bool | None = None,
-        **options: Unpack[ChatOptions],
+        **options: Unpack[AnswerOptions],
     ) -> list[Completion]: ...
     @overload
     def chat(
@@ -342,7 +342,7 @@ class LLM(PooledTexts):
         lora: Lora | None = None,
         n: int,
         progress: bool | None = None,
-        **options: Unpack[ChatOptions],
+        **options: Unpack[AnswerOptions],
     ) -> list[Completion]: ...
     @overload
     def chat(
@@ -353,7 +353,7 @@ class LLM(PooledTexts):
         lora: Lora | Sequence[Lora | None] | None = None,
         n: int | None = None,
         progress: bool | None = None,
-        **options: Unpack[ChatOptions],
+        **options: Unpack[AnswerOptions],
     ) -> Any: ...
     def chat(
         self,

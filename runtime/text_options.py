@@ -15,11 +15,6 @@ class TextOptions(TypedDict, total=False):
     sampling_config: SamplingConfig | None
     stop: str | Sequence[str]
     guided_decoding_params: GuidedDecodingParams | None
-    lora_request: Any
-    use_tqdm: bool
-    priority: int | None
-    tokenization_kwargs: Mapping[str, Any] | None
-    mm_processor_kwargs: Mapping[str, Any] | None
 
 
 class ChatOptions(TextOptions, total=False):
@@ -27,8 +22,31 @@ class ChatOptions(TextOptions, total=False):
 
     tools: Sequence[Mapping[str, Any]] | None
     template_variables: Mapping[str, Any] | None
+
+
+class VllmOptions(TypedDict, total=False):
+    """vLLM's arguments of generate()."""
+
+    lora_request: Any
+    use_tqdm: bool
+    priority: int | None
+    tokenization_kwargs: Mapping[str, Any] | None
+    mm_processor_kwargs: Mapping[str, Any] | None
+
+
+class VllmChatOptions(VllmOptions, total=False):
+    """vLLM's arguments of chat()."""
+
     chat_template_kwargs: Mapping[str, Any] | None
     chat_template: None
     chat_template_content_format: str
     add_generation_prompt: bool
     continue_final_message: bool
+
+
+class GenerateOptions(TextOptions, VllmOptions, total=False):
+    """Options of generate()."""
+
+
+class AnswerOptions(ChatOptions, VllmChatOptions, total=False):
+    """Options of chat()."""
