@@ -1,4 +1,4 @@
-"""Commands and Python code on the pages for users of other projects run as written."""
+"""Python code on pages, and commands on those for users of other projects, run as written."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from adaptrt.serve import command
 
 ROOT = Path(__file__).parents[3]
 PAGES = ("from-vllm", "from-llama-cpp")
+PAGES_WITH_CODE = (*PAGES, "adapters")
 
 
 def text_of(page: str) -> str:
@@ -27,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", PAGES_WITH_CODE)
 def test_python_code_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
