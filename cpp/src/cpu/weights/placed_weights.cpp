@@ -9,7 +9,7 @@
 
 #include "adaptrt/core/error.h"
 #include "adaptrt/cpu/cpu_engine.h"
-#include "weights/weight_views.h"
+#include "op_members.h"
 
 namespace adaptrt {
 namespace {
@@ -41,7 +41,7 @@ void PlacedWeights::read_resident(Program* program, const WeightMemory& memory, 
   for (const FileRange& range : plan.resident) offsets.insert(range.offset);
   for (std::size_t section = 0; section < units_.size(); ++section) {
     for (Op& op : ops_of(*program, section)) {
-      for_each_matrix(op, [&](PanelMatrix& matrix) {
+      for_each_member<PanelMatrix>(op, [&](PanelMatrix& matrix) {
         const auto range = file_range(memory, matrix);
         if (range && offsets.contains(range->offset)) {
           matrix.data = resident_.data() + pages.place_of(range->offset);
@@ -54,7 +54,7 @@ void PlacedWeights::read_resident(Program* program, const WeightMemory& memory, 
           linear->neurons.data = resident_.data() + pages.place_of(*offset);
         }
       }
-      for_each_vector(op, [&](VectorView& vector) {
+      for_each_member<VectorView>(op, [&](VectorView& vector) {
         const auto range = file_range(memory, vector);
         if (range) {
           vector.data = reinterpret_cast<const float*>(resident_.data() + pages.place_of(range->offset));
@@ -89,7 +89,7 @@ void PlacedWeights::make_stream(Program* program, const WeightMemory& memory, We
     if (of_mlps.contains(unit)) continue;
     const WeightPlan::Streamed& streamed = plan->streamed[unit];
     Op& op = ops_of(*program, static_cast<std::size_t>(streamed.section))[streamed.op];
-    for_each_matrix(op, [&](PanelMatrix& matrix) {
+    for_each_member<PanelMatrix>(op, [&](PanelMatrix& matrix) {
       matrix.data = stream_->address_of(unit, *file_offset(memory, matrix.data));
     });
   }

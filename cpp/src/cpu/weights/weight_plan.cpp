@@ -8,7 +8,7 @@
 
 #include "adaptrt/core/error.h"
 #include "adaptrt/cpu/cpu_engine.h"
-#include "weights/weight_views.h"
+#include "op_members.h"
 
 namespace adaptrt {
 namespace {
@@ -86,11 +86,7 @@ class Planner {
 
   /// Matrices that several ops have, such as a table that is lm_head as well.
   void count_uses(const Program& program) {
-    for (const auto* ops : program.sections()) {
-      for (const Op& op : *ops) {
-        for_each_matrix(op, [&](const PanelMatrix& matrix) { ++uses_[matrix.data]; });
-      }
-    }
+    for_each_member<PanelMatrix>(program, [&](const PanelMatrix& matrix) { ++uses_[matrix.data]; });
   }
 
   void add_fixed(const std::optional<FileRange>& range) {
@@ -98,7 +94,8 @@ class Planner {
   }
 
   void sort_in(StepSection section, std::size_t index, const Op& op) {
-    for_each_vector(op, [&](const VectorView& vector) { add_fixed(file_range(memory_, vector)); });
+    for_each_member<VectorView>(op,
+                                [&](const VectorView& vector) { add_fixed(file_range(memory_, vector)); });
     if (section == StepSection::kBody && sort_in_mlp(index)) return;
     if (section != StepSection::kHead && is_of_one_op(op)) {
       if (const auto* linear = std::get_if<LinearOp>(&op)) {
@@ -111,7 +108,8 @@ class Planner {
         return;
       }
     }
-    for_each_matrix(op, [&](const PanelMatrix& matrix) { add_fixed(file_range(memory_, matrix)); });
+    for_each_member<PanelMatrix>(op,
+                                 [&](const PanelMatrix& matrix) { add_fixed(file_range(memory_, matrix)); });
   }
 
   /// True if an op of the body belongs to an MLP with neurons.
@@ -129,7 +127,7 @@ class Planner {
   /// True if all of its matrices are in the file, and no other op uses them.
   [[nodiscard]] bool is_of_one_op(const Op& op) const {
     bool is = true;
-    for_each_matrix(op, [&](const PanelMatrix& matrix) {
+    for_each_member<PanelMatrix>(op, [&](const PanelMatrix& matrix) {
       is = is && uses_.at(matrix.data) == 1 && file_range(memory_, matrix).has_value();
     });
     return is;

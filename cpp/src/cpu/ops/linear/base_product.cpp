@@ -4,8 +4,8 @@
 #include <numeric>
 #include <variant>
 
+#include "op_members.h"
 #include "op_sizes.h"
-#include "ops/linear/for_each_weight.h"
 
 namespace adaptrt {
 namespace {
@@ -300,7 +300,8 @@ std::size_t linear_scratch_floats(const Program& program, const KernelTable& ker
   };
   const Tiling tiling = tiling_of(program, kernels, activations, {});
   const std::int64_t rows = std::min(tiling.block_rows, most_linear_rows(program));
-  for_each_weight(program, [&](const PanelMatrix& weight) {
+  for_each_member<LinearPart>(program, [&](const LinearPart& part) {
+    const PanelMatrix& weight = part.weight;
     // The last panel is the narrowest, which the others may be expanded without, or it without them.
     const std::int64_t last = std::max<std::int64_t>(0, panel_count(weight.n) - 1);
     const bool is_gathered = weight.has_rows && gathers_whole(weight.dtype);
@@ -323,18 +324,19 @@ PackedRowsSize packed_rows_size(const Program& program, const KernelTable& kerne
 
 std::int64_t most_zero_point_groups(const Program& program) {
   std::int64_t most = 0;
-  for_each_weight(program, [&](const PanelMatrix& weight) {
-    const Quantization& quantization = weight.quantization;
-    if (quantization.zero_points) most = std::max(most, group_count(quantization, weight.k));
+  for_each_member<LinearPart>(program, [&](const LinearPart& part) {
+    const Quantization& quantization = part.weight.quantization;
+    if (quantization.zero_points) most = std::max(most, group_count(quantization, part.weight.k));
   });
   return most;
 }
 
 std::int64_t most_w4a8_groups(const Program& program) {
   std::int64_t most = 0;
-  for_each_weight(program, [&](const PanelMatrix& weight) {
-    const Quantization& quantization = weight.quantization;
-    if (quantization.algo == QuantAlgo::kW4A8) most = std::max(most, group_count(quantization, weight.k));
+  for_each_member<LinearPart>(program, [&](const LinearPart& part) {
+    const Quantization& quantization = part.weight.quantization;
+    if (quantization.algo == QuantAlgo::kW4A8)
+      most = std::max(most, group_count(quantization, part.weight.k));
   });
   return most;
 }
@@ -342,7 +344,8 @@ std::int64_t most_w4a8_groups(const Program& program) {
 std::int64_t int8_row_bytes(const Program& program) {
   constexpr std::int64_t kAlignment = 64;
   std::int64_t widest = 0;
-  for_each_weight(program, [&](const PanelMatrix& weight) {
+  for_each_member<LinearPart>(program, [&](const LinearPart& part) {
+    const PanelMatrix& weight = part.weight;
     if (!rounds_activations(weight.quantization.algo)) return;
     // Kernels of kW4A8 read a line from any group on.
     const std::int64_t behind = weight.quantization.algo == QuantAlgo::kW4A8 ? kAlignment : 0;

@@ -5,8 +5,8 @@
 #include <variant>
 
 #include "adaptrt/program/op_buffers.h"
+#include "op_members.h"
 #include "op_sizes.h"
-#include "ops/linear/for_each_weight.h"
 #include "ops/linear/linear_spec.h"
 
 namespace adaptrt {
@@ -91,8 +91,8 @@ std::vector<PackedPlace> find_packed_places(const std::vector<Op>& ops, const Cp
 
 std::int64_t most_packed_steps(const Program& program) {
   std::int64_t most = 0;
-  for_each_weight(program,
-                  [&](const PanelMatrix& weight) { most = std::max(most, packed_steps_of(weight.k)); });
+  for_each_member<LinearPart>(
+      program, [&](const LinearPart& part) { most = std::max(most, packed_steps_of(part.weight.k)); });
   for (const auto* ops : program.sections()) {
     for (std::size_t i = 0; i < ops->size(); ++i) {
       const LinearOp* reader = packed_reader_of(program, *ops, i);
