@@ -21,8 +21,8 @@ class OverlappedSum;
 class PlacedWeights;
 class StepRecorder;
 
-/// Everything that the ops of an engine work with and that stays the same from step to step. The engine owns
-/// it; it outlives the ops.
+/// The parts of an engine that its ops use. They stay the same from step to step. The engine owns this
+/// struct, which outlives the ops.
 struct CpuContext {
   const Program& program;
   const KernelTable& kernels;
@@ -31,18 +31,18 @@ struct CpuContext {
   const KvPool& kv_pool;
   /// Keys and values of encoder inputs.
   const KvPool& cross_pool;
-  /// Keys and values of one layer, for attention that keeps none beyond the op.
+  /// Keys and values of one layer, for attention that needs them only during the op.
   const KvPool& step_local_kv;
   const PositionBiases& position_biases;
-  /// nullptr: the weights are where the program refers to.
+  /// nullptr: all weights are in memory, where the program's ops point.
   PlacedWeights* weights;
-  /// All ranks; nullptr where the program has one.
+  /// All ranks; nullptr if the program has one rank.
   Communicator* communicator;
   /// The ranks of this stage.
   Communicator* stage_communicator;
   RankMessages& rank_messages;
   OverlappedSum& overlapped_sum;
-  /// nullptr: the steps are not profiled.
+  /// nullptr: steps are not profiled.
   StepRecorder* recorder;
 
   [[nodiscard]] const Buffer& buffer(BufferId id) const {
@@ -57,7 +57,7 @@ struct CpuContext {
   }
 };
 
-/// Rows of `width` elements that are worth a chunk of a loop that does little with each.
+/// Number of rows of `width` elements for one chunk of a parallel loop that does little per element.
 [[nodiscard]] inline std::int64_t rows_per_chunk(std::int64_t width) {
   constexpr std::int64_t kElements = 8192;
   return std::max<std::int64_t>(1, kElements / width);

@@ -8,11 +8,11 @@
 
 namespace adaptrt {
 
-/// Encoder inputs of a step in the form of the encoder's ops: the sequences of a separate step. Memory is
-/// reused from step to step.
+/// Encoder inputs of a step as the input of the encoder's ops: each one is a sequence of a separate step.
+/// Steps reuse the memory.
 class EncoderStep {
  public:
-  /// The inputs of a run, or all inputs. `step` must outlive the use of input().
+  /// Sets the inputs of a run, or all inputs. `step` must outlive the use of input().
   void set(const StepInput& step, const SequenceRun& run);
   void set(const StepInput& step) { set(step, {0, step.encoder.offsets.size() - 1}); }
 

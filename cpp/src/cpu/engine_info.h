@@ -7,7 +7,7 @@
 
 namespace adaptrt {
 
-/// Returns the info of an engine of `program`.
+/// Returns the EngineInfo of a CPU engine that runs `program`.
 [[nodiscard]] EngineInfo info_of(const Program& program, const KernelTable& kernels, const KvPool& kv_pool,
                                  const KvPool& cross_pool);
 

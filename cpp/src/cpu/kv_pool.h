@@ -26,33 +26,32 @@ struct KvLayer {
 
 /// Keys or values of one block, layer and key-value head.
 struct KvPart {
-  std::byte* elements = nullptr;  ///< in the layout of kernels/attention_tile.h
+  std::byte* elements = nullptr;  ///< in the layout of adaptrt/cpu/attention_tile.h
   float* scales = nullptr;        ///< int8: [slots]
 };
 
 /// The keys and values of all layers in blocks of tokens_per_block tokens.
 ///
-/// A block has tokens_per_block slots up to whole groups, and holds, each in the layout of
-/// kernels/attention_tile.h:
+/// A block has tokens_per_block slots, rounded up to whole groups. Keys and values have the layout of
+/// adaptrt/cpu/attention_tile.h:
 ///
 ///   block: [layer][key-value head][keys, values][elements, then the scales of int8]
 ///
-/// where layers may have different heads.
-/// Everything in the pool except keys is always finite, because attention multiplies values that a query does
-/// not see by zero.
+/// Layers may have different heads. All data in the pool except keys is always finite, because attention
+/// multiplies the values of masked keys by zero.
 class KvPool {
  public:
-  /// `dtype`: type of the elements, or of the engine if the elements are int8. A layer without heads has no
-  /// bytes.
+  /// `dtype`: type of the elements, or the engine's type if the elements are int8. A layer without heads has
+  /// no bytes.
   KvPool(DType dtype, bool is_int8, std::int64_t tokens_per_block, const std::vector<AttentionShape>& layers);
 
-  /// Throws ConfigError when the memory is refused or this was called before.
+  /// Throws ConfigError if the system refuses the memory or if this was called before.
   void allocate(std::int32_t num_blocks);
 
   /// Copies blocks from[i] to to[i], in order.
   void copy_blocks(std::span<const std::int32_t> from, std::span<const std::int32_t> to, ThreadPool& threads);
 
-  /// The bytes of a block. Throws EngineError for one that is not there.
+  /// The bytes of a block. Throws EngineError if there is no such block.
   [[nodiscard]] std::span<std::byte> block(std::int32_t block) const;
 
   [[nodiscard]] std::int32_t num_blocks() const { return num_blocks_; }
@@ -60,16 +59,16 @@ class KvPool {
   [[nodiscard]] const KvLayer& layer(std::int32_t layer) const {
     return layers_[static_cast<std::size_t>(layer)];
   }
-  /// One with these key-value heads; there is one.
+  /// A layer with these key-value heads. There must be one.
   [[nodiscard]] const KvLayer& layer_like(const AttentionShape& shape) const;
-  /// Type of the elements, or of the engine if the elements are int8.
+  /// Type of the elements, or the engine's type if the elements are int8.
   [[nodiscard]] DType dtype() const { return dtype_; }
   [[nodiscard]] bool is_int8() const { return is_int8_; }
   [[nodiscard]] std::int64_t tokens_per_block() const { return tokens_per_block_; }
   [[nodiscard]] std::int64_t slots() const { return slots_; }
   /// Bytes of an element.
   [[nodiscard]] std::size_t element_bytes() const { return is_int8_ ? 1 : size_of(dtype_); }
-  /// Consecutive k of a panel that lie together.
+  /// Number of consecutive k that a panel interleaves.
   [[nodiscard]] std::int64_t interleave() const { return is_int8_ ? 2 : k_interleave(dtype_); }
 
   [[nodiscard]] KvPart keys(std::int32_t block, const KvLayer& layer, std::int64_t head) const {
@@ -105,8 +104,8 @@ class KvPool {
 [[nodiscard]] KvPool make_kv_pool(const Program& program);
 /// Layout of the blocks of encoder inputs, with the decoder's layers.
 [[nodiscard]] KvPool make_cross_pool(const Program& program);
-/// For attention that keeps no keys beyond the op: a layer for each kind of heads; none without such
-/// attention.
+/// Layout for attention that needs keys and values only during the op: one layer for each shape of heads. No
+/// layers if the program has no such attention.
 [[nodiscard]] KvPool make_own_keys(const Program& program);
 
 }  // namespace adaptrt

@@ -13,28 +13,27 @@
 
 namespace adaptrt {
 
-/// An op that is ready to run: its buffers, its kernels, the form of its input and the place of its weights
-/// are resolved.
+/// An op that is ready to run: its buffers, kernels, input form and weights are resolved.
 class LoweredOp {
  public:
   virtual ~LoweredOp() = default;
-  /// Runs the op over the rows of a step. KeepLogitRowsOp changes which rows the step has; the others leave
-  /// `step` as it is. Throws StepError for weights that cannot be read, EngineError for a rank that is lost.
+  /// Runs the op over the rows of a step. Only KeepLogitRowsOp changes `step`. Throws StepError if weights
+  /// cannot be read, and EngineError if a rank is lost.
   virtual void run(Step& step) = 0;
 };
 
-/// The sum over ranks of an op's output, after the op.
+/// Sum of an op's output over ranks; it runs after the op or overlaps with it.
 struct FusedAllReduce {
   const AllReduceOp* op = nullptr;
-  /// There are other ops in between.
+  /// True if other ops run between the op and the sum.
   bool is_later = false;
 };
 
-/// The surroundings of an op in its program, as it is lowered.
+/// The surroundings of an op in its program, needed to lower it.
 struct OpPlace {
   const CpuContext& context;
   const SectionRows& rows;
-  /// Places where the op before packs this op's input, and where this op packs its output.
+  /// Where the previous op packs this op's input, and where this op packs its output.
   PackedPlace packed_input = {};
   PackedPlace packed_output = {};
   /// nullopt: no sum over ranks follows.

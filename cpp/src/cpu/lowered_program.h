@@ -11,13 +11,13 @@ namespace adaptrt {
 /// The ops of one section of a program, ready to run.
 class LoweredSection {
  public:
-  /// `context`, its program and `rows` outlive it.
+  /// `context`, its program and `rows` must outlive this object.
   LoweredSection(StepSection section, const std::vector<Op>& ops, const CpuContext& context,
                  const SectionRows& rows);
 
   [[nodiscard]] std::size_t size() const { return ops_.size(); }
   [[nodiscard]] StepSection section() const { return section_; }
-  /// Op `number` before it was lowered.
+  /// The program's op `number`.
   [[nodiscard]] const Op& op(std::size_t number) const { return program_ops_[number]; }
   void run(std::size_t number, Step& step) const { ops_[number]->run(step); }
 

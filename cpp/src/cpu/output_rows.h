@@ -7,15 +7,16 @@
 
 namespace adaptrt {
 
-/// The rows of a step whose logits, hidden states, or both are requested. Memory is reused from step to step.
+/// The rows of a step whose logits or hidden states are requested. Steps reuse the memory.
 class OutputRows {
  public:
-  /// Both ascend, and outlive the step.
+  /// Both must ascend and outlive the step.
   void set(std::span<const std::int32_t> logit_rows, std::span<const std::int32_t> hidden_rows);
 
-  /// All of them, ascending and each once.
+  /// All requested rows, ascending, each once.
   [[nodiscard]] std::span<const std::int32_t> all() const { return all_; }
-  /// Where the body has left the rows of logits and of hidden states; `rows_of_body` says so of all().
+  /// Rows of the body's output that have the requested logits and hidden states. `rows_of_body`: the same for
+  /// each row of all().
   [[nodiscard]] std::span<const std::int32_t> logit_rows(std::span<const std::int32_t> rows_of_body);
   [[nodiscard]] std::span<const std::int32_t> hidden_rows(std::span<const std::int32_t> rows_of_body);
 

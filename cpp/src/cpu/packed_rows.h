@@ -25,19 +25,19 @@ struct PackedRows {
   return (blocks | 1) * PackedSteps::kBlockRows * PackedSteps::kRowBytes;
 }
 
-/// Bytes of a step with `rows` packed rows, if a tile may begin at any row. It is not larger than needed:
-/// with the distances for many rows, few rows would touch a page for each step.
+/// Bytes of a step with `rows` packed rows, if a tile may begin at any row. It depends on the number of rows:
+/// if few rows had the step size of many rows, each step would touch another page.
 [[nodiscard]] inline std::int64_t packed_step_bytes(std::int64_t rows) {
   return odd_step_bytes(rows / PackedSteps::kBlockRows + 2);
 }
 
-/// Memory in which one op packs its output for the next one, which then need not pack its input.
+/// Memory where an op packs its output for the next op, which then does not pack its input itself.
 struct PackedPlace {
   std::byte* memory = nullptr;  ///< StepMemory::packed; nullptr: the output is not packed
-  std::int64_t first_step = 0;  ///< the steps before it are another op's
+  std::int64_t first_step = 0;  ///< another op uses the steps before it
   std::int64_t unpacked_rows = 0;
 
-  /// The place of `rows` rows. It has no value if the next op reads so few rows as they are.
+  /// The place of `rows` rows. It has no value if they are so few that the next op reads them unpacked.
   [[nodiscard]] PackedRows for_rows(std::int64_t rows) const {
     if (memory == nullptr || rows <= unpacked_rows) return {};
     const std::int64_t step_bytes = packed_step_bytes(rows);

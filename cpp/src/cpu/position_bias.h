@@ -8,8 +8,8 @@
 
 namespace adaptrt {
 
-/// Values of AttentionOp::position_bias in the form of the kernels: for every distance between a program's
-/// queries and keys, times log2(e).
+/// Values of AttentionOp::position_bias in the form that kernels read: one for every distance between a
+/// program's queries and keys, multiplied by log2(e).
 class PositionBiases {
  public:
   explicit PositionBiases(const Program& program);
@@ -24,7 +24,7 @@ class PositionBiases {
 
   std::int64_t furthest_;
   std::int64_t stride_;
-  /// By the vector's data: layers share theirs.
+  /// Keys are the vectors' data pointers, because layers share vectors.
   std::map<const float*, std::vector<float>> spread_;
 };
 

@@ -10,7 +10,7 @@
 
 namespace adaptrt {
 
-/// Data about a section's rows for its ops. It is reused from step to step, so that steps allocate nothing.
+/// Data about a section's rows for its ops. Steps reuse the memory, so they allocate nothing.
 struct SectionRows {
   std::vector<std::int32_t> sequence_of_token;
   std::vector<std::int32_t> first_local_blocks;
@@ -19,7 +19,7 @@ struct SectionRows {
 
   explicit SectionRows(const std::vector<Op>& ops) : attention_plans(ops) {}
 
-  /// `keys_per_block`: for the step's own keys.
+  /// `keys_per_block`: keys in a block of CpuContext::step_local_kv.
   void describe(const StepInput& input, std::int64_t keys_per_block, int num_threads) {
     name_sequences(input);
     place_local_kv(input, keys_per_block);
@@ -47,7 +47,7 @@ struct SectionRows {
     }
   }
 
-  /// The first row of a sequence on which its adapter acts; the end of its rows where there is none.
+  /// First row of a sequence that its adapter changes; the end of its rows if it changes none.
   static std::int32_t first_adapted_row(const StepInput& input, std::size_t sequence) {
     const std::int32_t begin = input.sequence_offsets[sequence];
     const std::int32_t end = input.sequence_offsets[sequence + 1];

@@ -26,16 +26,16 @@ struct AdapterGroup {
   const DeviceAdapter* adapter = nullptr;
 };
 
-/// One step of a section, as its ops see it.
+/// One step of a section; argument of its ops.
 struct Step {
-  /// The section's input: an encoder's sequences are the encoder inputs.
+  /// The section's input. In the encoder section, a sequence is an encoder input.
   const StepInput& input;
   std::span<const std::int32_t> sequence_of_token;  // [T]
-  /// [S] in CpuContext::step_local_kv; the blocks of a sequence follow one another.
+  /// [S]: a sequence's first block in CpuContext::step_local_kv; its other blocks follow.
   std::span<const std::int32_t> first_local_blocks;
-  /// Groups of the section's rows that have an adapter, in order. Empty in a step without adapters.
+  /// Groups of rows with an adapter, in order. Empty in a step without adapters.
   std::span<const AdapterGroup> groups;
-  /// The same for the step's output rows, which KeepLogitRowsOp makes the rows.
+  /// The same for the step's output rows; after KeepLogitRowsOp, these are the only rows.
   std::span<const AdapterGroup> groups_of_output_rows = {};
   /// Number of rows of the section: the step's tokens, or a slice of its output rows.
   std::int64_t rows = 0;

@@ -13,7 +13,7 @@
 
 namespace adaptrt {
 
-/// Memory of one thread, which every op uses in turn.
+/// Memory of one thread; one op uses it at a time.
 class Scratch {
  public:
   Scratch() = default;
@@ -24,7 +24,7 @@ class Scratch {
   HugeArray memory_;
 };
 
-/// Memory that the ops of a step work in. It is kept from step to step, so that steps allocate nothing.
+/// Memory of the ops of a step. Steps reuse it, so they allocate nothing.
 class StepMemory {
  public:
   /// Allocates room for every step of the program. Throws std::bad_alloc.
@@ -32,11 +32,11 @@ class StepMemory {
 
   /// The program's buffers.
   HugeArray arena;
-  /// Activation type [rows, shrink_stride]: x A^T of the linear layer that runs.
+  /// Activation type [rows, shrink_stride]: x A^T of the current linear layer.
   HugeArray shrink;
   std::int64_t shrink_stride = 0;
-  /// uint8 [rows, int8_stride]: the input of the linear layer that runs, as KernelTable::quantize_row made
-  /// it, for weights that round activations; for QuantAlgo::kW4A8, as arrange_int8_row made it of that.
+  /// uint8 [rows, int8_stride]: the current linear layer's input for weights that round activations, as
+  /// KernelTable::quantize_row writes it. For QuantAlgo::kW4A8, arrange_int8_row has changed it.
   HugeArray int8_rows;
   std::int64_t int8_stride = 0;
   /// The current linear layer's input, packed by KernelTable::pack_rows. Each of `permuted` follows,
@@ -52,15 +52,15 @@ class StepMemory {
 
   /// float32 [rows]: the scales of int8_rows.
   [[nodiscard]] float* int8_scales() const { return reinterpret_cast<float*>(int8_scales_.data()); }
-  /// int32 [rows, groups]: the sums that arrange_int8_row made.
+  /// int32 [rows, groups]: the sums that arrange_int8_row computes.
   [[nodiscard]] std::int32_t* int8_sums() const { return reinterpret_cast<std::int32_t*>(int8_sums_.data()); }
   [[nodiscard]] std::uint8_t* int8_row(std::int64_t row) const {
     return reinterpret_cast<std::uint8_t*>(int8_rows.data()) + row * int8_stride;
   }
-  /// float32 [permutations, rows, groups]: the sums of the input that KernelTable::sum_groups made, for
+  /// float32 [permutations, rows, groups]: sums of the input's groups, from KernelTable::sum_groups; for
   /// weights with zero points.
   [[nodiscard]] float* group_sums() const { return reinterpret_cast<float*>(group_sums_.data()); }
-  /// Room for rows of other ranks; see rank_room_floats().
+  /// Memory for rows of other ranks; see rank_room_floats().
   [[nodiscard]] float* rank_room() const { return reinterpret_cast<float*>(rank_room_.data()); }
   /// Memory for the exchanges of linear ops while a sum is in progress; see low_rank_room_floats().
   [[nodiscard]] float* low_rank_room() const { return rank_room() + rank_room_floats_; }

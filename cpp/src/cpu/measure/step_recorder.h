@@ -13,25 +13,25 @@ namespace adaptrt {
 /// Minimum cost of an op of this step.
 [[nodiscard]] OpCost cost_of(const Op& op, const CpuContext& context, const Step& step);
 
-/// Times the ops of an engine's steps for a StepProfile. An engine without a profile has none of these.
+/// Times the ops of an engine's steps for a StepProfile. Engines without a profile have no recorder.
 class StepRecorder {
  public:
-  /// `threads` outlives this and measures its busy time from now on.
+  /// `threads` must outlive this object. It measures its busy time from now on.
   StepRecorder(std::shared_ptr<StepProfile> profile, ThreadPool& threads);
 
-  /// A step that is begun and not ended, because it threw, leaves no record.
+  /// Begins a step. A step that does not end, because it throws, leaves no record.
   void begin_step(const StepInput& input);
   void end_step();
 
   void begin_op(StepSection section, std::size_t index);
-  /// `cost` is called after the op's time was taken.
+  /// Calls `cost` after it has taken the op's time.
   template <class Cost>
   void end_op(const Cost& cost) {
     take_times(section_, index_);
     step_.ops.back().cost = cost();
   }
 
-  /// In the middle of an op, which is recorded in parts.
+  /// Begin and end of an exchange within an op. The parts of the op are recorded separately.
   void begin_exchange();
   void end_exchange(RankWork work);
 

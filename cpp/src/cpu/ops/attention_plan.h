@@ -13,16 +13,16 @@ namespace adaptrt {
 /// Consecutive queries of a sequence and consecutive key-value heads, computed by one thread.
 struct AttentionTask {
   std::int32_t sequence = 0;
-  std::int32_t first_token = 0;  ///< of the step
+  std::int32_t first_token = 0;  ///< number in the step
   std::int32_t tokens = 0;
   std::int32_t first_head = 0;
   std::int32_t heads = 0;
 };
 
-/// The heads of an op's attention; nullptr: it has none.
+/// The heads of an op's attention; nullptr if the op has no attention.
 [[nodiscard]] const AttentionShape* shape_of(const Op& op);
 
-/// The most rows of a task: query positions times the query heads of its key-value heads.
+/// Maximum number of rows of a task: query positions times the query heads of its key-value heads.
 [[nodiscard]] std::int64_t rows_per_task(const AttentionShape& shape);
 
 /// Cuts the queries of steps into tasks, once for all ops with the same numbers of heads.
@@ -31,7 +31,8 @@ class AttentionPlans {
   /// Plans of one section.
   explicit AttentionPlans(const std::vector<Op>& ops);
 
-  /// Makes the tasks of a step for `num_threads` threads, the long ones first so that they do not end last.
+  /// Makes the tasks of a step for `num_threads` threads. Long tasks come first, so that they do not end
+  /// last.
   void make(const StepInput& input, int num_threads);
   /// Tasks of ops with these heads, filled by make(). The vector's address does not change.
   [[nodiscard]] const std::vector<AttentionTask>& tasks_of(const AttentionShape& shape) const;

@@ -14,20 +14,20 @@ struct KvSlot {
   std::int64_t slot = 0;
 };
 
-/// Stores a layer's keys and values of tokens; int8 values have a scale for each head.
+/// Stores the keys and values of a layer's tokens. In int8 each head of a token has a scale.
 ///
 /// A value that is not finite is stored as 0, and its key as NaN. So only queries that attend to the token
 /// get NaN.
 class KvWriter {
  public:
-  /// `scratch` has room for the keys of a token.
+  /// `scratch` must have room for the keys of a token.
   KvWriter(const KvPool& pool, const KvLayer& layer, const KernelTable& kernels, float* scratch);
 
-  /// Stores the keys that `rotation` makes; its `out` and `out_type` are not looked at.
+  /// Stores the keys that `rotation` computes. Its `out` and `out_type` are ignored.
   void store_keys(const KvSlot& where, HeadRotation rotation) const;
-  /// Stores values [heads, head_dim], when the keys of that slot are stored.
+  /// Stores values [heads, head_dim]. Call it after the keys of that slot are stored.
   void store_values(const KvSlot& where, const float* values) const;
-  /// The same of two slots, the first of which is even and of the block.
+  /// The same for two slots of a block; the first has an even number.
   void store_values_of_two(const KvSlot& where, const float* first, const float* second) const;
 
  private:

@@ -12,20 +12,20 @@
 
 namespace adaptrt {
 
-/// Returns the sum over ranks of the output of op `number`, if it comes next, or after linear ops with other
-/// rows; nullopt: there is none.
+/// Returns the sum over ranks of op `number`'s output, if the sum comes next or if only linear ops with other
+/// rows come before it. Otherwise nullopt.
 [[nodiscard]] std::optional<FusedAllReduce> find_all_reduce(std::span<const Op> ops, std::size_t number);
 
-/// A sum over ranks that overlaps with the op that computes its terms. Chunks of columns are exchanged when
-/// all of their rows are computed, while the op computes other columns, and while the ops between it and the
-/// sum run. The number of chunks depends only on sizes that are the same on all ranks. In memory, a chunk's
-/// columns of all rows follow those of the chunk before.
+/// A sum over ranks that overlaps with the op that computes its terms. Ranks exchange a chunk of columns when
+/// all of its rows are computed, while the op computes other columns, and while the ops between the op and
+/// the sum run. The number of chunks depends only on sizes that are the same on all ranks. In memory, chunks
+/// follow one another, each with its columns of all rows.
 ///
-/// All ranks exchange in the same order: the terms of a chunk, and then the sums of the chunk before it, if
-/// there are such exchanges.
+/// All ranks exchange in the same order: the terms of a chunk, then the sums of the previous chunk, if there
+/// are such exchanges.
 class OverlappedSum {
  public:
-  /// `context` outlives it.
+  /// `context` must outlive this object.
   explicit OverlappedSum(const CpuContext& context) : context_(context) {}
 
   /// Begins the sum of an op's output of `rows` rows, before the op runs. Returns this, or nullptr if the sum
@@ -34,7 +34,7 @@ class OverlappedSum {
 
   /// True from begin() to finish() for that op.
   [[nodiscard]] bool is_under_way(const AllReduceOp& op) const { return op_ == &op; }
-  /// True if any sum is under way.
+  /// True if a sum is in progress.
   [[nodiscard]] bool is_under_way() const { return op_ != nullptr; }
 
   /// Place of a column: the columns of its chunk, and the number of the first of them.
@@ -46,22 +46,22 @@ class OverlappedSum {
   };
   [[nodiscard]] Place place_of(std::int64_t column) const;
 
-  /// Reports that this number of floats is computed in the chunk with the column. May be called from several
-  /// threads.
+  /// Reports that this number of floats was computed in the chunk with the column. Several threads may call
+  /// it.
   void add_made(std::int64_t column, std::int64_t floats);
 
-  /// Begins the exchanges that are ready, and lets messages progress, without waiting. To be called by the
-  /// step's thread, inside or between its loops.
+  /// Begins the exchanges that are ready and lets messages progress. Does not wait. The step's thread calls
+  /// it inside or between its loops.
   void go_on();
 
   /// Discards the exchanges of a failed step.
   void forget() { op_ = nullptr; }
 
-  /// Begins the remaining exchanges of a sum whose terms are computed, if there is one. To be called before
-  /// an exchange of another op, because ranks begin exchanges in one order.
+  /// Begins the remaining exchanges of a sum whose terms are computed, if there is one. Call it before an
+  /// exchange of another op, because all ranks begin exchanges in the same order.
   void begin_rest();
 
-  /// Completes the sum's output; all of its terms must be computed.
+  /// Completes the sum's output. All of its terms must be computed.
   void finish();
 
  private:
@@ -76,7 +76,7 @@ class OverlappedSum {
   };
 
   [[nodiscard]] bool is_second_next() const;
-  /// Begins the next exchange; returns false if its data is not ready. `waits`: waits for the data.
+  /// Begins the next exchange. Returns false if its data is not ready; with `waits`, waits for the data.
   bool begin_next(bool waits);
 
   const AllReduceOp* op_ = nullptr;
@@ -92,7 +92,7 @@ class OverlappedSum {
   ExchangeNumber latest_ = 0;
 };
 
-/// Floats of StepMemory::rank_room() that the sum of up to `count` floats needs, cut or not.
+/// Floats of StepMemory::rank_room() that a sum of up to `count` floats needs, in chunks or as a whole.
 [[nodiscard]] std::int64_t overlapped_sum_room(std::int64_t count, std::int64_t ranks);
 
 }  // namespace adaptrt

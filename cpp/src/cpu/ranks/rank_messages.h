@@ -6,7 +6,7 @@
 
 namespace adaptrt {
 
-/// Messages of one exchange. The memory is kept from step to step, so that steps allocate nothing.
+/// Messages of one exchange. Steps reuse the memory, so they allocate nothing.
 struct RankMessages {
   std::vector<OutgoingMessage> sent;
   std::vector<IncomingMessage> received;

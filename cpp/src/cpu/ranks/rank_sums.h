@@ -17,18 +17,18 @@ namespace adaptrt {
   return std::as_writable_bytes(std::span(floats, static_cast<std::size_t>(count)));
 }
 
-/// A sum over ranks of a stage, of as many floats on each.
+/// A sum over the ranks of a stage; each rank has the same number of floats.
 struct RankSum {
-  /// [rows, width], this rank's; the output may be in the same place.
+  /// [rows, width]: this rank's term. The output may be in the same place.
   float* terms = nullptr;
   std::int64_t rows = 1;
   std::int64_t width = 0;
   float* output = nullptr;
   /// Floats from one row of the output to the next.
   std::int64_t output_stride = 0;
-  /// The sum is added to the output.
+  /// True: the sum is added to the output.
   bool add = false;
-  /// The ranks whose numbers are this one's and multiples of it more or less.
+  /// Distance between the numbers of the ranks that take part.
   std::int32_t rank_stride = 1;
   /// rank_sum_room() floats, for data from other ranks.
   float* room = nullptr;
@@ -36,15 +36,15 @@ struct RankSum {
   [[nodiscard]] std::int64_t count() const { return rows * width; }
 };
 
-/// The exchanges of a RankSum. For two ranks, and for few floats, there is one exchange, in which ranks send
-/// each other everything. Otherwise there are two: each rank receives a share of all terms, and then the sums
-/// of all shares.
+/// The exchanges of a RankSum. Two ranks, or ranks with few floats, send each other everything in one
+/// exchange. Otherwise there are two exchanges: first each rank receives one share of all terms, then the
+/// sums of all shares.
 ///
 /// Order of calls: begin(); with two exchanges, end_first() and begin_second(); finish().
 class RankSumExchanges {
  public:
   RankSumExchanges() = default;
-  /// `context` outlives this.
+  /// `context` must outlive this object.
   RankSumExchanges(const RankSum& sum, const CpuContext& context);
 
   [[nodiscard]] bool has_second() const { return in_shares_; }
@@ -53,34 +53,34 @@ class RankSumExchanges {
   void end_first() const;
   /// Sums this rank's share, in the calling thread only or in all threads.
   void begin_second(bool in_all_threads);
-  /// Waits for the exchange that was begun last, and computes the output.
+  /// Waits for the last exchange, and computes the output.
   void finish() const;
-  /// The exchange that was begun last.
+  /// The last exchange.
   [[nodiscard]] ExchangeNumber latest() const { return latest_; }
 
  private:
   /// The communicator's number of a rank.
   [[nodiscard]] std::int32_t number_of(std::int32_t rank) const;
   [[nodiscard]] std::int64_t size_of_share(std::int32_t rank) const;
-  /// Place for another rank's terms of this rank's share.
+  /// Memory for another rank's terms of this rank's share.
   [[nodiscard]] float* room_of(std::int32_t rank) const;
-  /// Terms of any rank, this one included, for this rank's share.
+  /// Terms of any rank, including this one, for this rank's share.
   [[nodiscard]] const float* terms_of(std::int32_t rank) const;
   /// The sums of all shares, one after another.
   [[nodiscard]] float* sums() const;
 
   RankSum sum_;
   const CpuContext* context_ = nullptr;
-  /// How many there are, and which of them this is.
+  /// Number of ranks that take part, and this rank's number among them.
   std::int32_t ranks_ = 0;
   std::int32_t rank_ = 0;
   bool in_shares_ = false;
-  std::int64_t share_ = 0;  ///< floats of one; all of them where there are none
+  std::int64_t share_ = 0;  ///< floats of a share; all floats if there are no shares
   ExchangeNumber latest_ = 0;
 };
 
-/// output[i] = ((x_0[i] + x_1[i]) + x_2[i]) + ..., in the order of the ranks, wherever it is made: the same
-/// bits on every rank, however many floats there are.
+/// output[i] = ((x_0[i] + x_1[i]) + x_2[i]) + ..., in the order of the ranks. The bits are the same on every
+/// rank, and do not depend on the number of floats.
 void sum_over_ranks(const RankSum& sum, const CpuContext& context);
 
 /// Floats of RankSum::room that up to `count` floats need.

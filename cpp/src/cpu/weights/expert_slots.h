@@ -14,21 +14,21 @@
 
 namespace adaptrt {
 
-/// The weights of an ExpertsOp of which some are in memory at a time.
+/// The weights of an ExpertsOp that has only some of its experts in memory at a time.
 class ExpertSlots {
  public:
-  /// `op` refers to the mapping of `memory`.
+  /// The weights of `op` must lie in the mapping of `memory`.
   ExpertSlots(const ExpertsOp& op, const WeightMemory& memory, std::shared_ptr<WeightFile> file,
               std::vector<FilePages> experts, std::size_t num_slots);
 
-  /// Experts that can be there together.
+  /// Number of experts that can be in memory together.
   [[nodiscard]] std::size_t most() const { return slots_.num_slots(); }
   [[nodiscard]] const HugeArray& memory() const { return slots_.memory(); }
 
-  /// Fills the slots with the experts that a text used most; `counts` is by expert. Throws StepError.
+  /// Fills the slots with the most used experts; `counts` has each expert's number of uses. Throws StepError.
   void fill(std::span<const std::uint32_t> counts);
 
-  /// Brings experts, each the first_part of a group, to memory. Throws StepError.
+  /// Loads experts, given as the first_part of groups. Throws StepError.
   void bring(std::span<const RowGroup> experts);
 
   /// Like ExpertsOp's weights; only experts that bring() loaded have weights.

@@ -12,7 +12,7 @@
 
 namespace adaptrt {
 
-/// An MLP of the body whose neurons can be read one by one, with a ReLU's gate.
+/// A ReLU-gated MLP of the body whose neurons can be read one by one.
 struct NeuronMlp {
   std::size_t gated_op = 0;
   std::size_t down_op = 0;
@@ -31,13 +31,14 @@ struct NeuronMlp {
 [[nodiscard]] std::vector<NeuronMlp> find_neuron_mlps(const Program& program, const WeightMemory& memory,
                                                       const std::function<bool(const Op&)>& can_be_placed);
 
-/// Number of slots that a step of few rows needs at most, for one layer at a time.
+/// Maximum number of slots that a step of few rows needs, with one layer at a time.
 [[nodiscard]] std::size_t least_neuron_slots(const std::vector<NeuronMlp>& mlps);
 /// Bytes of a slot.
 [[nodiscard]] std::size_t neuron_slot_bytes(const std::vector<NeuronMlp>& mlps);
 
-/// Adds neurons to those that stay in memory, most used ones first, until the room is used up, and down to a
-/// minimum share of the tokens. Returns their bytes. Throws EngineError if the usage is not for these layers.
+/// Chooses more neurons to stay in memory, the most used ones first. Stops when the room is used up, or at
+/// neurons that less than a minimum share of the tokens use. Returns the bytes of the chosen neurons. Throws
+/// EngineError if the usage is for other layers.
 [[nodiscard]] std::size_t keep_used_neurons(std::vector<NeuronMlp>* mlps, const WeightUsage& usage,
                                             double least_share, std::size_t room);
 

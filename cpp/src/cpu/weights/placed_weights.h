@@ -21,22 +21,23 @@
 
 namespace adaptrt {
 
-/// The weights of a program in a WeightMemory: resident ones, and others that are loaded when they are used.
+/// The weights of a program with limited memory. Some weights stay in memory; the others are loaded when they
+/// are used.
 class PlacedWeights {
  public:
-  /// Reads the resident weights, and lets the program's ops refer to the places of the weights instead of the
-  /// mapping. Throws like make_cpu_engine, StepError if a weight cannot be read, and std::bad_alloc.
+  /// Reads the resident weights, and makes the program's ops point to them instead of to the mapping. Throws
+  /// the errors of make_cpu_engine, StepError if a weight cannot be read, and std::bad_alloc.
   PlacedWeights(Program* program, const WeightMemory& memory);
 
-  /// Unit of stream() with an op's weights; nullopt: they are in memory, or are read in another way.
+  /// Unit of stream() with an op's weights; nullopt if the stream does not load them.
   [[nodiscard]] std::optional<std::size_t> stream_unit(StepSection section, std::size_t op) const;
-  /// For ops with a stream_unit().
+  /// Loads the units of ops with a stream_unit().
   [[nodiscard]] WeightStream& stream() const { return *stream_; }
   /// Begins a step; see StreamedMlp::begin_step.
   void begin_step(bool has_few_rows);
-  /// nullptr: the layer is not part of an MLP whose neurons are read one by one.
+  /// The MLP of a layer whose neurons are read one by one; nullptr for other layers.
   [[nodiscard]] StreamedMlp* mlp_of(const LinearOp& op);
-  /// nullptr: all of the experts are in memory.
+  /// The slots of an op's experts; nullptr if all of its experts are in memory.
   [[nodiscard]] ExpertSlots* experts_of(const ExpertsOp& op);
   [[nodiscard]] WeightPlacement placement() const;
 
@@ -56,7 +57,7 @@ class PlacedWeights {
   std::array<std::vector<std::size_t>, 3> units_;  ///< by section and op: of the stream, or kNone
   std::unique_ptr<RecordCache> neurons_;
   std::deque<StreamedMlp> mlps_;
-  // By the first of the op's parts, whose address stays when the program is moved.
+  // The key is the address of the op's first part, which does not change when the program is moved.
   std::unordered_map<const LinearPart*, StreamedMlp*> mlp_of_;
   std::unordered_map<const LinearPart*, ExpertSlots> experts_;
   WeightPlacement placement_;

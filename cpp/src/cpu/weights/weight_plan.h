@@ -13,24 +13,24 @@
 
 namespace adaptrt {
 
-/// Plan of which weights of a program stay in memory, and how the others are read.
+/// Plan for a program's weights: which ones stay in memory, and how the others are read.
 struct WeightPlan {
-  /// A linear layer that is read whenever it is used, or the part of one that a NeuronMlp needs.
+  /// A linear layer that is read each time it is used, or the part of it that a NeuronMlp needs.
   struct Streamed {
     StepSection section = StepSection::kBody;
     std::size_t op = 0;  ///< in its section
     FilePages pages;
-    /// Only steps with many rows need it.
+    /// True if only steps with many rows need it.
     bool is_unexpected = false;
   };
-  /// An MLP whose neurons are read as their gates open. Units are indices into `streamed`.
+  /// An MLP that reads a neuron when the neuron's gate opens. Units are indices into `streamed`.
   struct Mlp {
     NeuronMlp mlp;
-    std::optional<std::size_t> gate;  ///< nullopt: it stays
-    std::size_t whole = 0;            ///< up, with the gate unless that stays
+    std::optional<std::size_t> gate;  ///< nullopt: the gate stays in memory
+    std::size_t whole = 0;            ///< up, with the gate unless the gate stays in memory
     std::size_t down = 0;
   };
-  /// A layer of experts, of which some are in memory at a time.
+  /// A layer of experts that has only some of them in memory at a time.
   struct Experts {
     std::size_t op = 0;  ///< in the body
     std::vector<FilePages> experts;
@@ -52,11 +52,16 @@ struct WeightPlan {
 [[nodiscard]] std::optional<FileRange> file_range(const WeightMemory& memory, const PanelMatrix& matrix);
 [[nodiscard]] std::optional<FileRange> file_range(const WeightMemory& memory, const VectorView& vector);
 
-/// Plans where a program's weights are. If everything fits, all weights stay in memory. Otherwise embeddings,
-/// lm_head, norms and biases stay; then neurons that many tokens use; then linear layers, which every step
-/// needs, spread evenly over the network so that no wait for reading is long; then other neurons, and
-/// experts, the same number in each layer. Throws ConfigError that says how many bytes are needed at least,
-/// and EngineError for a usage of other layers.
+/// Chooses the weights that stay in memory. If everything fits, all weights stay. Otherwise they fill memory
+/// in this order:
+///
+/// 1. embeddings, lm_head, norms and biases;
+/// 2. neurons that many tokens use;
+/// 3. linear layers, which every step needs, spread evenly over the network, so that no wait is long;
+/// 4. other neurons, and experts, the same number in each layer.
+///
+/// Throws ConfigError with the number of bytes that are needed at least, and EngineError for a usage of other
+/// layers.
 [[nodiscard]] WeightPlan plan_weights(const Program& program, const WeightMemory& memory);
 
 }  // namespace adaptrt

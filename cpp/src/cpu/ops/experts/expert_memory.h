@@ -13,7 +13,7 @@
 
 namespace adaptrt {
 
-/// Experts of an op that a step's rows chose, to compute the cost.
+/// Experts that a step's rows chose in an op; needed to compute the op's cost.
 struct TakenExperts {
   /// Rows of one expert that have one adapter.
   struct Adapted {
@@ -25,18 +25,18 @@ struct TakenExperts {
   std::vector<Adapted> adapted;
 };
 
-/// Memory of the current ExpertsOp. Its tokens are processed in slices, with a row for each of a slice's
-/// tokens and each of that token's experts, sorted by expert.
+/// Memory of the current ExpertsOp. The op processes its tokens in slices. A slice has one row for each token
+/// and each of its experts, sorted by expert.
 class ExpertMemory {
  public:
-  /// Memory for every ExpertsOp of the program; none if there is no such op.
+  /// Allocates memory for every ExpertsOp of the program; none if there is no such op.
   ExpertMemory(const Program& program, const KernelTable& kernels, int num_threads);
 
   // [slice tokens, top_k]
   std::vector<std::int32_t> chosen;         ///< experts of a token, ascending
   std::vector<float> weights;               ///< weights of these experts
   std::vector<std::int32_t> row_of;         ///< rows of the local experts
-  std::vector<RowRange> here;               ///< [slice tokens] local experts of a token
+  std::vector<RowRange> here;               ///< [slice tokens] the local ones of a token's `chosen`
   std::vector<std::int32_t> token_of;       ///< by row: a token of the slice
   std::vector<float> weight_of;             ///< by row
   std::vector<std::int64_t> first_row;      ///< [local experts + 1]
@@ -47,7 +47,7 @@ class ExpertMemory {
   TakenExperts taken;
   std::vector<ThreadRows> packed_by_thread;  ///< an expert's inputs; empty if kernels read unpacked rows
 
-  /// Activation type; rows are as wide as the op's. Either may be PackedRows, as StepMemory::packed is.
+  /// Activation type; rows are as wide as the op's. Both may be packed like StepMemory::packed.
   [[nodiscard]] std::byte* inputs() const { return inputs_.data(); }
   [[nodiscard]] std::byte* activated() const { return activated_.data(); }
   /// float32

@@ -9,11 +9,11 @@
 
 namespace adaptrt {
 
-/// The products of a linear layer with adapters: x A^T for all adapted rows first, then B a tile at a time;
-/// and the logits of tokens that adapters bring.
+/// The adapters' products in a linear layer: x A^T for all adapted rows first, then the product with B for
+/// one tile at a time. Also computes the logits of tokens that adapters add.
 class AdapterProduct {
  public:
-  /// All of them outlive it.
+  /// All arguments must outlive this object.
   AdapterProduct(const LinearSpec& spec, const BaseProduct& base, const CpuContext& context);
 
   /// True if an adapter reads the layer's input.
@@ -22,36 +22,36 @@ class AdapterProduct {
   }
 
   /// Computes StepMemory::shrink[adapted rows, total_rank] = input A^T, rounded to the activation type. If
-  /// ranks share adapters, they exchange their results. To be called after BaseProduct::prepare.
+  /// ranks share adapters, they exchange their results. Call it after BaseProduct::prepare.
   void shrink(const LinearCall& call) const;
 
-  /// Computes output[rows, after the part's columns] = input A^T of LinearCall::new_tokens, scaled and
-  /// bounded like the other columns. To be called after BaseProduct::prepare.
+  /// Computes the output's columns after those of the part: input A^T for LinearCall::new_tokens, scaled and
+  /// capped like the other columns. Call it after BaseProduct::prepare.
   void multiply_new_tokens(const LinearCall& call) const;
 
   /// Adds (x A^T) B^T to a tile of one part and panel, multiplies it by the magnitudes, and adds the shifts.
   /// Rows of the tile are kPanelColumns floats apart.
   void expand(const LinearCall& call, PanelPlace place, RowRange rows, float* tile) const;
 
-  /// A panel of B and the vectors of its columns, for the adapters that have rows in a tile, up to a limit.
-  /// Data that is not listed is not prefetched.
+  /// The data to prefetch for a tile: panels of B and the vectors of their columns, for adapters with rows in
+  /// the tile. The number of spans is limited; the rest is not prefetched.
   using Spans = std::array<MemorySpan, 96>;
   std::span<const MemorySpan> spans(const LinearCall& call, PanelPlace place, RowRange rows,
                                     Spans* spans) const;
 
  private:
-  /// Rows of its A that are here.
+  /// Number of rows of A on this rank.
   [[nodiscard]] std::int64_t rows_of_a(const DeviceSite& site) const;
   [[nodiscard]] std::int64_t panels_of_a(const DeviceSite& site) const {
     return panel_count(rows_of_a(site));
   }
-  /// Panel of B with these outputs of a part; nullptr: another rank has it.
+  /// Panel of B with these outputs of a part; nullptr if another rank has it.
   [[nodiscard]] const std::byte* panel_of_b(const DevicePart& part, std::int64_t outputs,
                                             std::int64_t panel) const;
   /// Effect of an adapter on a panel of one of LinearSpec::parts; `panel` becomes its number in B.
   [[nodiscard]] const DevicePart& part_of(const AdaptedRows& adapted, std::size_t part,
                                           std::int64_t* panel) const;
-  /// Adapted rows among `rows`, or after the first of these.
+  /// Entries of LinearCall::adapted, beginning with the first that ends after rows.begin.
   [[nodiscard]] static std::span<const AdaptedRows> from(const LinearCall& call, RowRange rows);
   /// Rows among `rows` that the adapter changes in this part.
   [[nodiscard]] static RowRange rows_changed(const AdaptedRows& adapted, const DevicePart& part,
@@ -61,7 +61,7 @@ class AdapterProduct {
   /// tile are kPanelColumns floats apart.
   template <class Store>
   void multiply_by_a(const LinearCall& call, std::span<const AdaptedRows> all, const Store& store) const;
-  /// Prefetches `next`, a panel or nullptr, meanwhile.
+  /// Prefetches panel `next` at the same time; nullptr: prefetches nothing.
   [[nodiscard]] float* multiply_tile(const LinearCall& call, const DeviceSite& site, std::int64_t panel,
                                      RowRange rows, const std::byte* next, int thread) const;
   [[nodiscard]] const std::byte* panel_of_a(const DeviceSite& site, std::int64_t panel) const;

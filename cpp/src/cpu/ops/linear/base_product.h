@@ -19,7 +19,7 @@ inline constexpr std::size_t kPartsInTurn = 2;
 /// Number of tiles whose sums are kept while their panels are multiplied, one part of k after the other.
 inline constexpr std::int64_t kTilesKept = 4;
 
-/// Sizes of the tiles into which the products of a program are cut.
+/// Sizes of the tiles of a layer's product.
 struct Tiling {
   std::int64_t block_rows = kBlockRows;
   /// True if the kernels multiply an input in parts of k; see KernelTable::part_bytes.
@@ -54,9 +54,9 @@ struct ExpandedPanels {
   std::array<Key, kPartsInTurn> held;
 };
 
-/// Data that a thread will read after a tile; the kernel prefetches it during the tile.
+/// Data that a thread reads after a tile. The kernel prefetches it while it computes the tile.
 struct Upcoming {
-  /// Begin of the base weights that it will multiply next; nullptr if not known.
+  /// Base weights that the thread multiplies next; nullptr if not known.
   const std::byte* panel = nullptr;
   /// Adapter data for the tile's rows and columns, or activations of the next part.
   std::span<const MemorySpan> spans;
@@ -74,21 +74,20 @@ struct TileTask {
   /// Place for an expanded panel, below kPartsInTurn.
   std::size_t slot;
   int thread;
-  /// [rows, width of the panel]; rows are `stride` floats apart, which is kPanelColumns for quantised
-  /// weights.
+  /// [rows, width of the panel]; rows are `stride` floats apart. Quantised weights need kPanelColumns.
   float* tile;
   std::int64_t stride = kPanelColumns;
 };
 
-/// Computes x W^T of one linear layer, a tile at a time, for every form in which W is stored.
+/// Computes x W^T of one linear layer, a tile at a time. Supports every storage form of W.
 class BaseProduct {
  public:
-  /// `spec` and `context` must outlive it.
+  /// `spec` and `context` must outlive this object.
   BaseProduct(const LinearSpec& spec, const CpuContext& context);
 
   [[nodiscard]] const Tiling& tiling() const { return tiling_; }
 
-  /// Brings the input into the form that the kernels read: permutes it like the weights, rounds it to int8,
+  /// Converts the input to the form that the kernels read: permutes it like the weights, rounds it to int8,
   /// sums its groups, packs its rows. Call it before the first product, and before products with adapters.
   void prepare(const LinearCall& call, bool has_adapters) const;
 
@@ -123,14 +122,15 @@ class BaseProduct {
 
   /// Place where a thread may keep an expanded panel.
   [[nodiscard]] std::byte* room_for_panel(int thread, std::size_t slot) const;
-  /// Input of a part's product, from a row on.
+  /// Input of a part's product, beginning with a tile's first row.
   struct PartInput {
     const std::byte* rows;
     PackedRows packed;
     const float* sums;  ///< sums of groups, if there are zero points
   };
   [[nodiscard]] PartInput input_of(const LinearCall& call, const TileTask& task) const;
-  /// Rounds, or sums the groups of, rows of `input`: the layer's, or its rows in `permutation`.
+  /// Rounds the rows of `input`, or sums their groups. `input`: the layer's input in `permutation`, if its
+  /// weights have permutations.
   void read_rows(const LinearCall& call, const Rows& input, std::int64_t permutation, RowRange rows) const;
   void pack_rows(const Rows& input, const PackedRows& packed, RowRange rows) const;
   [[nodiscard]] PackedRows packed_of(const LinearCall& call, std::int64_t permutation) const;
@@ -138,7 +138,7 @@ class BaseProduct {
   void multiply_quantized(const LinearCall& call, const TileTask& task, const ExpansionPlace& place) const;
   void multiply_int8(const LinearCall& call, const TileTask& task, const ExpansionPlace& place) const;
   void multiply_w4a8(const LinearCall& call, const TileTask& task, const ExpansionPlace& place) const;
-  /// The product for the form in which this layer stores its weights.
+  /// The product for the storage form of this layer's weights.
   using Multiply = void (BaseProduct::*)(const LinearCall&, const TileTask&, const ExpansionPlace&) const;
   static Multiply multiply_for(const Quantization& quantization);
 

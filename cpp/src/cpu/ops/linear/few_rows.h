@@ -11,7 +11,7 @@ namespace adaptrt {
 /// Maximum of KernelTable::sparse_rows over all kernel tables.
 inline constexpr std::int64_t kMostSparseRows = 4;
 
-/// Appends `number` to the first `count` of `numbers` if it is to be kept, without a branch.
+/// Appends `number` to the first `count` of `numbers` if it is kept. Has no branch.
 inline void keep_if(bool kept, std::int32_t number, std::int32_t* numbers, std::size_t& count) {
   numbers[count] = number;
   count += kept ? 1 : 0;

@@ -12,7 +12,7 @@
 
 namespace adaptrt {
 
-/// The columns that a thread has made of a layer.
+/// Columns of a layer's output that a thread has computed.
 struct ThreadPanels {
   PanelRange panels;
   Rows output;  ///< the columns of these panels
@@ -22,23 +22,23 @@ struct ThreadPanels {
 /// A linear layer that is ready to run: its kernels, its tiling and the form of its input are resolved.
 class LinearLayer {
  public:
-  /// `context` outlives it.
+  /// `context` must outlive this object.
   LinearLayer(const LinearSpec& spec, const CpuContext& context);
   LinearLayer(const LinearLayer&) = delete;
   LinearLayer& operator=(const LinearLayer&) = delete;
 
   void run(const LinearCall& call) const;
 
-  /// Computes a layer with one part for each group in chunks of `panels_at_once` panels, and calls
-  /// finish(panels) after each chunk. call.output has the columns of one chunk, in rows of that width. It is
-  /// read before the next chunk is computed, so it stays in the caches.
+  /// Computes a layer with one part per group in chunks of `panels_at_once` panels, and calls finish(panels)
+  /// after each chunk. call.output has the columns of one chunk. finish() reads them before the next chunk is
+  /// computed, so they stay in the caches.
   void run_in_chunks(const LinearCall& call, std::int64_t panels_at_once,
                      const std::function<void(PanelRange)>& finish) const;
 
-  /// Computes a layer with one part for each group whose output is scattered. Each thread computes separate
-  /// panels, `panels_at_once` together, for one group after another, in separate memory. The memory of the
-  /// first thread is call.output, with rows as wide as these panels; the memory of the other threads follows.
-  /// finish() is called in the thread that computed them.
+  /// Computes a layer with one part per group and scattered output. Each thread computes its own panels,
+  /// `panels_at_once` together, one group after another, into its own memory. The first thread's memory is
+  /// call.output, with rows as wide as these panels; the memory of the other threads follows. The thread that
+  /// computed the panels calls finish().
   void run_by_columns(const LinearCall& call, std::int64_t panels_at_once,
                       const std::function<void(const ThreadPanels&)>& finish) const;
 
@@ -59,7 +59,7 @@ class LinearLayer {
   BaseProduct base_;
   AdapterProduct adapters_;
   LinearOutput output_;
-  /// Number of panels of a group's parts; of one part if they are gated.
+  /// Number of panels of a group's parts; for a gated layer, of one of its parts.
   std::int64_t num_panels_;
 };
 

@@ -17,7 +17,7 @@ struct LinearTile {
   float* linear;  ///< the same for the next part; nullptr if the layer is not gated
 };
 
-/// Target of a call's tiles.
+/// Where a call's tiles go.
 struct LinearTarget {
   const LinearCall& call;
   /// The output's columns begin with the columns of this panel of each group's first part.
@@ -26,8 +26,7 @@ struct LinearTarget {
   bool streams;
 };
 
-/// Turns a linear layer's sums into its output: adapters, biases, the layer's scale and bound, its
-/// activation.
+/// Turns a linear layer's sums into its output. Applies adapters, biases, scale, softcap and activation.
 class LinearOutput {
  public:
   /// All arguments must outlive this object.
@@ -36,12 +35,12 @@ class LinearOutput {
   /// Stores a tile to the layer's output; may change the tile's sums.
   void finish(const LinearTarget& target, const LinearTile& tile) const;
 
-  /// The activation of an activated layer, for tiles that were computed in another way.
+  /// The activation of an activated layer, for tiles that other code has computed.
   void activate(const ActivatedTile& tile) const { activate_(tile); }
 
-  /// True if the output is the unchanged sums of float products, which can then be computed in it.
+  /// True if the output equals the sums of float products. Products can then write to the output directly.
   [[nodiscard]] bool is_sums(const LinearTarget& target) const;
-  /// Address of the sums of a panel's rows in that case; rows are as far apart as the output's.
+  /// Address in the output of a panel's sums in that case. Rows are as far apart as the output's rows.
   [[nodiscard]] float* sums_of(const LinearTarget& target, PanelPlace place, std::size_t first_part,
                                std::int64_t row) const;
 
@@ -70,9 +69,9 @@ class LinearOutput {
   const CpuContext& context_;
   /// nullptr: the sums go to the output without an activation.
   Activation activate_;
-  /// Biases are added on the way to the activation, to sums that nothing else changes.
+  /// True if the activation adds the biases, because nothing else changes the sums before it.
   bool activates_biased_;
-  /// Nothing but an adapter changes the sums on the way to a float32 output.
+  /// True if the output is float32 and only adapters change the sums.
   bool keeps_sums_;
 };
 

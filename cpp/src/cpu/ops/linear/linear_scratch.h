@@ -9,21 +9,21 @@
 
 namespace adaptrt {
 
-/// Memory of the linear layer that runs. It is kept from step to step, so that steps allocate nothing.
+/// Memory of the current linear layer. Steps reuse it, so they allocate nothing.
 struct LinearScratch {
   std::vector<RowGroup> blocks;
   std::vector<std::int64_t> task_ends;
-  /// For an exchange between ranks: where the rows of each of LinearCall::adapted begin.
+  /// For an exchange between ranks: offset of the rows of each of LinearCall::adapted.
   std::vector<std::int64_t> packed_begins;
-  /// For a layer with act-order weights, by part: which of PermutedInput's orders it reads.
+  /// For a layer with act-order weights: the permutation of PermutedInput that each part reads.
   std::vector<std::uint8_t> permutation_of_part;
-  /// For sparse layers: the outputs or groups of inputs that are live, and both factors of a gated layer.
+  /// For sparse layers: the live outputs or groups of inputs, and both factors of a gated layer.
   std::vector<std::int32_t> live;
-  /// Where the columns of live inputs begin.
+  /// Addresses of the columns of live inputs.
   std::vector<const std::byte*> columns;
   std::vector<float> gates;
   std::vector<float> factors;
-  /// How many outputs of the gate and of the last part, and how many inputs, the layer that ran has read;
+  /// Numbers of outputs of the gate and of the last part, and of inputs, that the last layer has read;
   /// nullopt: all.
   std::optional<std::int64_t> gates_read = std::nullopt;
   std::optional<std::int64_t> outputs_read = std::nullopt;

@@ -16,15 +16,15 @@ namespace adaptrt {
 
 class OverlappedSum;
 
-/// A linear layer of the model or of its experts, as known when the engine is loaded. Each group of its rows
-/// may have its own weights. See LinearOp for the computation.
+/// A linear layer of the model or of its experts: everything that is known when the engine is loaded. Each
+/// group of rows may have its own weights. See LinearOp for the computation.
 struct LinearSpec {
   LinearEpilogue epilogue = LinearEpilogue::kStore;
-  /// The parts of all groups; sizes and quantisation are the same from one group to the next. Only `data` of
-  /// the weights changes between calls, where weights are read as they are used.
+  /// The parts of all groups. All groups have the same sizes and quantisation. Only `data` of the weights may
+  /// change between calls, if weights are loaded when they are used.
   std::span<const LinearPart> parts;
   std::size_t parts_per_group = 1;
-  /// The first part of a group is this one of the parts of adapters' sites.
+  /// Index of a group's first part among the parts of the adapter site.
   std::size_t first_site_part = 0;
   float scale = 1.0F;
   float softcap = 0.0F;
@@ -32,18 +32,19 @@ struct LinearSpec {
   bool has_scores = false;
   float least_score = 0.0F;
   bool has_sparse_input = false;
-  /// The layer's adapter site, or that of another of the same layer's experts; nullptr: adapters do not act.
+  /// The layer's adapter site, or the site of another expert of the same layer. nullptr: adapters do not
+  /// apply.
   const LoraSite* site = nullptr;
-  /// The sites of adapters are slices of the vocabulary, in the one part that there is: lm_head.
+  /// True for lm_head: it has one part, whose adapter sites are slices of the vocabulary.
   bool is_sliced = false;
 
   [[nodiscard]] const Quantization& quantization() const { return parts[0].weight.quantization; }
   [[nodiscard]] std::int64_t inputs() const { return parts[0].weight.k; }
 };
 
-/// The rows of the input that the rows of a layer with many groups are. Each thread packs the rows of the
-/// groups that it multiplies, so that they stay in its caches. Only for weights whose kernels read nothing
-/// but packed rows, and without adapters.
+/// Choice of input rows for a layer with many groups. Each thread packs the rows of the groups that it
+/// multiplies, so that they stay in its caches. Only without adapters, and for weights whose kernels read
+/// only packed rows.
 struct ChosenRows {
   std::span<const std::int32_t> numbers;  ///< by row of the layer
   std::span<ThreadRows> threads;
@@ -51,8 +52,8 @@ struct ChosenRows {
   [[nodiscard]] bool has_value() const { return !numbers.empty(); }
 };
 
-/// Where the rows of a layer with many groups are added up, weighted. No two rows of one group go to one
-/// place.
+/// Output rows to which the weighted rows of a layer with many groups are added. Rows of one group go to
+/// different output rows.
 struct ScatteredOutput {
   std::span<const std::int32_t> row_of;  ///< by row of the layer: the row of the output
   std::span<const float> weights;        ///< by row of the layer
@@ -67,30 +68,30 @@ struct PanelPlace {
   std::int64_t panel;
 };
 
-/// The rows of one step that go through a linear layer.
+/// One run of a linear layer: the rows of a step that it computes.
 struct LinearCall {
   Rows input;
   Rows output;
-  /// If the input is packed already, `input` gives only its type and width.
+  /// If the input is packed already, only the type and width of `input` are valid.
   PackedRows packed_input = {};
-  /// No value: row r of the layer is row r of the input.
+  /// No value: row r of the layer reads row r of the input.
   ChosenRows chosen = {};
-  /// No value: row r of the output is that of row r.
+  /// No value: row r of the layer goes to row r of the output.
   ScatteredOutput scattered = {};
-  /// For activated layers. If the output is packed, `output` gives only its type and width.
+  /// For activated layers. If the output is packed, only the type and width of `output` are valid.
   PackedRows packed_output = {};
-  /// See LinearOp; for layers with scores.
+  /// For layers with scores, see LinearOp.
   Rows scores = {};
   /// For a sparse input: the live inputs to multiply in panels; nullopt: all inputs.
   std::optional<LiveInputs> live = std::nullopt;
-  /// One after another, without gaps, from row 0 on.
+  /// Groups in order, without gaps, from row 0 on.
   std::span<const RowGroup> groups;
-  /// In order; each within one group.
+  /// Adapted rows in order; each entry lies within one group.
   std::span<const AdaptedRows> adapted;
-  /// For lm_head: the rows whose adapters bring tokens beyond the vocabulary. Their columns follow the
-  /// part's.
+  /// For lm_head: the rows whose adapters add tokens beyond the vocabulary. Their columns follow those of the
+  /// part.
   std::span<const AdaptedRows> new_tokens = {};
-  /// StepMemory::shrink holds x A^T already: the parts of the layer run one after another.
+  /// True if StepMemory::shrink has x A^T already, because the parts of the layer run one after another.
   bool is_shrunk = false;
   /// Sum over ranks that overlaps with the op; nullptr: the output goes to `output`.
   OverlappedSum* sum = nullptr;
@@ -98,14 +99,13 @@ struct LinearCall {
   [[nodiscard]] std::int64_t num_rows() const { return groups.back().rows.end; }
 };
 
-/// True if a product with weights in this form reads nothing of its input but packed rows, where the kernels
-/// pack rows.
+/// True if products with such weights read only packed rows of the input, if the kernels pack rows at all.
 [[nodiscard]] inline bool reads_only_packed_rows(const Quantization& how) {
   return how.algo == QuantAlgo::kNone || how.is_codebook();
 }
 
-/// Maximum number of rows that are multiplied as fast without being packed, by weights in this form and by
-/// adapters.
+/// Maximum number of rows that products with such weights and with adapters read unpacked, because packing
+/// would not make them faster.
 [[nodiscard]] inline std::int64_t unpacked_rows(const Quantization& how, const KernelTable& kernels) {
   if (how.algo == QuantAlgo::kNone || rounds_activations(how.algo)) return kernels.few_rows;
   return std::min<std::int64_t>(kernels.few_rows, how.is_codebook() ? 0 : 1);

@@ -16,18 +16,18 @@ struct PanelRange {
   std::int64_t end = 0;
 };
 
-/// The units of a linear layer and their addresses. A unit is a panel of columns, of both parts if they are
-/// gated.
+/// The units of a linear layer and their addresses. A unit is a panel of columns; in a gated layer, the same
+/// panel of both parts.
 class LinearUnits {
  public:
-  /// `panels` of each group.
+  /// Units of `panels` of each group.
   LinearUnits(const LinearSpec& spec, PanelRange panels) : spec_(spec), panels_(panels) {}
 
   /// Number of units of each group.
   [[nodiscard]] std::int64_t count() const { return panels_.end - panels_.begin; }
   [[nodiscard]] bool is_gated() const { return adaptrt::is_gated(spec_.epilogue); }
 
-  /// Panel `unit` of the panels of a group's parts, one part after another.
+  /// Place of panel `unit`, counted through a group's parts one after another.
   [[nodiscard]] PanelPlace place_of(std::int64_t unit, std::size_t first_part) const {
     PanelPlace place{first_part, panels_.begin + unit};
     for (; place.panel >= panel_count(spec_.parts[place.part].weight.n); ++place.part) {
@@ -51,7 +51,7 @@ class LinearUnits {
     return panel_data(first_place_of(unit, group.first_part));
   }
 
-  /// Address of a panel's weights for the inputs from `inputs.begin` on, if they are stored in the order of
+  /// Address of a panel's weights from input `inputs.begin` on, if the panel is stored in the order of
   /// inputs.
   [[nodiscard]] const std::byte* inputs_data(PanelPlace place, InputRange inputs) const {
     const PanelMatrix& weight = spec_.parts[place.part].weight;
@@ -65,7 +65,7 @@ class LinearUnits {
   }
 
   using ActivationSpans = std::array<MemorySpan, 16>;
-  /// Share `index` of `count` of the inputs of so many packed rows, as far as there is room.
+  /// Memory of share `index` of `count` shares of the packed rows' inputs; limited by the room for spans.
   [[nodiscard]] std::span<const MemorySpan> activations_of(const PackedRows& packed, std::int64_t rows,
                                                            InputRange inputs, std::int64_t index,
                                                            std::int64_t count, ActivationSpans* spans) const {

@@ -15,8 +15,8 @@ namespace adaptrt {
 /// If ranks have different experts, only those that share the same experts exchange: every
 /// experts_for_each-th rank of the stage.
 ///
-/// The results of a rank are packed: the rows of each of LinearCall::adapted follow those of the one before,
-/// and are as wide as its adapter needs.
+/// A rank's results are packed: the rows of LinearCall::adapted follow one another, each as wide as its
+/// adapter needs.
 class LowRankExchange {
  public:
   LowRankExchange(const LinearCall& call, const LoraSite& site, const CpuContext& context);
@@ -25,11 +25,11 @@ class LowRankExchange {
   /// kPanelColumns floats apart. May be called from several threads.
   void store(const AdaptedRows& adapted, std::int64_t panel, RowRange rows, const float* tile) const;
 
-  /// StepMemory::shrink = all of x A^T, once all tiles are stored.
+  /// Computes StepMemory::shrink = x A^T of all ranks. Call it after all tiles are stored.
   void finish() const;
 
  private:
-  /// Number of the stage's rank that has a share.
+  /// Number of the stage's rank that has this share.
   [[nodiscard]] std::int32_t number_of(std::int32_t share) const;
   [[nodiscard]] std::int64_t width_on(std::int32_t rank, const AdaptedRows& adapted) const;
   /// Number of packed elements of all rows.

@@ -7,9 +7,9 @@
 
 namespace adaptrt {
 
-/// Returns, for each op of a section, the place where it packs its output for the linear layer that comes
-/// next. A norm packs in addition to its plain rows. An activated layer packs instead of them, and only if no
-/// other op reads them.
+/// Returns, for each op of a section, the place where it packs its output for the next linear layer. A norm
+/// writes plain rows too. An activated layer writes only packed rows, and only if no other op reads its
+/// output.
 [[nodiscard]] std::vector<PackedPlace> find_packed_places(const std::vector<Op>& ops,
                                                           const CpuContext& context);
 

@@ -17,8 +17,8 @@ class PermutedInput {
   /// True if the layer has act-order weights. Only then may the other functions be called.
   [[nodiscard]] bool is_needed() const { return spec_.quantization().act_order; }
 
-  /// Stores which permutation each part reads, and returns the number of permutations. To be called before
-  /// the functions below.
+  /// Finds the permutation that each part reads, and returns the number of permutations. Call it before the
+  /// functions below.
   [[nodiscard]] std::int64_t find_permutations(const LinearCall& call) const;
 
   /// Permutes some of the rows, in all permutations of their groups.

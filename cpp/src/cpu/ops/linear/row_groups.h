@@ -17,18 +17,17 @@ struct RowRange {
   [[nodiscard]] bool is_empty() const { return begin >= end; }
 };
 
-/// Rows that are multiplied by the same weights: LinearSpec::parts_per_group of LinearSpec::parts, from
-/// first_part on.
+/// Rows with the same weights: LinearSpec::parts_per_group entries of LinearSpec::parts, from first_part on.
 struct RowGroup {
   RowRange rows;
   std::size_t first_part = 0;
 };
 
-/// Consecutive rows of a linear layer that one adapter changes, and the adapter's matrices.
+/// Consecutive rows of a linear layer with the same adapter, and the adapter's matrices.
 struct AdaptedRows {
   std::int64_t begin = 0;
   std::int64_t end = 0;
-  /// For lm_head it is the first of its slices, which all have the same A.
+  /// For lm_head, the site of the first vocabulary slice; all slices have the same A.
   const DeviceSite* site = nullptr;
 };
 

@@ -6,15 +6,16 @@
 
 namespace adaptrt {
 
-/// A layer whose input has zeros. A few rows read only the weights of the other inputs, if these are few or
-/// if only their weights are in memory. The bits are those of LinearLayer::run.
+/// A layer whose input has many zeros. If there are few rows, it reads only the weights of inputs that are
+/// not zero, if these are few or if only their weights are in memory. The result has the same bits as
+/// LinearLayer::run.
 class SparseInputLayer {
  public:
-  /// `whole` is the same layer; it outlives this. `neurons` and `mlp` may be nullptr.
+  /// `whole` is the same layer; it must outlive this object. `neurons` and `mlp` may be nullptr.
   SparseInputLayer(const LinearLayer& whole, const NeuronTable* neurons, StreamedMlp* mlp);
 
   void run(const LinearCall& call) const;
-  /// Runs the layer for a few rows by the columns of live inputs, which `mlp` has brought.
+  /// Runs the layer for few rows, with the columns of live inputs, which `mlp` has loaded.
   void run_brought(const LinearCall& call) const;
 
  private:
@@ -23,7 +24,7 @@ class SparseInputLayer {
                 const ColumnOf& column_of) const;
 
   const LinearLayer& whole_;
-  /// Columns by input; nullptr: the part's columns.
+  /// Addresses of columns by input; nullptr: the part's own columns.
   const NeuronTable* neurons_;
   /// nullptr: all weights are in memory.
   StreamedMlp* mlp_;
