@@ -59,7 +59,7 @@ class CpuEngine final : public Engine {
         head_(StepSection::kHead, program_.head, context_, rows_) {
     info_ = info_of(program_, kernels_, kv_pool_, cross_pool_);
     if (step_local_kv_.block_bytes() > 0) {
-      // Every sequence may leave a block unfilled.
+      // Each sequence may have a block that is not full.
       const std::int64_t most = std::min(program_.max_batch_size, program_.max_num_tokens) +
                                 program_.max_num_tokens / step_local_kv_.tokens_per_block();
       step_local_kv_.allocate(static_cast<std::int32_t>(most));
@@ -236,8 +236,8 @@ class CpuEngine final : public Engine {
             .rows = static_cast<std::int64_t>(input.token_ids.size())};
   }
 
-  /// Runs the encoder over a step's encoder inputs. They pass through several stages in micro-batches; when
-  /// the last stage has the whole output, it broadcasts it.
+  /// Runs the encoder over a step's encoder inputs. If there are several stages, inputs pass through them in
+  /// micro-batches, and the last stage broadcasts the whole output.
   void run_encoder(const StepInput& input) {
     if (program_.num_stages > 1) pass_encoder_layers(input);
     encoder_step_.set(input);
@@ -283,7 +283,7 @@ class CpuEngine final : public Engine {
     }
   }
 
-  /// Prepares KeepLogitRowsOp; to be called after group_tokens.
+  /// Prepares KeepLogitRowsOp. Call it after group_tokens.
   void group_output_rows(std::span<const std::int32_t> rows) {
     kept_output_rows_.resize(rows.size());
     std::iota(kept_output_rows_.begin(), kept_output_rows_.end(), 0);
@@ -306,7 +306,7 @@ class CpuEngine final : public Engine {
   }
 
   Program program_;
-  /// nullptr: the weights are where the program refers to them.
+  /// nullptr: all weights are in memory, where the program's ops point.
   std::unique_ptr<PlacedWeights> weights_;
   std::shared_ptr<WeightUsageCounter> usage_;  ///< nullptr: not recorded
   const KernelTable& kernels_;
@@ -319,7 +319,7 @@ class CpuEngine final : public Engine {
   std::size_t num_hidden_ops_ = 0;
   /// Number of ops of the encoder before its BroadcastOp; 0: it has none.
   std::size_t num_encoder_layer_ops_ = 0;
-  std::vector<float> hidden_rows_;  // of a slice, where hidden states are bfloat16
+  std::vector<float> hidden_rows_;  // hidden states of a slice, converted from bfloat16
   KvPool kv_pool_;
   KvPool cross_pool_;
   KvPool step_local_kv_;
@@ -337,21 +337,21 @@ class CpuEngine final : public Engine {
   StepInputChecker checker_;
   // State of the current step.
   EncoderStep encoder_step_;
-  std::vector<std::byte> encoded_rows_;  // of the last of several stages
+  std::vector<std::byte> encoded_rows_;  // the last stage's encoder output, if there are several stages
   std::vector<AdapterGroup> groups_of_output_rows_;
   std::vector<AdapterGroup> groups_of_slice_;
   OutputRows output_rows_;
   std::vector<std::int32_t> kept_output_rows_;
 };
 
-/// A rank that cannot read would leave the others waiting for it.
+/// If one rank failed to read its weights, the others would wait for it.
 void require_one_rank(const Program& program, const WeightMemory& memory) {
   if (program.num_ranks == 1) return;
   throw ConfigError("weight_memory is " + std::to_string(memory.bytes) +
                     "; accepted: None, the engine has several ranks");
 }
 
-/// Throws as make_cpu_engine.
+/// Throws the errors of make_cpu_engine.
 std::unique_ptr<PlacedWeights> place_weights(Program* program, const WeightMemory& memory) {
   require_one_rank(*program, memory);
   try {
@@ -364,7 +364,7 @@ std::unique_ptr<PlacedWeights> place_weights(Program* program, const WeightMemor
   }
 }
 
-/// Throws EngineError where a program's ranks are not a communicator's.
+/// Throws EngineError if a program and its communicator have different ranks.
 void require_ranks(const Program& program, const Communicator* communicator) {
   const std::int32_t size = communicator == nullptr ? 1 : communicator->size();
   const std::int32_t rank = communicator == nullptr ? 0 : communicator->rank();

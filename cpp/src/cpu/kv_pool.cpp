@@ -91,7 +91,7 @@ KvPool make_cross_pool(const Program& program) {
 }
 
 KvPool make_own_keys(const Program& program) {
-  // Only an op's own queries read them, so they have the engine's type, in whole tiles.
+  // Only queries of the same op read these keys, so they have the engine's type and whole tiles.
   std::vector<AttentionShape> shapes;
   for (const auto* ops : program.sections()) {
     for (const Op& op : *ops) {
@@ -106,7 +106,7 @@ KvPool make_own_keys(const Program& program) {
 void KvPool::copy_blocks(std::span<const std::int32_t> from, std::span<const std::int32_t> to,
                          ThreadPool& threads) {
   constexpr std::size_t kSliceBytes = std::size_t{1} << 18;
-  // A slice of every block at a time: a block that one copy writes and a later one reads is read in time.
+  // Each thread copies one slice of all blocks in order. So a later copy reads what an earlier one wrote.
   const auto slices = static_cast<std::int64_t>((block_bytes_ + kSliceBytes - 1) / kSliceBytes);
   threads.parallel_for(slices, 1, [&](std::int64_t begin, std::int64_t end, int /*thread*/) {
     const std::size_t first = static_cast<std::size_t>(begin) * kSliceBytes;

@@ -9,9 +9,9 @@
 
 namespace adaptrt {
 
-/// When the buffers of a program hold values that are still needed. A value lives from the op that writes it
-/// to the last op that reads it, both included. The head runs once for each slice of logit rows, so what it
-/// reads from the body lives until its end.
+/// Ranges of ops during which the buffers of a program hold values that are still needed. A value lives from
+/// the op that writes it to the last op that reads it, both included. The head runs once for each slice of
+/// logit rows, so values of the body that it reads live until its end.
 class LiveRanges {
  public:
   explicit LiveRanges(std::size_t num_buffers) : values_(num_buffers) {}
@@ -23,9 +23,9 @@ class LiveRanges {
   }
   /// Starts a new value.
   void write(BufferId id);
-  /// False when nothing was written before.
+  /// Returns false if nothing was written before.
   [[nodiscard]] bool read(BufferId id);
-  /// To be called after the last op.
+  /// Call it after the last op.
   void finish();
   /// Pairs of buffers whose values live at the same time, each pair once.
   [[nodiscard]] std::vector<std::pair<std::size_t, std::size_t>> simultaneous() const;

@@ -127,7 +127,7 @@ void check_shares(const Program& program, const LoraSite& site, const std::strin
                   " ranks, and is not of a layer that is cut");
   }
   const std::int32_t ranks = program.ranks_per_stage();
-  const std::int32_t apart = std::max(1, site.experts_for_each);  // others have other experts
+  const std::int32_t apart = std::max(1, site.experts_for_each);  // ranks in between have other experts
   if (site.num_shares != ranks / apart || site.share != program.rank % ranks / apart) {
     problems->add(where + " is share " + text(site.share) + " of " + text(site.num_shares) +
                   "; the program is that of rank " + text(program.rank % ranks) + " of " + text(ranks));
@@ -161,7 +161,7 @@ void check_layout(const Program& program, Problems* problems) {
   for (std::size_t i = 0; i < lora.sites.size(); ++i) {
     const auto& site = lora.sites[i];
     const std::string where = "lora: site " + std::to_string(i);
-    // Slices of the vocabulary are checked with the ops that they are of, and norms have any numbers.
+    // Slices of the vocabulary are checked with their ops. A norm's layer may have any number.
     if (site.is_of_layer()) {
       check_range(where + " layer", site.layer, 0, std::max(1, lora.num_layers) - 1);
     }

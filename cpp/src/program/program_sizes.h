@@ -15,10 +15,10 @@ namespace adaptrt {
 /// No size in a program may reach this: products of two sizes then fit in 64 bits.
 inline constexpr std::int64_t kSizeLimit = std::int64_t{1} << 31;
 
-/// True if a number from outside is the number of a dtype.
+/// True if a number from a file or caller is the number of a dtype.
 [[nodiscard]] bool known(DType dtype);
 
-/// The product of sizes, or nullopt when one is negative or it does not fit.
+/// Returns the product of sizes; nullopt if one is negative or the product does not fit.
 [[nodiscard]] std::optional<std::size_t> product(std::initializer_list<std::int64_t> sizes);
 
 /// Adds a problem to `problems` unless low <= value <= high.
@@ -30,7 +30,7 @@ struct RangeCheck {
 /// Adds problems of a program's sizes and limits.
 void check_sizes(const Program& program, Problems* problems);
 
-/// Returns the problem of an attention's heads.
+/// Returns the problem with an attention's heads; empty if there is none.
 [[nodiscard]] Problems problems_of_shape(const AttentionShape& shape);
 
 /// Adds problems of the sites in a program where adapters apply.

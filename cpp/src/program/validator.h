@@ -24,7 +24,7 @@ class Validator {
   void add(std::string problem);
   void check_buffers();
   [[nodiscard]] std::optional<std::size_t> bytes_of(const Buffer& buffer) const;
-  /// Checks an operand; the buffer, or nullptr when there is none of that id.
+  /// Checks an operand. Returns the buffer; nullptr if no buffer has that id.
   const Buffer* operand(std::string_view name, BufferId id, DType dtype, RowKind rows);
   void check_width(std::string_view name, const Buffer* buffer, std::int64_t width);
   void read(BufferId id);
@@ -98,7 +98,7 @@ class Validator {
   bool sees_behind_ = false;
   Problems problems_;
   const RangeCheck check_range_{&problems_};
-  /// At most, over all layers; nullopt: more than 64 bits can say.
+  /// Maximum over all layers; nullopt if it does not fit in 64 bits.
   std::optional<std::size_t> kv_block_bytes_ = 0;
   RowKind rows_ = RowKind::kTokens;
   std::string where_;

@@ -21,25 +21,25 @@ namespace adaptrt {
 
 struct KernelTable;
 
-/// EngineInfo::kv_block_bytes of a program's engine.
+/// Returns EngineInfo::kv_block_bytes of a program's engine.
 [[nodiscard]] std::size_t kv_block_bytes(const Program& program);
 
-/// Returns what an executor would know of the CPU engine of a valid program. Allocates no blocks and reads no
-/// weights. `kernels` as in make_cpu_engine. With several pipeline stages, the facts are the first stage's,
-/// and its attention windows are left out as in an engine of all stages. Throws ConfigError for kernels that
-/// this CPU cannot run.
+/// Returns the EngineInfo of the CPU engine of a valid program, without allocating blocks or reading weights.
+/// `kernels`: see make_cpu_engine. With several pipeline stages, it is the info of the first stage without
+/// its attention windows, which an engine of all stages does not have either. Throws ConfigError for kernels
+/// that this CPU cannot run.
 [[nodiscard]] EngineInfo cpu_engine_info(const Program& program, std::string_view kernels);
 
-/// How often the tokens of a text used what ops of a body choose from. Which weights are kept in memory may
-/// depend on it, and no result does.
+/// Numbers of tokens that used the neurons and experts of a body. The choice of weights that stay in memory
+/// may depend on it. Results do not depend on it.
 struct WeightUsage {
-  std::int64_t tokens = 0;  ///< 0: nothing is known
-  /// By op: of a layer that a ReLU gates, how often each neuron's gate was open; of experts, how often each
-  /// was taken.
+  std::int64_t tokens = 0;  ///< number of counted tokens; 0: nothing is known
+  /// By op. ReLU-gated layer: number of tokens that opened each neuron's gate. Experts: number of tokens that
+  /// chose each expert.
   std::map<std::size_t, std::vector<std::uint32_t>> of_ops;
 };
 
-/// A usage that an engine counts while other threads read it.
+/// WeightUsage that an engine updates while other threads read it.
 class WeightUsageCounter {
  public:
   explicit WeightUsageCounter(WeightUsage usage = {}) : usage_(std::move(usage)) {}
@@ -48,7 +48,7 @@ class WeightUsageCounter {
     const std::lock_guard lock(mutex_);
     return usage_;
   }
-  /// Calls change(WeightUsage&), which must not throw half-way.
+  /// Calls change(WeightUsage&), which must not throw after it has changed something.
   template <class Change>
   void update(const Change& change) {
     const std::lock_guard lock(mutex_);
@@ -63,9 +63,9 @@ class WeightUsageCounter {
 /// Memory for the weights of a program that is mapped from an engine file.
 struct WeightMemory {
   std::string path;
-  /// The whole file, as the program refers to it.
+  /// The whole file, mapped; the program's weights point into it.
   std::span<const std::byte> mapping;
-  /// Bytes of the resident weights, and of the memory that others are read into.
+  /// Bytes for resident weights and for the memory into which other weights are read.
   std::size_t bytes = 0;
   WeightUsage usage = {};
 };
@@ -74,21 +74,26 @@ struct WeightMemory {
 /// nor the mapping.
 void check_weight_memory(const Program& program, const WeightMemory& memory);
 
-/// The CPU engine. Weights in `program` must outlive it; `pool` is used during step(). `kernels` names a
-/// table of kernels/kernel_table.h; empty for the one that is chosen for this CPU. With a `profile`, every op
-/// of every step is timed and recorded there, and the pool measures its busy time. `communicator` is that of
-/// a program of several ranks. With `weight_memory`, as many weights as fit into it are kept in memory, and
-/// the others are read from the file as they are used; the mapping is not read. Every step adds what it used
-/// to `usage`. Throws EngineError with all
-/// of program.validate()'s problems, for a communicator of other ranks and a file that cannot be read,
-/// ConfigError for kernels that this CPU cannot run and for less memory than the weights need at least.
+/// Makes the CPU engine of a program. Weights in `program` must outlive the engine.
+///
+/// - `pool`: used during step().
+/// - `kernels`: name of a KernelTable; empty: the table that is chosen for this CPU.
+/// - `profile`: the engine times every op of every step and records it here; the pool measures its busy time.
+/// - `communicator`: needed for a program of several ranks.
+/// - `weight_memory`: as many weights as fit stay in memory; the others are read from the file when they are
+///   used. The mapping is not read.
+/// - `usage`: every step adds the neurons and experts that it used.
+///
+/// Throws EngineError with all problems of program.validate(), for a communicator with other ranks, and for a
+/// file that cannot be read. Throws ConfigError for kernels that this CPU cannot run, and if `weight_memory`
+/// is smaller than the weights need at least.
 [[nodiscard]] std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool,
                                                       std::string_view kernels = {},
                                                       std::shared_ptr<StepProfile> profile = nullptr,
                                                       std::shared_ptr<Communicator> communicator = nullptr,
                                                       const WeightMemory* weight_memory = nullptr,
                                                       std::shared_ptr<WeightUsageCounter> usage = nullptr);
-/// The same with a table of kernels that outlives the engine.
+/// The same with a table of kernels, which must outlive the engine.
 [[nodiscard]] std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool,
                                                       const KernelTable& kernels,
                                                       std::shared_ptr<StepProfile> profile = nullptr,

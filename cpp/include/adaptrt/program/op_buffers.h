@@ -6,8 +6,8 @@
 
 namespace adaptrt {
 
-/// Buffers whose values an op uses, in order, and buffers in which it begins new values. A buffer that an op
-/// changes in place, such as a residual stream, is among its reads.
+/// Buffers that an op reads, in order, and buffers that it fills with new values. A buffer that an op changes
+/// in place, such as a residual stream, is among `reads`.
 struct OpBuffers {
   std::vector<BufferId> reads;
   std::vector<BufferId> writes;

@@ -16,8 +16,8 @@
 
 namespace adaptrt {
 
-/// An activation. Buffers with overlapping lives have disjoint bytes [offset, offset + max rows * width *
-/// size).
+/// An activation buffer. Buffers that live at the same time have disjoint bytes [offset, offset + max rows *
+/// width * element size).
 struct Buffer {
   std::string name;
   DType dtype = DType::kFloat32;
@@ -27,30 +27,36 @@ struct Buffer {
   std::size_t offset = 0;
 };
 
-/// A compiled network: ops in order of execution. `encoder` runs once in a step that has encoder inputs, over
-/// their tokens; nothing but what its CrossKeysOps keep is seen by the rest. `body` runs once a step over its
-/// tokens, from a KeepLogitRowsOp on over its logit rows; `head` runs once for each slice of logit rows and
-/// ends in `logits` [rows, logits_width()]. Of rows whose hidden states are wanted it runs up to the op that
-/// writes `hidden`. Attention of the body is causal; or all of it is bidirectional, and nothing is kept from
-/// step to step. Of a pipeline each stage has a program, the first with what is before the layers and the
-/// last with the head; layers are counted within the stage, but for those of adapters' sites. With an
-/// encoder, each has a run of its layers as well as of the body's, and keeps the encoder's output, which a
-/// BroadcastOp brings, for its own.
+/// A compiled network: three sections of ops in order of execution.
+///
+/// - `encoder` runs once in a step with encoder inputs, over their tokens. The other sections see only the
+///   keys and values that its CrossKeysOps store.
+/// - `body` runs once per step over the step's tokens; after a KeepLogitRowsOp, over the requested rows.
+/// - `head` runs once for each slice of logit rows and writes `logits` [rows, logits_width()]. For rows whose
+///   hidden states are requested, it runs up to the op that writes `hidden`.
+///
+/// The body's attention is either causal, or bidirectional in all layers. A bidirectional body keeps nothing
+/// from step to step.
+///
+/// In a pipeline each stage has a program. The first one has the ops before the layers, the last one the
+/// head. Layers are counted within the stage; only adapters' sites count them for the whole model. If there
+/// is an encoder, each stage has some of its layers and some of the body's. A BroadcastOp sends the encoder's
+/// output to all stages, and each stage stores the keys and values of its own layers.
 struct Program {
   DType dtype = DType::kFloat32;  // of the packed weights, and of the KV cache unless it is int8
   std::int64_t vocab_size = 0;
   std::int32_t num_layers = 0;  // of the body
-  /// Number of the encoder's layers; 0: no encoder. Adapters number them after the body's layers, both
-  /// counted for the whole model.
+  /// Number of the encoder's layers; 0: no encoder. Adapters number them after the body's layers; they count
+  /// the layers of the whole model.
   std::int32_t num_encoder_layers = 0;
   std::int32_t max_batch_size = 0;
   std::int32_t max_num_tokens = 0;
   std::int32_t max_input_len = 0;
   std::int32_t max_seq_len = 0;
   std::int32_t max_beam_width = 1;
-  std::int32_t max_encoder_input_len = 0;  // at most max_num_tokens, since inputs are computed whole
+  std::int32_t max_encoder_input_len = 0;  // at most max_num_tokens, because inputs are never split
   std::int32_t tokens_per_block = 0;
-  /// Keys and values are kept as int8 with one scale a token and key-value head, instead of `dtype`.
+  /// True: keys and values are stored as int8 with one scale per token and key-value head, not as `dtype`.
   bool int8_kv_cache = false;
   /// Number of ranks that run one network together, each with its own program; see ShardedEngine.
   std::int32_t num_ranks = 1;
@@ -63,21 +69,21 @@ struct Program {
   std::vector<Op> encoder;
   std::vector<Op> body;
   std::vector<Op> head;
-  /// float32, kLogits, logits_width(); kNoBuffer: there is no lm_head, and `hidden` is all that is made. Both
-  /// are the last stage's.
+  /// float32, kLogits, logits_width(); kNoBuffer: there is no lm_head, only `hidden`. The last stage has
+  /// both.
   BufferId logits = kNoBuffer;
-  /// Activation type, kLogits: the output of the final norm for a row. kNoBuffer: not available.
+  /// Activation type, kLogits: output of the final norm. kNoBuffer: not available.
   BufferId hidden = kNoBuffer;
   BufferId encoder_output = kNoBuffer;  // float32 or the activation type, kEncoderTokens
   LoraLayout lora;
-  /// Identity of everything that its results depend on, including weights, kernels and libraries: two
-  /// programs with the same identity give the same bits. Empty: unknown.
+  /// Digest of everything that results depend on, including weights, kernels and libraries. Two programs with
+  /// the same identity give the same bits. Empty: unknown.
   std::string identity = {};
-  /// The file that the weights are mapped from, checked after each step; null: they are in memory.
+  /// The file from which weights are mapped; it is checked after each step. null: weights are in memory.
   std::shared_ptr<MappedFile> mapped_file = nullptr;
 
   [[nodiscard]] bool has_encoder() const { return !encoder.empty(); }
-  /// At least 1, whatever the sizes are before they are validated.
+  /// At least 1, even if the sizes are not valid.
   [[nodiscard]] std::int32_t ranks_per_stage() const {
     return std::max(1, num_ranks / std::max(1, num_stages));
   }
@@ -92,7 +98,7 @@ struct Program {
 
   /// Number of ops of the head up to the norm that writes `hidden`; all of them if no norm does.
   [[nodiscard]] std::size_t num_ops_to_hidden() const;
-  /// Everything that is inconsistent: buffer ids and widths, overlapping lives, sizes of weights, sites.
+  /// Returns every inconsistency: buffer ids and widths, overlapping buffers, sizes of weights, sites.
   [[nodiscard]] Problems validate() const;
 };
 

@@ -14,7 +14,7 @@ std::vector<std::uint32_t>& counts_of(std::size_t index, std::int64_t choices, W
   return counts;
 }
 
-/// A closed gate makes zeros.
+/// The output of a closed gate is zero.
 template <class Bits>
 void count_open(const Rows& made, std::int64_t rows, Bits without_sign, std::uint32_t* counts) {
   for (std::int64_t row = 0; row < rows; ++row) {

@@ -115,7 +115,7 @@ OpCost cost_of(const BroadcastOp& op, const CpuContext& context, const Step& ste
   return {.activation_bytes = num_bytes(op.buffer, context, step)};
 }
 
-/// After the op: the step has the rows that it kept.
+/// Called after the op, when the step has only the rows that the op kept.
 OpCost cost_of(const KeepLogitRowsOp& op, const CpuContext& context, const Step& step) {
   OpCost cost;
   for (const BufferId id : op.buffers) cost.activation_bytes += 2 * num_bytes(id, context, step);
@@ -138,7 +138,7 @@ void add_adapter_bytes(std::span<const LinearPart> parts, const DeviceSite& site
   }
 }
 
-/// Adds its products for `rows` rows.
+/// Adds the adapter's products for `rows` rows.
 void add_adapter_flops(std::span<const LinearPart> parts, const DeviceSite& site, const LoraSite& place,
                        std::int64_t rows, OpCost* cost) {
   std::int64_t multiply_adds = place.rows_of_a(site.total_rank).count * parts[0].weight.k;
@@ -173,7 +173,7 @@ void add_weights(std::span<const LinearPart> parts, std::int64_t rows, OpCost* c
   }
 }
 
-/// Subtracts the weights of the gate and the last part that a sparse layer did not read, which is known only
+/// Subtracts the weights of the gate and the last part that a sparse layer did not read. They are known only
 /// after the op.
 void take_off_unread(const LinearOp& op, const CpuContext& context, const Step& step, OpCost* cost) {
   const LinearScratch& scratch = context.memory.linear;
@@ -194,13 +194,13 @@ OpCost cost_of(const EmbeddingOp& op, const CpuContext& context, const Step& ste
                   step.rows * (row_bytes_of(op.table) + row_bytes_of(op.positions) + row_bytes_of(op.types)),
               .activation_bytes = num_bytes(op.output, context, step)};
   if (op.lora_site < 0) return cost;
-  const LinearPart whole{.weight = {.n = op.table.k, .k = 1}, .bias = {}};  // of A, a column a token
+  const LinearPart whole{.weight = {.n = op.table.k, .k = 1}, .bias = {}};  // A: one column per token
   const std::int64_t row_bytes = row_bytes_of(op.table);
   std::set<const DeviceSite*> read;
   for (const auto& group : step.groups) {
     for (std::int64_t row = group.begin; row < group.end; ++row) {
       const std::int64_t token = step.input.token_ids[static_cast<std::size_t>(row)];
-      if (token >= op.table.n) {  // the adapter brings it
+      if (token >= op.table.n) {  // a token that the adapter adds
         cost.weight_bytes -= row_bytes;
         cost.adapter_bytes += row_bytes;
         continue;
@@ -242,7 +242,7 @@ OpCost cost_of(const LinearOp& op, const CpuContext& context, const Step& step) 
   return cost;
 }
 
-/// Cost of the experts that the op's rows chose, which is known only after the op.
+/// Cost of the experts that the op's rows chose. They are known only after the op.
 OpCost cost_of(const ExpertsOp& op, const CpuContext& context, const Step& step) {
   OpCost cost{.activation_bytes = num_bytes(op.input, context, step) +
                                   num_bytes(op.router_logits, context, step) +

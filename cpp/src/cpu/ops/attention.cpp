@@ -34,12 +34,12 @@ struct RowMemory {
   }
 };
 
-/// Where the keys are that queries see.
+/// Place of the keys that queries attend to.
 enum class KeySource : std::uint8_t { kSequenceBlocks, kOwnRows, kEncoderInput };
 
 /// An attention op with everything resolved.
 struct AttentionLayer {
-  /// `attention` has no rotation, and only queries in qkv, where the keys are an encoder input's.
+  /// If the keys are those of an encoder input, `attention` has no rotation, and its qkv has only queries.
   AttentionLayer(const AttentionOp& attention, KeySource key_source, const OpPlace& place)
       : op(attention),
         source(key_source),
@@ -55,7 +55,7 @@ struct AttentionLayer {
         bias_stride(place.context.position_biases.stride()),
         attend(place.context.kernels.attend[static_cast<std::size_t>(pool.dtype())]) {}
 
-  /// AttentionRows::bias for heads from `head` on; nullptr: the scores have none.
+  /// AttentionRows::bias for heads from `head` on; nullptr: scores have no bias.
   [[nodiscard]] const float* bias_of(std::int64_t head) const {
     return bias == nullptr ? nullptr : bias + head * bias_stride;
   }
@@ -70,7 +70,7 @@ struct AttentionLayer {
   const CpuContext& context;
   const KvPool& pool;
   const KvLayer& layer;
-  /// The tasks of the step that runs.
+  /// Tasks of the current step.
   const std::vector<AttentionTask>& tasks;
   Rows qkv;
   Rows output;
@@ -106,7 +106,7 @@ class AttentionRun {
       float* spare = scratch(thread) + kv_heads_ * head_dim_;
       for (std::int64_t token = begin; token < end;) token += store_tokens(token, end, writer, spare);
     };
-    // Neighbours in a block, whose keys share cache lines, are mostly written by one thread.
+    // Neighbours in a block share cache lines, so one thread writes most of them.
     context_.threads.parallel_for(step_.num_tokens(), kTokensPerChunk, store);
   }
 
@@ -121,9 +121,9 @@ class AttentionRun {
   static constexpr std::int64_t kTokensPerChunk = 8;
   static constexpr std::int64_t kCacheLine = 64;
 
-  /// In the sequence's blocks, queries attend to keys up to their own position; elsewhere to all keys.
+  /// True if queries attend only to keys up to their own position: if keys are in the sequence's KV blocks.
   [[nodiscard]] bool is_causal() const { return of_.source == KeySource::kSequenceBlocks; }
-  /// Where a token is among the keys of its sequence.
+  /// Place of a token among the keys of its sequence.
   [[nodiscard]] std::int64_t place_of(std::int64_t token) const {
     const auto at = static_cast<std::size_t>(token);
     if (is_causal()) return step_.input.positions[at];
@@ -194,8 +194,8 @@ class AttentionRun {
                               reinterpret_cast<std::byte*>(heads), DType::kFloat32);
   }
 
-  /// Puts the even ones of the rotated elements before the odd ones: as the pairs of heads that are not
-  /// interleaved. The scores do not depend on the order of elements that queries and keys share.
+  /// Moves the even rotated elements before the odd ones, which is the order of heads that are not
+  /// interleaved. Scores do not depend on the order, because queries and keys have the same one.
   void deinterleave(float* head, float* spare) const {
     std::copy_n(head, 2 * half_, spare);
     for (std::int64_t i = 0; i < half_; ++i) {
@@ -204,7 +204,7 @@ class AttentionRun {
     }
   }
 
-  /// Norms heads of a token in place, where there is a norm, and says how they are rotated.
+  /// Normalizes heads of a token in place, if there is a norm. Returns their rotation.
   [[nodiscard]] HeadRotation rotation_of(std::int64_t token, float* heads, std::int64_t count,
                                          const VectorView& norm) const {
     for (std::int64_t head = 0; norm.size == head_dim_ && head < count; ++head) {
@@ -295,7 +295,7 @@ class AttentionRun {
     return offsets[1] - offsets[0];
   }
 
-  /// The group, counted over the blocks of a sequence, that a position is in.
+  /// Number of a position's group, counted over the blocks of its sequence.
   [[nodiscard]] std::int64_t group_of(std::int64_t position) const {
     return position / pool_.tokens_per_block() * groups_per_block_ +
            position % pool_.tokens_per_block() / kKeyGroup;
@@ -326,18 +326,18 @@ class AttentionRun {
     }
   }
 
-  /// The groups of a sequence that a task's queries see, from whole tiles on.
+  /// Groups of a sequence that a task's queries attend to, beginning with a whole tile.
   struct SeenGroups {
     std::int64_t begin;
     std::int64_t end;
-    std::int64_t keys;  ///< that the sequence has
+    std::int64_t keys;  ///< number of the sequence's keys
   };
 
   [[nodiscard]] SeenGroups groups_seen_by(const AttentionTask& task) const {
     const std::int64_t keys = keys_of_task(task);
     const std::int64_t first = place_of(task.first_token);
     const std::int64_t last = first + task.tokens - 1;
-    // Queries attend to the whole encoder input, however far after its end their positions are.
+    // Queries attend to the whole encoder input, even if their positions are after its end.
     const std::int64_t first_key =
         op_.sliding_window == 0 ? 0 : std::max<std::int64_t>(0, first + 1 - op_.sliding_window);
     return {.begin = group_of(first_key) / kTileGroups * kTileGroups,
@@ -373,8 +373,8 @@ class AttentionRun {
             .accumulator = memory.accumulator + head * rows * whole_groups(head_dim_)};
   }
 
-  /// Attends a task's queries to their tiles, some tiles for all heads before the next ones. Meanwhile it
-  /// prefetches the queries of the `next` task, if there is one.
+  /// Attends a task's queries to their tiles: some tiles for all heads, then the next tiles. At the same time
+  /// it prefetches the queries of the `next` task, if there is one.
   void take_tiles(const AttentionTask& task, const AttentionTask* next, const RowMemory& memory) const {
     const SeenGroups seen = groups_seen_by(task);
     const std::int64_t chunks = (seen.end - seen.begin + kChunkGroups - 1) / kChunkGroups;
@@ -403,7 +403,7 @@ class AttentionRun {
     }
   }
 
-  /// Groups of a sequence that a kernel gets at once.
+  /// Groups of a sequence for one kernel call.
   static constexpr std::int64_t kChunkGroups = 8 * kTileGroups;
 
   const AttentionLayer& of_;
@@ -417,7 +417,7 @@ class AttentionRun {
   std::int64_t kv_heads_;
   std::int64_t head_dim_;
   std::int64_t group_;
-  std::int64_t half_;  // pairs that are rotated
+  std::int64_t half_;  // number of rotated pairs
   std::int64_t groups_per_block_;
 };
 
@@ -445,7 +445,7 @@ class LoweredCrossAttention final : public LoweredOp {
   void run(Step& step) override { AttentionRun(layer_, step).attend(); }
 
  private:
-  /// The attention of the queries to keys that are kept already.
+  /// Attention of the queries to keys that are stored already.
   static AttentionOp queries_of(const CrossAttentionOp& op) {
     AttentionOp queries;
     queries.layer = op.layer;

@@ -7,10 +7,11 @@
 namespace adaptrt {
 namespace {
 
-/// Rows that share a tile's keys and values, as far as the queries go: whole blocks of every kernel's rows.
+/// Number of rows that share a tile's keys and values, if there are enough queries. A multiple of every
+/// kernel's block of rows.
 constexpr std::int64_t kTargetRows = 96;
-/// Tasks with few queries process several heads, whose keys and values are neighbours in memory, as long as
-/// every thread still gets this many tasks.
+/// Tasks with few queries process several heads, whose keys and values are neighbours in memory. Every thread
+/// must still get this number of tasks.
 constexpr std::int64_t kTasksPerThread = 4;
 
 std::int64_t positions_per_task(const AttentionShape& shape) {

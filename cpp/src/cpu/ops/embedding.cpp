@@ -5,7 +5,7 @@
 namespace adaptrt {
 namespace {
 
-/// The rows of one step that an EmbeddingOp makes.
+/// One step of an EmbeddingOp.
 class EmbeddingRun {
  public:
   EmbeddingRun(const EmbeddingOp& op, const CpuContext& context, const Rows& output, const Step& step)
@@ -38,7 +38,7 @@ class EmbeddingRun {
   [[nodiscard]] std::int64_t token_of(std::int64_t row) const {
     return step_.input.token_ids[static_cast<std::size_t>(row)];
   }
-  /// True if the token is beyond the vocabulary. Its adapter has its row; StepInputChecker has checked that.
+  /// True if the token is beyond the vocabulary. StepInputChecker has checked that its adapter has its row.
   [[nodiscard]] bool is_new(std::int64_t token) const { return token >= op_.table.n; }
   [[nodiscard]] std::int64_t type_of(std::int64_t row) const {
     return step_.input.token_types.empty() ? 0 : step_.input.token_types[static_cast<std::size_t>(row)];
@@ -89,7 +89,7 @@ class EmbeddingRun {
     }
   }
 
-  /// A[:, token], out of the panels of A[rank, slice], in the type that the kernels multiply.
+  /// Returns A[:, token] from the panels of A[rank, slice], in the type that the kernels multiply.
   [[nodiscard]] std::byte* column_of(const DeviceSite& site, std::int64_t row) const {
     const DType type = activation_dtype(dtype_);
     std::byte* column = context_.memory.shrink.data() +
@@ -110,7 +110,7 @@ class EmbeddingRun {
                                      DType::kFloat32);
   }
 
-  /// Copies the rows among [begin, end) that the step brings.
+  /// Copies those of rows [begin, end) that the step's input has as embeddings.
   void take_given(std::int64_t begin, std::int64_t end) const {
     const auto rows = step_.input.prompt_embedding_rows;
     for (auto given = std::ranges::lower_bound(rows, begin); given != rows.end() && *given < end; ++given) {
@@ -119,7 +119,8 @@ class EmbeddingRun {
     }
   }
 
-  /// Row `index` of a table, where there is one, to the output's `row`; by way of float32 [width].
+  /// Adds row `index` of a table, if the table has rows, to the output's `row`; uses float32 [width] of
+  /// scratch.
   void add(const PanelMatrix& table, std::int64_t index, std::int64_t row, float* added) const {
     if (table.n == 0) return;
     unpack_panel_row(table, index, added);

@@ -38,7 +38,7 @@ void KvWriter::store_keys(const KvSlot& where, HeadRotation rotation) const {
   for (std::int64_t head = 0; head < layer_.heads; ++head) {
     const KvPart keys = pool_.keys(where.block, layer_, head);
     std::byte* key = row_ + static_cast<std::size_t>(head) * head_bytes;
-    // The integers overwrite the floats that they are rounded from.
+    // The integers may overwrite the floats from which they are rounded.
     if (pool_.is_int8()) keys.scales[where.slot] = quantize(reinterpret_cast<const float*>(key), key);
     write_key(keys, where.slot, key);
   }

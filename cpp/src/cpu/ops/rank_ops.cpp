@@ -11,7 +11,7 @@
 namespace adaptrt {
 namespace {
 
-/// Always in the same order, independent of the other rows.
+/// Sums in an order that does not depend on the other rows.
 float sum_of_squares(const float* x, std::int64_t size) {
   constexpr std::int64_t kLanes = 16;
   std::array<float, kLanes> lanes{};
@@ -27,7 +27,7 @@ float sum_of_squares(const float* x, std::int64_t size) {
   return sum;
 }
 
-/// Sums of squares of a row: q's and k's.
+/// Number of sums of squares of a row: one for q, one for k.
 constexpr std::int64_t kSums = 2;
 
 /// Sums of squares are [rows, kSums] for each rank.
@@ -63,7 +63,7 @@ class LoweredAllHeadsNorm final : public LoweredOp {
     return context_.memory.rank_room() + rank * rows * kSums;
   }
 
-  /// `sums` are those of the row.
+  /// `sums` belong to the row.
   void add_squares(std::int64_t row, float* sums) const {
     sums[0] = sum_of_squares(query_of(row), op_.query_norm.size);
     sums[1] = op_.counts_keys ? sum_of_squares(key_of(row), op_.key_norm.size) : 0.0F;
@@ -158,7 +158,7 @@ class LoweredGather final : public LoweredOp {
   }
 
  private:
-  /// Puts a rank's columns where the output has them.
+  /// Copies a rank's columns to their place in the output.
   void place_columns(const float* columns, std::int64_t first, std::int64_t rows) const {
     const std::int64_t size = std::clamp<std::int64_t>(output_.width - first, 0, input_.width);
     const auto body = [&](std::int64_t begin, std::int64_t end, int) {
@@ -241,7 +241,7 @@ class LoweredBroadcast final : public LoweredOp {
  private:
   Communicator& communicator_;
   Rows rows_;
-  /// The rank of the last stage; nullopt: this is one of them.
+  /// The rank of the last stage that sends; nullopt: this rank is in the last stage.
   std::optional<std::int32_t> from_;
   /// Messages to the ranks of the other stages.
   std::vector<OutgoingMessage> sent_;

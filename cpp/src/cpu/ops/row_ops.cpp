@@ -1,4 +1,4 @@
-// Ops that treat each row by itself: norm, gated sum, rotary angles, the choice of rows.
+// Ops that process each row separately: norm, gated sum, rotary angles, the choice of rows.
 
 #include <algorithm>
 #include <cmath>
@@ -24,8 +24,8 @@ void dynamic_inverse_frequencies(const RopeTableOp& op, std::int64_t length, flo
   }
 }
 
-/// Rotary positions of a sequence whose adapter divides positions (AdapterTerms::rotary_factor): the linear
-/// scaling of Hugging Face's modeling_rope_utils.py.
+/// Inverse frequencies for a sequence whose adapter divides positions (AdapterTerms::rotary_factor): the
+/// linear scaling of Hugging Face's modeling_rope_utils.py.
 void divide_frequencies(const RopeTableOp& op, std::int32_t factor, float* frequencies) {
   const auto divisor = static_cast<float>(factor);
   for (std::int64_t i = 0; i < op.inverse_frequencies.size; ++i) {
@@ -33,17 +33,17 @@ void divide_frequencies(const RopeTableOp& op, std::int32_t factor, float* frequ
   }
 }
 
-/// Biases of a norm's rows, to be requested in order: the norm's bias, and the same with the adapters' terms.
+/// Biases of a norm's rows: the norm's bias plus the adapter's term. Rows must be requested in order.
 class NormBiases {
  public:
-  /// `made`: float32 [width], of one thread.
+  /// `made`: float32 [width], memory of one thread.
   NormBiases(const LayerNormOp& op, const Step& step, float* made)
       : op_(op),
         group_(step.groups.begin()),
         end_(op.lora_site < 0 ? group_ : step.groups.end()),
         made_(made) {}
 
-  /// [width], or nullptr where there is none; valid until the next call.
+  /// Returns [width], valid until the next call; nullptr if the row has no bias.
   const float* of(std::int64_t row) {
     while (group_ != end_ && group_->end <= row) ++group_;
     if (group_ == end_ || row < group_->begin) return op_.bias.data;
@@ -61,10 +61,10 @@ class NormBiases {
   std::span<const AdapterGroup>::iterator group_;
   std::span<const AdapterGroup>::iterator end_;
   float* made_;
-  const float* shift_ = nullptr;  ///< the shift in made_
+  const float* shift_ = nullptr;  ///< the shift that made_ includes
 };
 
-/// A norm of rows, which it packs as well if the next op wants that.
+/// A norm of rows. It packs its output too if the next op reads packed rows.
 class LoweredNorm : public LoweredOp {
  protected:
   LoweredNorm(BufferId input, BufferId output, const OpPlace& place)
@@ -73,8 +73,8 @@ class LoweredNorm : public LoweredOp {
         output_(place.context.rows_of(output)),
         packed_output_(place.packed_output) {}
 
-  /// Calls norm(begin, end, thread) for the rows of a step, and packs the rows that it made a block at a
-  /// time, while they are in the caches.
+  /// Calls norm(begin, end, thread) for the rows of a step. Packs each block of rows right after its norm,
+  /// while it is in the caches.
   template <class Norm>
   void norm_rows(const Step& step, const Norm& norm) const {
     const PackedRows packed = packed_output_.for_rows(step.rows);
@@ -207,7 +207,7 @@ class LoweredRopeTable final : public LoweredOp {
   void run(Step& step) override {
     const std::int64_t half = op_.inverse_frequencies.size;
     const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
-      // Attention's scratch has room for a head, so for its frequencies.
+      // The scratch of attention has room for a head, so it has room for the head's frequencies.
       Frequencies frequencies(op_, step, context_.scratch(thread));
       for (std::int64_t t = begin; t < end; ++t) {
         const float* of_token = frequencies.of(static_cast<std::size_t>(t));
@@ -225,10 +225,10 @@ class LoweredRopeTable final : public LoweredOp {
   }
 
  private:
-  /// The inverse frequencies of tokens, which are asked for in order.
+  /// The inverse frequencies of tokens. Tokens must be requested in order.
   class Frequencies {
    public:
-    /// `own`: float32 [rotary_dim / 2], separate for each thread.
+    /// `own`: float32 [rotary_dim / 2], memory of one thread.
     Frequencies(const RopeTableOp& op, const Step& step, float* own) : op_(op), step_(step), own_(own) {}
 
     /// Valid until the next call.
@@ -272,7 +272,7 @@ class LoweredKeepLogitRows final : public LoweredOp {
 
   void run(Step& step) override {
     for (const Rows& rows : buffers_) {
-      // Output rows ascend, so a row moves to one that was read before, or stays.
+      // Output rows ascend, so a row moves to a place that was read before, or does not move.
       for (std::size_t i = 0; i < step.output_rows.size(); ++i) {
         const auto to = static_cast<std::int64_t>(i);
         const std::int64_t from = step.output_rows[i];

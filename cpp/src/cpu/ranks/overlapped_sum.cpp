@@ -6,8 +6,8 @@
 namespace adaptrt {
 namespace {
 
-/// Minimum number of floats in a message: the network takes much longer to transfer it than ranks take to
-/// begin another message.
+/// Minimum number of floats in a message. Transferring such a message takes much longer than beginning
+/// another one.
 constexpr std::int64_t kLeastFloats = 1 << 16;
 
 BufferId stored_by(const Op& op) {
@@ -18,7 +18,7 @@ BufferId stored_by(const Op& op) {
   return kNoBuffer;
 }
 
-/// Columns of a chunk, whole panels: all of them where the sum is not cut.
+/// Number of columns of a chunk, in whole panels; all columns if the sum is not split.
 std::int64_t columns_per_chunk(std::int64_t rows, std::int64_t width, std::int64_t ranks,
                                std::int64_t most_chunks) {
   const std::int64_t floats_of_message = ranks == 2 ? rows * width : rows * width / ranks;
@@ -82,7 +82,7 @@ OverlappedSum::Place OverlappedSum::place_of(std::int64_t column) const {
 }
 
 void OverlappedSum::add_made(std::int64_t column, std::int64_t floats) {
-  // Who reads that the last one is made sees all of them.
+  // A thread that sees the count of the last value also sees all values.
   chunks_[static_cast<std::size_t>(column / columns_per_chunk_)].made.fetch_add(floats,
                                                                                 std::memory_order_acq_rel);
 }
@@ -138,7 +138,7 @@ void OverlappedSum::finish() {
 }
 
 std::int64_t overlapped_sum_room(std::int64_t count, std::int64_t ranks) {
-  // Chunks' shares are rounded up.
+  // The shares of chunks are rounded up.
   const auto chunks = static_cast<std::int64_t>(OverlappedSum::kMostChunks);
   return rank_sum_room(count, ranks) + (ranks == 2 ? 0 : chunks * 2 * ranks);
 }

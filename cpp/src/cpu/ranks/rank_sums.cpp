@@ -6,8 +6,8 @@
 namespace adaptrt {
 namespace {
 
-/// Maximum number of floats that a rank sends to all others together for which it sends everything to each of
-/// them, in one round of messages. Above it, each rank sums a share, in two rounds.
+/// Maximum number of floats that a rank sends to all others together in one round, in which each rank gets
+/// everything. Above it, there are two rounds, and each rank sums a share.
 constexpr std::int64_t kFloatsSentWhole = 1 << 15;
 /// Floats that a thread sums at a time.
 constexpr std::int64_t kFloatsSummed = 1024;
@@ -18,7 +18,7 @@ std::int64_t share_of(std::int64_t count, std::int64_t ranks) {
   return (count + ranks - 1) / ranks;
 }
 
-/// Rows of floats that are written, or added to.
+/// Rows of floats to write or to add to.
 struct SumOutput {
   float* data;
   std::int64_t width;

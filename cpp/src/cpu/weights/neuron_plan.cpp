@@ -14,7 +14,7 @@
 namespace adaptrt {
 namespace {
 
-/// The op after a gated one that reads its output.
+/// The op that reads the output of a gated op.
 std::optional<std::size_t> reader_of(const std::vector<Op>& ops, std::size_t gated) {
   const NeuronTable& neurons = std::get<LinearOp>(ops[gated]).neurons;
   for (std::size_t i = gated + 1; i < ops.size(); ++i) {

@@ -18,7 +18,7 @@ StreamedMlp::StreamedMlp(const Program& program, const WeightMemory& memory, con
   const NeuronTable& neurons = std::get<LinearOp>(program.body[plan.mlp.gated_op]).neurons;
   column_place_ = neurons.vector_bytes();
   records_.assign(static_cast<std::size_t>(neurons.count), nullptr);
-  // Whoever looks ahead finds memory there.
+  // Code that prefetches may read this address.
   gated_[1].weight.data = stream_.address_of(plan_.whole, *file_offset(memory, gated_[1].weight.data));
   down_[0].weight.data = stream_.address_of(plan_.down, *file_offset(memory, down_[0].weight.data));
   if (plan_.gate) gated_[0].weight.data = stream_.address_of(*plan_.gate, plan_.mlp.gate.offset);

@@ -63,7 +63,7 @@ class Planner {
   }
 
  private:
-  /// A layer, of an MLP of neurons its gate.
+  /// A linear layer, or the gate of an MLP with neurons.
   struct Linear {
     StepSection section;
     std::size_t op;
@@ -75,7 +75,7 @@ class Planner {
     std::vector<std::vector<FileRange>> ranges;  ///< by expert
     std::vector<FilePages> pages;                ///< by expert
     std::size_t slot_bytes = 0;
-    std::size_t least_slots = 0;  ///< experts of a token
+    std::size_t least_slots = 0;  ///< number of experts of a token
 
     [[nodiscard]] std::size_t all_bytes() const { return slot_bytes * pages.size(); }
   };
@@ -84,7 +84,7 @@ class Planner {
     std::size_t experts;
   };
 
-  /// Matrices that several ops have, such as a table that is lm_head as well.
+  /// Counts the ops that use each matrix. A tied embedding table, for example, is lm_head too.
   void count_uses(const Program& program) {
     for_each_member<PanelMatrix>(program, [&](const PanelMatrix& matrix) { ++uses_[matrix.data]; });
   }
@@ -124,7 +124,7 @@ class Planner {
     return false;
   }
 
-  /// True if all of its matrices are in the file, and no other op uses them.
+  /// True if all matrices of an op are in the file, and no other op uses them.
   [[nodiscard]] bool is_of_one_op(const Op& op) const {
     bool is = true;
     for_each_member<PanelMatrix>(op, [&](const PanelMatrix& matrix) {
@@ -306,9 +306,9 @@ class Planner {
   std::size_t linear_bytes_ = 0;
   std::size_t largest_linear_ = 0;
   std::vector<NeuronMlp> mlps_;
-  std::size_t mlp_bytes_ = 0;     ///< without their gates
-  std::size_t largest_unit_ = 0;  ///< bytes that are read into the ring
-  std::size_t slot_bytes_ = 0;    ///< of a neuron
+  std::size_t mlp_bytes_ = 0;     ///< bytes of MLPs without their gates
+  std::size_t largest_unit_ = 0;  ///< bytes of the largest unit that is read into the ring
+  std::size_t slot_bytes_ = 0;    ///< bytes of a neuron's slot
   std::size_t least_slots_ = 0;
   std::vector<Experts> experts_;
 };

@@ -113,8 +113,8 @@ class ExpertsRun {
     layer_.down.run_in_chunks(down(outputs, all), panels, std::ref(finish));
   }
 
-  /// Processes as many experts at a time as fit in memory. Their outputs are added up at the end, in the
-  /// usual order.
+  /// Processes as many experts at a time as fit in memory. Outputs are added up at the end, in the same order
+  /// as without a limit.
   void run_in_turns(std::int64_t first, std::int64_t count) const {
     const std::span<const RowGroup> all = memory_.experts_taken;
     const Rows outputs{memory_.outputs(), DType::kFloat32, output_.width};
@@ -170,9 +170,9 @@ class ExpertsRun {
     return call;
   }
 
-  /// Panels of the outputs that are made, and added up, at once: as many as stay in a second-level cache, but
-  /// enough for all threads, and so many that the inputs, which are read once for each of these chunks, are
-  /// not more to read than the outputs.
+  /// Number of output panels in a chunk, which is computed and then added up. A chunk fits in a second-level
+  /// cache, but has enough panels for all threads. It is also so large that reading the inputs, once per
+  /// chunk, is not more than reading the outputs.
   [[nodiscard]] std::int64_t panels_at_once(std::int64_t count) const {
     constexpr std::int64_t kBytes = 1 << 20;
     constexpr std::int64_t kTilesPerThread = 8;
@@ -188,9 +188,9 @@ class ExpertsRun {
     return (panels + chunks - 1) / chunks;
   }
 
-  /// Number of panels that a thread computes at once, with the sums of `tokens`: as many as its second-level
-  /// cache holds, or more, so that reading the inputs once per chunk does not exceed reading the sums. 0:
-  /// there are too many threads for separate panels.
+  /// Number of panels that a thread computes at once, with the sums of `tokens`. They fill its second-level
+  /// cache, or more: reading the inputs, once per chunk, must not be more than reading the sums. 0: there are
+  /// too many threads to give each one separate panels.
   [[nodiscard]] std::int64_t panels_of_thread(std::int64_t tokens) const {
     constexpr std::int64_t kBytes = 1 << 19;
     constexpr std::int64_t kEnough = 4;
@@ -235,7 +235,7 @@ class ExpertsRun {
                                   rows_per_chunk(input_.width * PackedSteps::kBlockRows), body);
   }
 
-  /// The rows of some of the taken experts, which follow one another, for a linear layer of each.
+  /// The rows of some of experts_taken, which follow one another, for a linear layer of these experts.
   [[nodiscard]] LinearCall call_of(const Rows& input, const Rows& output, const LinearSpec& spec,
                                    std::int32_t first_site, std::span<const RowGroup> experts) const {
     const RowRange rows{experts.front().rows.begin, experts.back().rows.end};
@@ -308,7 +308,7 @@ class ExpertsRun {
     if (sum_ != nullptr && made.thread == 0) sum_->go_on();
   }
 
-  /// Adds the weighted sum of each token's rows to the output's columns of `chunk`, or puts it there.
+  /// Adds the weighted sum of each token's rows to the output's columns of `chunk`, or stores it there.
   void add_up(std::int64_t first, std::int64_t count, const Rows& rows, PanelRange chunk) const {
     const auto body = [&](std::int64_t begin, std::int64_t end, int) {
       for_each_columns(chunk, [&](const Columns& columns, std::int64_t at) {
@@ -327,7 +327,7 @@ class ExpertsRun {
       if (token + 1 < tokens.end) fetch_outputs(token + 1, rows, width);
       const RowRange here = memory_.here[static_cast<std::size_t>(token)];
       float* out = columns.rows.float_row(first + token) + columns.at;
-      if (here.is_empty()) {  // only where ranks have different experts, whose sums are added up
+      if (here.is_empty()) {  // only if ranks have different experts; their sums are added up later
         std::fill_n(out, width, 0.0F);
         continue;
       }

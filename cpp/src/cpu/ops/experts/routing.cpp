@@ -10,12 +10,12 @@ namespace {
 
 constexpr float kTaken = -std::numeric_limits<float>::infinity();
 
-/// NaN loses against everything.
+/// Compares scores; NaN is smaller than every number.
 bool is_larger(float value, float other) {
   return value > other || (std::isnan(other) && !std::isnan(value));
 }
 
-/// The largest of `values`, of equal ones the first.
+/// Position of the largest of `values`; of equal ones, the first.
 std::size_t position_of_largest(std::span<const float> values) {
   std::size_t best = 0;
   for (std::size_t i = 1; i < values.size(); ++i) {
@@ -24,7 +24,7 @@ std::size_t position_of_largest(std::span<const float> values) {
   return best;
 }
 
-/// The positions of the largest of `values`, from the largest on; of equal ones the first are taken.
+/// Positions of the largest of `values`, the largest first; of equal ones, the first come first.
 void find_largest(std::span<const float> values, std::span<std::int32_t> positions) {
   const auto value_at = [&](std::size_t place) { return values[static_cast<std::size_t>(positions[place])]; };
   for (std::size_t i = 0; i < values.size(); ++i) {
@@ -46,7 +46,7 @@ void softmax(const KernelTable& kernels, std::span<float> values) {
   for (float& value : values) value /= sum;
 }
 
-/// The sum of the two best of a group, or its only one.
+/// Sum of the two largest values of a group; the value of a group of one.
 float strength_of(std::span<const float> group) {
   const std::size_t best = position_of_largest(group);
   if (group.size() == 1) return group[best];
@@ -57,7 +57,7 @@ float strength_of(std::span<const float> group) {
   return group[best] + second;
 }
 
-/// Leaves `topk_groups` groups of experts in the choice.
+/// Excludes all experts except those of the best `topk_groups` groups.
 void drop_groups(const Routing& routing, std::span<float> choice, std::span<float> strengths) {
   const std::size_t size = choice.size() / strengths.size();
   for (std::size_t i = 0; i < strengths.size(); ++i)
@@ -99,7 +99,7 @@ void route_token(const ExpertsOp& op, const KernelTable& kernels, const float* l
   for (std::size_t i = 0; i < top_k; ++i) weights[i] = scores[static_cast<std::size_t>(chosen[i])];
   if (routing.scores == RouterScores::kSoftmaxOfChosen) softmax(kernels, {weights, top_k});
   if (routing.norm_topk_prob) {
-    constexpr float kLeast = 1e-20F;  // sigmoids may all be zero
+    constexpr float kLeast = 1e-20F;  // all sigmoids may be zero
     float sum = kLeast;
     for (std::size_t i = 0; i < top_k; ++i) sum += weights[i];
     for (std::size_t i = 0; i < top_k; ++i) weights[i] /= sum;

@@ -302,7 +302,7 @@ std::size_t linear_scratch_floats(const Program& program, const KernelTable& ker
   const std::int64_t rows = std::min(tiling.block_rows, most_linear_rows(program));
   for_each_member<LinearPart>(program, [&](const LinearPart& part) {
     const PanelMatrix& weight = part.weight;
-    // The last panel is the narrowest, which the others may be expanded without, or it without them.
+    // The last panel may be narrower than the others. Either kind may be expanded without the other.
     const std::int64_t last = std::max<std::int64_t>(0, panel_count(weight.n) - 1);
     const bool is_gathered = weight.has_rows && gathers_whole(weight.dtype);
     if (is_gathered || is_expanded(weight, 0, rows, kernels) || is_expanded(weight, last, rows, kernels))
@@ -347,11 +347,11 @@ std::int64_t int8_row_bytes(const Program& program) {
   for_each_member<LinearPart>(program, [&](const LinearPart& part) {
     const PanelMatrix& weight = part.weight;
     if (!rounds_activations(weight.quantization.algo)) return;
-    // Kernels of kW4A8 read a line from any group on.
+    // Kernels of kW4A8 read a whole cache line, beginning at any group.
     const std::int64_t behind = weight.quantization.algo == QuantAlgo::kW4A8 ? kAlignment : 0;
     widest = std::max(widest, weight.k + behind);
   });
-  // An odd number of cache lines: rows a power of two apart would conflict in the cache.
+  // The number of cache lines is odd, because rows a power of two apart would conflict in the cache.
   return widest == 0 ? 0 : ((widest + kAlignment - 1) / kAlignment * kAlignment) | kAlignment;
 }
 

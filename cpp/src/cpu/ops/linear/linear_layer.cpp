@@ -11,15 +11,15 @@
 namespace adaptrt {
 namespace {
 
-/// Multiply-adds that are worth a chunk of a loop.
+/// Minimum number of multiply-adds in a chunk of a parallel loop.
 constexpr std::int64_t kMacsPerChunk = 1 << 17;
 
-/// Minimum bytes of an output for non-temporal stores, if the kernels have them. Before the next op reads an
-/// output of this size, most of it would be evicted, and reading lines only to overwrite them takes as long
-/// as writing.
+/// Minimum bytes of an output for non-temporal stores, if the kernels have them. Most of such an output would
+/// be evicted before the next op reads it. Normal stores also read the lines that they overwrite, which takes
+/// as long as writing them.
 constexpr std::int64_t kStreamedBytes = 1 << 20;
 
-/// Number of panels of a group's parts; of one part if they are gated.
+/// Number of panels of a group's parts; for a gated layer, of one of its parts.
 std::int64_t num_panels_of(const LinearSpec& spec) {
   if (is_gated(spec.epilogue)) return panel_count(spec.parts[0].weight.n);
   std::int64_t panels = 0;
@@ -27,14 +27,15 @@ std::int64_t num_panels_of(const LinearSpec& spec) {
   return panels;
 }
 
-/// One call of a linear layer: which columns a task computes, and how.
+/// One call of a linear layer; splits it into tasks.
 ///
-/// A unit is a panel of columns, of both parts if they are gated. A task is a unit times a block of rows.
-/// Kernels that multiply an input in parts process several units together, one part for all of them before
-/// the next, and one block of rows after another. Other kernels process all blocks of a unit in turn.
+/// A unit is a panel of columns; in a gated layer, the same panel of both parts. A task is a unit times a
+/// block of rows. Kernels that multiply an input in parts process several units together: one part for all of
+/// them, then the next part; one block of rows after another. Other kernels process all blocks of a unit in
+/// turn.
 class LinearRun {
  public:
-  /// For some panels, the output's columns begin with theirs.
+  /// `panels`: the panels to compute; the output begins with their columns.
   LinearRun(const LinearLayer& layer, const LinearCall& call, PanelRange panels, bool streams)
       : spec_(layer.spec()),
         call_(call),
@@ -82,8 +83,8 @@ class LinearRun {
     return (group.rows.count() + tiling_.block_rows - 1) / tiling_.block_rows;
   }
 
-  /// Blocks of a group are as even as whole tiles of every kernel allow: the next panel is fetched during the
-  /// last one, which a few rows leave no time for.
+  /// Blocks of a group have equal sizes, as far as whole tiles of every kernel allow. The next panel is
+  /// fetched during the last block, and a block of few rows would be too short for that.
   [[nodiscard]] std::int64_t rows_of_blocks(const RowGroup& group) const {
     if (tiling_.takes_parts) return tiling_.block_rows;
     constexpr std::int64_t kWholeTiles = 12;
@@ -98,7 +99,7 @@ class LinearRun {
     return call_.groups.size() == 1 && units_.count() < context_.threads.num_threads();
   }
 
-  /// The groups to LinearScratch::blocks, as groups of a block of rows each.
+  /// Splits the groups into groups of one block of rows each, in LinearScratch::blocks.
   void cut_into_blocks() const {
     constexpr std::int64_t kPairOfTiles = 2 * PackedSteps::kBlockRows;
     const std::int64_t threads = context_.threads.num_threads();
@@ -205,11 +206,12 @@ class LinearRun {
   /// Number of units that a thread processes together, if it multiplies in parts.
   [[nodiscard]] std::int64_t tiles_together() const { return kTilesKept / (units_.is_gated() ? 2 : 1); }
 
-  /// Number of tasks that a thread claims at once: enough work to be worth the claim, whole units if there
-  /// are many, and a small part of its share, for which other threads may have to wait at the end.
+  /// Number of tasks that a thread claims at once. They are enough work to be worth the claim, and whole
+  /// units if there are many. They are a small part of the thread's share, because other threads may have to
+  /// wait for the last ones.
   [[nodiscard]] std::int64_t grain_of(std::span<const RowGroup> groups, std::int64_t tasks) const {
     constexpr std::int64_t kChunksPerThread = 32;
-    // Lines that lie here and there come slowly, the first ones of a chunk above all.
+    // Scattered lines arrive slowly, in particular the first ones of a chunk.
     constexpr std::int64_t kLiveChunksPerThread = 2;
     const std::int64_t threads = context_.threads.num_threads();
     const std::int64_t rows = groups.back().rows.end - groups.front().rows.begin;
@@ -235,7 +237,7 @@ class LinearRun {
     int thread;
     ExpandedPanels* expanded;
     PackedRows packed;  ///< the rows
-    /// The group's rows are one block: each panel is read once.
+    /// True if the group's rows are one block. Each panel is then read once.
     bool is_only_block;
   };
 
@@ -308,7 +310,7 @@ class LinearRun {
     }
   }
 
-  /// `upcoming.spans` are replaced by the adapters' data after the last inputs.
+  /// For the last part of the inputs, the adapters' data replaces `upcoming.spans`.
   void multiply_part(Place place, std::optional<InputRange> inputs, Upcoming upcoming, std::int64_t index,
                      const Tile& tile) const {
     AdapterProduct::Spans spans;
@@ -335,7 +337,7 @@ class LinearRun {
             .stride = stride};
   }
 
-  /// Puts a unit, whose tiles begin at number `index`, where the layer's output goes.
+  /// Stores a unit, whose tiles begin at number `index`, to the layer's output.
   void finish_unit(std::int64_t unit, std::int64_t index, const Tile& tile) const {
     output_.finish(target_, {.place = units_.first_place_of(unit, tile.first_part),
                              .first_part = tile.first_part,
@@ -400,7 +402,7 @@ void LinearLayer::run_by_columns(const LinearCall& call, std::int64_t panels_at_
       const PanelRange panels = panels_of(i);
       const std::byte* following =
           next < chunks ? units.panel_of(groups.front(), panels_of(next).begin) : nullptr;
-      // Adding zeros changes only the sign of zeros.
+      // Adding -0 changes no value.
       std::fill_n(own.output.float_row(0), call.scattered.rows * call.output.width, -0.0F);
       LinearRun(*this, own, panels, false).multiply_here(groups, following, thread);
       finish({panels, own.output, thread});

@@ -39,7 +39,7 @@ LinearSpec spec_of(const LinearOp& op, std::span<const LinearPart> parts, const 
           .is_sliced = site != nullptr && site->is_lm_head()};
 }
 
-/// A linear layer of a program. Derived classes choose which of its weights a call reads.
+/// A linear layer of a program. Derived classes choose the weights that a call reads.
 class LoweredLinear : public LoweredOp {
  public:
   LoweredLinear(const LinearOp& op, std::span<const LinearPart> parts, const OpPlace& place)
@@ -105,7 +105,7 @@ class WholeLinear final : public LoweredLinear {
   }
 };
 
-/// A layer of which a few rows read only the weights of live inputs.
+/// A layer that reads only the weights of live inputs if there are few rows.
 class SparseInputLinear final : public LoweredLinear {
  public:
   SparseInputLinear(const LinearOp& op, const OpPlace& place)
@@ -121,8 +121,8 @@ class SparseInputLinear final : public LoweredLinear {
   SparseInputLayer sparse_;
 };
 
-/// A layer with a ReLU of which a few rows read only the weights of open outputs, and only the live inputs if
-/// its input is sparse as well.
+/// A layer with a ReLU that reads only the weights of open outputs if there are few rows, and only those of
+/// live inputs if its input is sparse too.
 class ReluGatedLinear final : public LoweredLinear {
  public:
   ReluGatedLinear(const LinearOp& op, const OpPlace& place)
@@ -156,7 +156,7 @@ class ReluGatedLinear final : public LoweredLinear {
   std::int32_t whole_steps_ = 0;
 };
 
-/// A layer of an MLP whose neurons are read from the file as their gates open.
+/// A layer of an MLP that reads a neuron from the file when the neuron's gate opens.
 class StreamedLinear : public LoweredLinear {
  protected:
   StreamedLinear(const LinearOp& op, std::span<const LinearPart> parts, const OpPlace& place,

@@ -10,7 +10,7 @@
 namespace adaptrt {
 namespace {
 
-/// The kernel of an activation; nullptr: the layer has none.
+/// The kernel of an activation; nullptr if the layer has none.
 auto activation_for(LinearEpilogue epilogue, const KernelTable& kernels) -> void (*)(const ActivatedTile&) {
   switch (epilogue) {
     case LinearEpilogue::kSiluMul:
@@ -70,7 +70,7 @@ float* LinearOutput::sums_of(const LinearTarget& target, PanelPlace place, std::
   return target.call.output.float_row(row) + column_of(target, place, first_part);
 }
 
-/// Applies adapters, the bias, and the layer's scale and bound to a panel's sums.
+/// Applies adapters, bias, scale and softcap to a panel's sums.
 void LinearOutput::finish_part(const LinearTarget& target, PanelPlace place, float* rows,
                                RowRange range) const {
   const LinearPart& part = spec_.parts[place.part];
@@ -89,7 +89,7 @@ void LinearOutput::finish_part(const LinearTarget& target, PanelPlace place, flo
   }
 }
 
-/// Sums of products with zeros may be zeros of either sign, by which of them were left out.
+/// A sum that is zero may have either sign, depending on the zero products that were skipped.
 void LinearOutput::make_zeros_positive(PanelPlace place, float* rows, RowRange range) const {
   static constexpr std::array<float, kPanelColumns> kZeros{};
   const std::int64_t width = panel_width(spec_.parts[place.part].weight.n, place.panel);
@@ -98,7 +98,7 @@ void LinearOutput::make_zeros_positive(PanelPlace place, float* rows, RowRange r
   }
 }
 
-/// Closes the gates whose scores say so.
+/// Closes the gates whose scores are below the layer's minimum.
 void LinearOutput::close_gates(const LinearTarget& target, const LinearTile& tile) const {
   const std::int64_t column = tile.place.panel * kPanelColumns;
   const std::int64_t width = panel_width(spec_.parts[tile.place.part].weight.n, tile.place.panel);
@@ -147,7 +147,7 @@ void LinearOutput::store(const LinearTarget& target, const LinearTile& tile) con
   }
 }
 
-/// Stores a term of the sum over ranks that overlaps with this op.
+/// Stores this rank's term of the sum over ranks that overlaps with this op.
 void LinearOutput::store_term(const LinearTarget& target, const LinearTile& tile, std::int64_t column,
                               std::int64_t width) {
   OverlappedSum& sum = *target.call.sum;

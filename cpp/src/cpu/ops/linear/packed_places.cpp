@@ -22,7 +22,7 @@ const LinearOp* reader_of(BufferId output, std::span<const Op> ops, std::size_t 
   return next != nullptr && next->input == output ? next : nullptr;
 }
 
-/// True if an op after the reader of op `number`'s output reads it as well.
+/// True if an op after the first reader of op `number`'s output reads the output too.
 bool is_read_again(BufferId output, const Program& program, std::span<const Op> ops, std::size_t number) {
   for (const Op& op : ops.subspan(number + 2)) {
     const OpBuffers buffers = buffers_of(op, program);
@@ -32,13 +32,12 @@ bool is_read_again(BufferId output, const Program& program, std::span<const Op> 
   return false;
 }
 
-/// True if only the packed rows of a layer's input are read, with any adapters.
+/// True if a layer reads only the packed rows of its input, with any adapters.
 bool reads_packed_rows_alone(const LinearOp& linear) {
   return reads_only_packed_rows(linear.parts[0].weight.quantization) && !linear.has_sparse_input;
 }
 
-/// Returns the layer that reads the output of op `number` after an activation, if only packed rows of it are
-/// read.
+/// Returns the layer that reads the activated output of op `number`, if it reads only packed rows.
 const LinearOp* packed_reader_of(const Program& program, std::span<const Op> ops, std::size_t number) {
   const auto* linear = std::get_if<LinearOp>(&ops[number]);
   if (linear == nullptr || !is_activated(linear->epilogue)) return nullptr;
@@ -69,7 +68,7 @@ std::vector<PackedPlace> find_packed_places(const std::vector<Op>& ops, const Cp
     const Quantization& quantization = reader.parts[0].weight.quantization;
     return PackedPlace{memory, first_step, unpacked_rows(quantization, context.kernels)};
   };
-  bool is_packed_instead = false;  // the op before packs its output instead of its rows
+  bool is_packed_instead = false;  // the previous op writes only packed rows
   for (std::size_t i = 0; i < ops.size(); ++i) {
     // The op's own packed input would be overwritten.
     const bool may_pack_instead = !is_packed_instead;
@@ -81,7 +80,7 @@ std::vector<PackedPlace> find_packed_places(const std::vector<Op>& ops, const Cp
     const LinearOp* reader = may_pack_instead ? packed_reader_of(context.program, ops, i) : nullptr;
     if (reader == nullptr) continue;
     is_packed_instead = true;
-    // Weights that are read as they are used are multiplied in several ways, some of which read rows.
+    // Layers whose weights are loaded when they are used may read plain rows.
     if (context.weights != nullptr) continue;
     // The op's own input comes first.
     places[i] = place_for(*reader, packed_steps_of(std::get<LinearOp>(ops[i]).parts[0].weight.k));

@@ -43,7 +43,7 @@ void PermutedInput::make(const LinearCall& call, RowRange rows) const {
     const RowRange shared{std::max(rows.begin, group->rows.begin), std::min(rows.end, group->rows.end)};
     for (std::size_t i = 0; i < spec_.parts_per_group; ++i) {
       const std::size_t part = group->first_part + i;
-      if (permutation_of(part) != static_cast<std::int64_t>(i)) continue;  // another part's
+      if (permutation_of(part) != static_cast<std::int64_t>(i)) continue;  // a permutation of another part
       const auto permutation = spec_.parts[part].weight.permutation();
       const Rows made = this->rows(call, permutation_of(part));
       for (std::int64_t row = shared.begin; row < shared.end; ++row) {

@@ -14,7 +14,7 @@ namespace {
 /// in registers to its column of a panel.
 constexpr double kMostOpen = 0.4;
 
-/// One part of a gated layer by itself, without its activation.
+/// One part of a gated layer as a layer of its own, without activation.
 LinearSpec spec_of_part(const LinearSpec& whole, std::size_t part) {
   LinearSpec spec = whole;
   spec.epilogue = LinearEpilogue::kStore;
@@ -26,7 +26,7 @@ LinearSpec spec_of_part(const LinearSpec& whole, std::size_t part) {
 
 }  // namespace
 
-/// One call: the gates, the layer's second part where there is one, and the activation of both.
+/// One call: computes the gates, the second part if there is one, and the activation.
 class ReluGatedRun {
  public:
   ReluGatedRun(const ReluGatedLayer& layer, const LinearCall& call)
@@ -77,7 +77,7 @@ class ReluGatedRun {
     mlp_->bring(neurons);
   }
 
-  /// With adapters and biases. Where there are scores, the gates that they close may not be read.
+  /// Computes the gates with adapters and biases. Skips gates that scores close, if there are scores.
   void make_gates() const {
     float* gates = scratch_.gates.data();
     if (!spec_.has_scores) return make_part(0, gates);
@@ -106,8 +106,8 @@ class ReluGatedRun {
     }
   }
 
-  /// Computes one of the two parts for all outputs, with its adapters and its bias: out [rows, width]. The
-  /// adapters' data of the input is computed for both parts.
+  /// Computes out [rows, width]: one of the two parts for all outputs, with its adapters and bias. Both parts
+  /// use the same x A^T of the adapters.
   void make_part(std::size_t part, float* out) const {
     LinearCall call = call_;
     call.output = {reinterpret_cast<std::byte*>(out), DType::kFloat32, width_};
@@ -115,19 +115,20 @@ class ReluGatedRun {
     (part == 0 ? layer_.gate_ : *layer_.linear_).run(call);
   }
 
-  /// Outputs whose gate is open, or not a number, in some row.
+  /// Outputs whose gate is open or NaN in at least one row.
   [[nodiscard]] std::span<const std::int32_t> find_open() const {
     const float threshold = spec_.threshold;
     return find_outputs(scratch_.gates.data(), [=](float gate) { return !(gate <= threshold); });
   }
 
-  /// Outputs whose gate the scores of some row do not close.
+  /// Outputs whose gate is not closed by the scores of at least one row.
   [[nodiscard]] std::span<const std::int32_t> find_expected() const {
     const float least = spec_.least_score;
     return find_outputs(call_.scores.float_row(0), [=](float score) { return !(score < least); });
   }
 
-  /// Outputs of which `is_wanted` says so in some row of values [rows, width]; until the next call.
+  /// Outputs for which is_wanted(value) is true in at least one row of values [rows, width]. Valid until the
+  /// next call.
   template <class IsWanted>
   [[nodiscard]] std::span<const std::int32_t> find_outputs(const float* values,
                                                            const IsWanted& is_wanted) const {
@@ -161,8 +162,8 @@ class ReluGatedRun {
     return spec_.parts[part].weight.row(output);
   }
 
-  /// Number of outputs to gather at once, such that all threads have the same share. With more rows, which
-  /// are read side by side, the hardware prefetcher does not follow them.
+  /// Number of outputs to gather at once, so that all threads have equal shares. It is limited, because the
+  /// hardware prefetcher follows only a few rows that are read at the same time.
   [[nodiscard]] std::int64_t outputs_at_once(std::int64_t outputs) const {
     constexpr std::int64_t kVector = 16;
     constexpr std::int64_t kMostAtOnce = 32;
@@ -173,14 +174,14 @@ class ReluGatedRun {
     return std::min(kMostAtOnce, (share + kVector - 1) / kVector * kVector);
   }
 
-  /// Copies these outputs of a part into out [rows, width], which holds zeros elsewhere, and adds the
+  /// Computes these outputs of a part in out [rows, width], where the others are zero already. Then adds the
   /// adapters' terms to all outputs.
   void make_outputs(std::size_t part, std::span<const std::int32_t> outputs, float* out) const {
     gather(part, outputs, out);
     if (!call_.adapted.empty()) adapt(part, out);
   }
 
-  /// The outputs of the base, without adapters.
+  /// Computes outputs without adapters.
   void gather(std::size_t part, std::span<const std::int32_t> wanted, float* out) const {
     if (wanted.empty()) return;
     const std::int64_t at_once = outputs_at_once(std::ssize(wanted));
@@ -214,7 +215,7 @@ class ReluGatedRun {
     }
   }
 
-  /// Adds the adapters' terms to a part, whose columns are those of whole panels.
+  /// Adds the adapters' terms to a part. Its columns fill whole panels.
   void adapt(std::size_t part, float* out) const {
     const std::int64_t panels = panel_count(width_);
     const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
@@ -258,7 +259,7 @@ class ReluGatedRun {
   LinearScratch& scratch_;
   StreamedMlp* mlp_;
   std::int64_t rows_;
-  std::int64_t width_;  ///< in whole panels
+  std::int64_t width_;  ///< rounded up to whole panels
 };
 
 std::int64_t most_gathered_outputs(std::int64_t width) {

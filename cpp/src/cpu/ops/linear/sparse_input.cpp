@@ -15,9 +15,9 @@
 namespace adaptrt {
 namespace {
 
-/// Maximum share of live inputs of a layer for which the others are skipped: scattered reads are slower than
-/// whole consecutive panels. One value for groups of inputs that are neighbours in a panel, and one for
-/// columns, which are half of such a group for bfloat16.
+/// Maximum share of live inputs with which a layer skips the others: scattered reads are slower than reading
+/// whole consecutive panels. There is one value for groups of inputs that are neighbours in a panel, and one
+/// for columns. In bfloat16 a group has two inputs.
 constexpr double kMostLiveGroups = 0.75;
 constexpr double kMostLiveColumns = 0.5;
 
@@ -25,8 +25,8 @@ bool are_few(std::size_t live, double most, std::int64_t all) {
   return static_cast<double>(live) <= most * static_cast<double>(all);
 }
 
-/// Indices of a row's words that are not zero (of either sign) in some row; in LinearScratch. `signs` masks
-/// the sign bits of a word. A row may have only half of the last word.
+/// Indices of four-byte words that are not zero (of either sign) in at least one row; stored in
+/// LinearScratch. `signs` is the mask of a word's sign bits. A row may have only half of the last word.
 template <class Word>
 std::span<const std::int32_t> find_live_words(const LinearCall& call, std::vector<std::int32_t>& live,
                                               Word signs) {
@@ -55,13 +55,13 @@ std::span<const std::int32_t> find_live_words(const LinearCall& call, std::vecto
   return {found, count};
 }
 
-/// Inputs that are live.
+/// Live inputs.
 std::span<const std::int32_t> find_live_inputs(const LinearCall& call, std::vector<std::int32_t>& live) {
   if (call.input.dtype == DType::kBFloat16) return find_live_words<std::uint16_t>(call, live, 0x8000U);
   return find_live_words<std::uint32_t>(call, live, 0x80000000U);
 }
 
-/// Groups of inputs that a panel has side by side, four bytes of a row each, of which some are live.
+/// Groups with at least one live input. A group is four bytes of a row, which a panel interleaves.
 std::span<const std::int32_t> find_live_groups(const LinearCall& call, std::vector<std::int32_t>& live) {
   const bool is_of_two = call.input.dtype == DType::kBFloat16;
   return find_live_words<std::uint32_t>(call, live, is_of_two ? 0x80008000U : 0x80000000U);
@@ -93,7 +93,8 @@ class ColumnRun {
   static constexpr std::int64_t kPanelsAtOnce = kMostColumnOutputs / kPanelColumns;
   static_assert(kMostSparseRows * kPanelsAtOnce <= static_cast<std::int64_t>(kPartsInTurn) * kBlockRows);
 
-  /// Pieces as long as can be, for the sake of runs in memory, and as many for each thread.
+  /// Number of panels in a piece. Pieces are as long as possible, because long runs in memory are read
+  /// faster; all threads have the same number of pieces.
   [[nodiscard]] std::int64_t panels_of_piece(std::int64_t panels) const {
     const std::int64_t threads = context_.threads.num_threads();
     const std::int64_t least = (panels + kPanelsAtOnce - 1) / kPanelsAtOnce;
@@ -148,7 +149,7 @@ void SparseInputLayer::run(const LinearCall& call) const {
       return neurons_ != nullptr ? neurons_->column(input) : weight.column(input);
     });
   }
-  // Where there are no columns, live lines of panels are read.
+  // Without columns, the live lines of panels are read.
   const std::span<const std::int32_t> groups = find_live_groups(call, scratch.live);
   const std::int64_t inputs_of_group = call.input.dtype == DType::kBFloat16 ? 2 : 1;
   const std::int64_t all = (call.input.width + inputs_of_group - 1) / inputs_of_group;
