@@ -39,7 +39,7 @@ _UNSUPPORTED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "prompt_logprob_start": ((None, 0), "prompt_logprobs has all tokens of the prompt"),
     "logprob_token_ids": ((None,), _LIKELY),
     "repetition_detection": ((None,), "give repetition_penalty or max_tokens"),
-    "routed_experts_prompt_start": ((0, None), "completions do not tell their experts"),
+    "routed_experts_prompt_start": ((0, None), "completions have no data about experts"),
     "trace_decode_token_ids": (
         (None,),
         "append the tokens to the prompt and give prompt_logprobs, which scores them",

@@ -23,7 +23,7 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "kda_prefill_backend": _UNSET, "kda_decode_backend": _UNSET, "disable_cascade_attn": _ANY,
         "use_fp64_gumbel": _NO, "override_attention_dtype": _UNSET,
     },
-    "TensorRT engines decide about graphs and passes when they are built; leave it out": {
+    "the builder decides about graphs and passes; leave it out": {
         "cudagraph_capture_sizes": _UNSET, "max_cudagraph_capture_size": _UNSET, "cuda_graph_sizes": _UNSET,
         "optimization_level": (0, 1, 2, 3), "performance_mode": ("balanced",), "cudagraph_metrics": _NO,
         "max_seq_len_to_capture": (8192,), "disable_async_output_proc": _ANY,
@@ -48,7 +48,7 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "enable_shm_tensor_arena": _NO, "enable_fault_tolerance": _NO, "fault_tolerance_config": _UNSET,
         "enable_nccl_comm_suspend": _NO, "enable_multimodal_encoder_data_parallel": _NO,
     },
-    "the files of a model are mapped or read once; leave it out": {
+    "a model's files are read once, in their own format; leave it out": {
         "model_weights": ("",), "hf_config_path": _UNSET, "safetensors_load_strategy": _UNSET,
         "safetensors_prefetch_num_threads": _UNSET, "safetensors_prefetch_block_size": _UNSET,
         "max_parallel_loading_workers": _UNSET, "model_loader_extra_config": ({},),
@@ -69,7 +69,7 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "disable_chunked_mm_input": _NO, "disable_mm_preprocessor_cache": _ANY, "enable_mm_processor_stats": _NO,
         "ec_transfer_config": _UNSET, "ec_manager_config": _UNSET,
     },
-    "the KV cache has blocks of one size and keeps prefixes by itself; leave it out": {
+    "the KV cache manages its blocks and prefixes itself; leave it out": {
         "prefix_caching_hash_algo": ("sha256", "builtin"), "prefix_cache_retention_interval": (0,),
         "disable_hybrid_kv_cache_manager": _ANY, "kv_sharing_fast_prefill": _NO, "swa_bounded_replay": (True,),
         "kv_cache_dtype_skip_layers": ([],), "calculate_kv_scales": _NO, "prefix_match_unit": _UNSET,
@@ -79,7 +79,7 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "enable_mamba_cache_stochastic_rounding": _NO, "mamba_cache_philox_rounds": (0,), "engram_config": _UNSET,
         "kv_events_config": _UNSET,
     },
-    "weight memory limits what of a model is in memory (weight_memory); leave it out": {
+    "weight_memory limits how much of a model is in memory; leave it out": {
         "offload_backend": _AUTO, "cpu_offload_params": (set(),), "offload_group_size": (0,),
         "offload_num_in_group": (1,), "offload_prefetch_step": (1,), "offload_params": (set(),),
         "kv_offloading_size": _UNSET, "kv_offloading_backend": ("native",), "enable_cumem_allocator": _NO,
@@ -116,7 +116,7 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "quantization_config": _UNSET, "allow_deprecated_quantization": _ANY,
     },
     "attention windows are fixed by the model": {"disable_sliding_window": _NO},
-    "completions do not tell their experts, masks and states": {
+    "completions have no data about experts and masks; leave it out": {
         "enable_return_routed_experts": _NO, "return_sampling_mask": _NO, "aux_output_config": _UNSET,
         "enable_trace_replay": _NO,
     },
