@@ -95,8 +95,7 @@ def measure_memory(scenario: Memory, engine: Path, cpu: CpuUse) -> Metrics:
         "adapters": 0.0,
     }
     if adapters:
-        stats = bench.executor.lora_cache_stats()
-        needed["adapters"] = float(stats.host_bytes_used + stats.device_pages_used * stats.page_bytes)
+        needed["adapters"] = float(bench.executor.lora_cache_stats().memory_bytes)
     bench.close()
     return {
         "value": (peak - sum(needed.values())) / MEGABYTE,

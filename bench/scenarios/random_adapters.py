@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from adaptrt import LoraConfig
-from adaptrt._core import VOCABULARY_SLICE, dtype_name
+from adaptrt._core import VOCABULARY_SLICE, LoraLayout, dtype_name
 from adaptrt.formats.engine.build_config import DEFAULT_TARGET_MODULES
 from adaptrt.runtime.native_engine import NativeEngine
 from adaptrt.tools.bench.executors import AdapterLibrary
@@ -31,6 +31,8 @@ class Variant:
     lm_head: bool = False
     rotary_factor: int = 1
     """Positions are divided by this number."""
+    frozen_a: bool = False
+    """All adapters of a rank have the same A, as with LoRA-FA."""
 
 
 MAGNITUDE: Final = 1
@@ -41,14 +43,14 @@ VARIANTS: Final = {
     "ia3": Variant(MAGNITUDE, ("attn_k", "attn_v", "mlp_gate")),
     "lm_head": Variant(lm_head=True),
     "rotary": Variant(rotary_factor=2),
+    "frozen_a": Variant(frozen_a=True),
 }
 
 
 class RandomAdapters(AdapterLibrary):
-    """Adapters of the same rank and kind share their values.
+    """Adapters of the same rank and kind differ in the first values of each matrix and vector.
 
-    The caches store each adapter separately under its task_id, and do not compare values. So times are those of
-    different adapters.
+    The LoRA cache keeps equal matrices once, so equal adapters would take no memory.
     """
 
     def __init__(self, engine: NativeEngine) -> None:
@@ -76,11 +78,35 @@ class RandomAdapters(AdapterLibrary):
                 rotary_factor=variant.rotary_factor,
             )
         weights, config = self._made[rank, dora, name]
+        weights = number_matrices(weights, config, self.engine.program.lora, index, with_a=not VARIANTS[name].frozen_a)
         return LoraConfig(self.task_id(mix, index) if task_id is None else task_id, weights, config)
 
     def forget(self) -> None:
         """Frees the values."""
         self._made.clear()
+
+
+def number_matrices(
+    weights: npt.NDArray[np.generic], config: npt.NDArray[np.int32], layout: LoraLayout, index: int, *, with_a: bool
+) -> npt.NDArray[np.generic]:
+    """Returns a copy of an adapter's weights [rows, width] whose matrices and vectors start with a number.
+
+    config: [rows, 4]. index: 0 to 16383. with_a: False leaves A unchanged. The numbers are exact in every dtype.
+    """
+    weights = weights.copy()
+    digits = (np.array([index % 128, index // 128]) / 4096).astype(weights.dtype)
+    for row, (module, layer, rank, vectors) in zip(weights, config.tolist(), strict=True):
+        found = layout.sizes_of(layer, module)
+        if found is None:  # a setting
+            continue
+        matrices = [rank * found.in_size, rank * found.out_size] + [found.out_size] * int(vectors).bit_count()
+        first = 0
+        for position, size in enumerate(matrices):
+            values = row[first : first + found.experts * size].reshape(found.experts, size)
+            if with_a or position > 0:
+                values[:, :2] = digits
+            first += found.experts * size
+    return weights
 
 
 def _variant_of(mix: AdapterMix) -> str:

@@ -105,7 +105,7 @@ class AdaptersTable(Table):
     count: Annotated[list[NotNegative], BeforeValidator(_as_list), Field(min_length=1)]
     ranks: Annotated[list[Positive], BeforeValidator(_as_list), Field(min_length=1)] = [16]
     dora_share: Share = 0.0
-    kind: Literal["lora", "shift", "ia3", "lm_head", "rotary"] = "lora"
+    kind: Literal["lora", "shift", "ia3", "lm_head", "rotary", "frozen_a"] = "lora"
 
 
 class PopularityTable(Table):
