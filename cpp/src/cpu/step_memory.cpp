@@ -42,6 +42,7 @@ StepMemory::StepMemory(const Program& program, const KernelTable& kernels, int n
   linear.packed_begins.reserve(rows);
   linear.permutation_of_part.reserve(permuted_rows.parts);
   linear.adapted_rows.reserve(rows);
+  linear.rows_by_a.reserve(rows);
   if (program.lora.max_extra_tokens > 0) linear.new_token_rows.reserve(rows);
 }
 

@@ -104,6 +104,38 @@ BOOST_AUTO_TEST_CASE(an_adapter_that_changes_nothing_gives_the_base_bits) {
   BOOST_TEST(std::memcmp(base.data(), found.data(), base.size() * sizeof(float)) == 0);
 }
 
+// Rows of adapters that share A lie next to each other, between others, and in steps of one and of many rows.
+BOOST_DATA_TEST_CASE(adapters_that_share_a_give_the_bits_of_each_alone,
+                     kernel_tables() * data::make({false, true}), kernels, is_bfloat16) {
+  RandomModel model({.dtype = is_bfloat16 ? DType::kBFloat16 : DType::kFloat32, .max_rank = 17});
+  const auto first = model.adapter(21, false, 17);
+  auto second = model.adapter(22, true, 17);
+  auto third = model.adapter(23, false, 17);
+  for (std::size_t i = 0; i < first.sites.size(); ++i) {
+    second.sites[i].a = first.sites[i].a;
+    if (i % 2 == 0) third.sites[i].a = first.sites[i].a;
+    // All parts have one A, which ends before that of the other adapter.
+    if (i % 3 == 0) {
+      for (DevicePart& part : third.sites[i].parts) part.rank_offset = 0;
+      third.sites[i].total_rank = 17;
+    }
+  }
+  const auto engine = engine_of(model.program, kernels);
+  const std::vector<const DeviceAdapter*> adapters{&first, &second, nullptr, &third, &first};
+  std::vector<Piece> pieces;
+  std::vector<float> alone;
+  for (std::size_t i = 0; i < adapters.size(); ++i) {
+    Piece piece = prompt(61, adapters[i], static_cast<std::int32_t>(3 * i));
+    if (i % 2 == 1) piece.tokens.resize(1), piece.prompt_length = 1;
+    const auto logits = logits_of(engine.get(), StepArrays({piece}).input());
+    alone.insert(alone.end(), logits.begin(), logits.end());
+    pieces.push_back(piece);
+  }
+  const auto together = logits_of(engine.get(), StepArrays(pieces).input());
+  BOOST_TEST_REQUIRE(together.size() == alone.size());
+  BOOST_TEST(std::memcmp(together.data(), alone.data(), alone.size() * sizeof(float)) == 0);
+}
+
 BOOST_AUTO_TEST_CASE(a_long_prompt_reads_an_adapter_of_many_panels) {
   // More rows than a tile, and an A with more than one panel.
   constexpr float kTolerance = 5e-4F;

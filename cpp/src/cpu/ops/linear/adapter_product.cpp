@@ -39,7 +39,7 @@ void AdapterProduct::shrink(const LinearCall& call) const {
     if (context_.recorder != nullptr) context_.recorder->end_exchange(RankWork::kLowRankExchange);
     return;
   }
-  multiply_by_a(call, call.adapted,
+  multiply_by_a(call, rows_by_a(call),
                 [&](const AdaptedRows& adapted, std::int64_t panel, RowRange rows, const float* tile) {
                   const std::int64_t width = panel_width(adapted.site->total_rank, panel);
                   for (std::int64_t row = rows.begin; row < rows.end; ++row, tile += kPanelColumns) {
@@ -61,6 +61,22 @@ void AdapterProduct::multiply_new_tokens(const LinearCall& call) const {
                     if (spec_.softcap != 0.0F) context_.kernels.softcap(spec_.softcap, width, out);
                   }
                 });
+}
+
+std::span<const AdaptedRows> AdapterProduct::rows_by_a(const LinearCall& call) const {
+  std::vector<AdaptedRows>& joined = context_.memory.linear.rows_by_a;
+  joined.clear();
+  for (const AdaptedRows& adapted : call.adapted) {
+    const bool is_same = !joined.empty() && joined.back().end == adapted.begin &&
+                         joined.back().site->a == adapted.site->a &&
+                         joined.back().site->total_rank == adapted.site->total_rank;
+    if (is_same) {
+      joined.back().end = adapted.end;
+    } else {
+      joined.push_back(adapted);
+    }
+  }
+  return joined;
 }
 
 template <class Store>

@@ -57,6 +57,8 @@ class AdapterProduct {
   [[nodiscard]] static RowRange rows_changed(const AdaptedRows& adapted, const DevicePart& part,
                                              RowRange rows);
   [[nodiscard]] std::byte* shrunk(std::int64_t row, std::int64_t column) const;
+  /// Joins consecutive rows whose adapters share A, so that it is read once.
+  [[nodiscard]] std::span<const AdaptedRows> rows_by_a(const LinearCall& call) const;
   /// Calls store(adapted, panel, rows, tile) with the tiles of input A^T, from several threads. Rows of a
   /// tile are kPanelColumns floats apart.
   template <class Store>

@@ -29,6 +29,7 @@ struct LinearScratch {
   std::optional<std::int64_t> outputs_read = std::nullopt;
   std::optional<std::int64_t> inputs_read = std::nullopt;
   std::vector<AdaptedRows> adapted_rows;
+  std::vector<AdaptedRows> rows_by_a;
   std::vector<AdaptedRows> new_token_rows;
 
   void forget_reads() {
