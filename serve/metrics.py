@@ -335,6 +335,16 @@ def _lora_cache_metrics(stats: LoraCacheStats) -> Iterator[Metric]:
         "Memory of the host level, and of the device level if that has memory of its own.",
         stats.memory_bytes,
     )
+    yield _gauge(
+        "lora_cache_saved_bytes",
+        "Memory that the host level saves with matrices that adapters share and rows that change nothing.",
+        stats.saved_bytes,
+    )
+    yield _gauge(
+        "lora_cache_saved_products",
+        "Products of a token that adapters of the host level need not make for the same reasons.",
+        stats.saved_products,
+    )
     yield _count(
         "lora_steps_waiting_for_adapters",
         "Steps with room for requests whose adapters got no room on the device level.",

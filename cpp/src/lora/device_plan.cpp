@@ -9,22 +9,11 @@
 #include "image_sizes.h"
 
 namespace adaptrt {
-namespace {
-
-/// Orders a module's rows among those of the site: by the first of its parts.
-std::size_t module_position(const LoraSite& site, LoraModule module) {
-  std::size_t first = site.parts.size();
-  for (const LoraModule part : parts_of(module)) first = std::min(first, part_position(site, part));
-  return first;
-}
-
-}  // namespace
-
 std::size_t image_bytes(const LoraLayout& layout, const LoraSite& site, std::span<const ModuleRank> modules) {
   std::int64_t total_rank = 0;
   std::size_t bytes = 0;
   for (const ModuleRank& module : modules) {
-    total_rank += module.rank;
+    if (!module.shares_a) total_rank += module.rank;
     for (const LoraModule part : parts_of(module.module)) {
       const std::int64_t out_size = site.parts[part_position(site, part)].out_size;
       bytes += aligned_bytes(matrix_bytes(layout, site.rows_of_b(out_size, 0).count, module.rank));
@@ -70,7 +59,9 @@ DevicePlan plan_device_images(std::span<const AdapterRow> rows, const LoraLayout
     const LoraSite& site = layout.sites[static_cast<std::size_t>(site_id)];
     std::ranges::sort(rows_here, {}, [&](std::size_t i) { return module_position(site, rows[i].module); });
     std::vector<ModuleRank> modules;
-    for (const std::size_t i : rows_here) modules.push_back({rows[i].module, rows[i].rank, rows[i].vectors});
+    for (const std::size_t i : rows_here) {
+      modules.push_back({rows[i].module, rows[i].rank, rows[i].vectors, rows[i].shares_a});
+    }
     const std::int32_t stage = layout.stage_of(site);
     sizes[static_cast<std::size_t>(stage)].push_back(image_bytes(layout, site, modules));
     if (stage == layout.stage) plan.sites.push_back({site_id, std::move(rows_here), {}});

@@ -14,6 +14,8 @@
 #include "config_rows.h"
 #include "image_sizes.h"
 #include "image_writer.h"
+#include "matrix_sharing.h"
+#include "saved_rows.h"
 
 namespace adaptrt {
 namespace {
@@ -25,8 +27,16 @@ std::uint64_t next_generation() {
 }
 
 bool same_row(const AdapterRow& a, const AdapterRow& b) {
-  return a.module == b.module && a.layer == b.layer && a.rank == b.rank && a.vectors == b.vectors;
+  return a.module == b.module && a.layer == b.layer && a.rank == b.rank && a.vectors == b.vectors &&
+         a.shares_a == b.shares_a;
 }
+
+bool same_bytes(std::span<const std::byte> a, std::span<const std::byte> b) {
+  return a.size() == b.size() && (a.data() == b.data() || std::memcmp(a.data(), b.data(), a.size()) == 0);
+}
+
+/// Products of a token with A and B.
+constexpr std::size_t kProductsOfRow = 2;
 
 /// An adapter's tensors after the checks of types, shapes and config.
 struct SentTensors {
@@ -75,6 +85,17 @@ SentTensors check_tensors(const LoraConfig& config, const LoraLayout& layout, co
   return {*dtype, config.weights->data, static_cast<std::size_t>(weights_shape->columns), std::move(rows)};
 }
 
+/// Removes the rows that change nothing and returns them.
+SentTensors take_idle_rows(SentTensors& sent, const LoraLayout& layout, const SiteIndex& index) {
+  SentTensors idle{sent.dtype, sent.weights, sent.columns, {}};
+  std::erase_if(sent.rows, [&](const CheckedRow& checked) {
+    if (!changes_nothing(checked.row, sent.row(checked.index), sent.dtype, layout, index)) return false;
+    idle.rows.push_back(checked);
+    return true;
+  });
+  return idle;
+}
+
 /// Adds the problems of the rows' values and padding.
 void add_row_problems(const SentTensors& sent, const ValueChecks& checks, AdapterProblems& problems) {
   for (std::size_t i = 0; i < sent.rows.size(); ++i) {
@@ -86,13 +107,23 @@ void add_row_problems(const SentTensors& sent, const ValueChecks& checks, Adapte
   }
 }
 
+/// Adds the problems of rows that are not kept.
+void check_idle_rows(const SentTensors& idle, DType target, AdapterProblems& problems) {
+  std::vector<AdapterRow> rows;
+  for (const CheckedRow& checked : idle.rows) rows.push_back(checked.row);
+  ValueChecks checks(rows, idle.dtype, target);
+  for (std::size_t i = 0; i < rows.size(); ++i) checks.check_row(i, idle.row(idle.rows[i].index));
+  add_row_problems(idle, checks, problems);
+}
+
 }  // namespace
 
 std::shared_ptr<const HostAdapter> HostAdapter::make(const LoraConfig& config, const LoraLayout& layout,
                                                      const SiteIndex& index) {
   const std::string subject = "LoRA task " + std::to_string(config.task_id);
   AdapterProblems problems;
-  const SentTensors sent = check_tensors(config, layout, index, subject, problems);
+  SentTensors sent = check_tensors(config, layout, index, subject, problems);
+  const SentTensors idle = take_idle_rows(sent, layout, index);
   // make_shared cannot reach the private constructor.
   std::shared_ptr<HostAdapter> adapter(new HostAdapter());
   adapter->task_id_ = config.task_id;
@@ -103,19 +134,26 @@ std::shared_ptr<const HostAdapter> HostAdapter::make(const LoraConfig& config, c
     adapter->rows_.back().offset = total;
     total += row_elements(checked.row);
   }
-  adapter->data_ = HugeArray(total * size_of(sent.dtype));
+  adapter->keep_as_sent(HugeArray(total * size_of(sent.dtype)));
+  adapter->unshared_bytes_ = adapter->bytes_;
+  for (const CheckedRow& checked : idle.rows) {
+    adapter->unshared_bytes_ += row_elements(checked.row) * size_of(sent.dtype);
+    adapter->saved_products_ += kProductsOfRow;
+  }
+  std::byte* const data = adapter->memory_->array.data();
   ValueChecks checks(adapter->rows_, sent.dtype, layout.dtype);
   for (std::size_t i = 0; i < sent.rows.size(); ++i) {
-    std::byte* copy = adapter->data_.data() + adapter->rows_[i].offset * size_of(sent.dtype);
+    std::byte* copy = data + adapter->rows_[i].offset * size_of(sent.dtype);
     std::memcpy(copy, sent.row(sent.rows[i].index), row_elements(adapter->rows_[i]) * size_of(sent.dtype));
     // Check the copy: the caller's memory may change at any time.
     checks.check_row(i, copy);
   }
   add_row_problems(sent, checks, problems);
+  check_idle_rows(idle, layout.dtype, problems);
   const auto a_of = [&](std::size_t i) {
     const AdapterRow& row = adapter->rows_[i];
     return std::span<const std::byte>(
-        adapter->data_.data() + row.offset * size_of(sent.dtype),
+        data + row.offset * size_of(sent.dtype),
         static_cast<std::size_t>(row.rank * row.sizes.in) * size_of(sent.dtype));
   };
   check_lm_head(adapter->rows_, a_of, layout, problems);
@@ -127,10 +165,14 @@ std::shared_ptr<const HostAdapter> HostAdapter::make(const LoraConfig& config, c
 
 std::shared_ptr<const HostAdapter> HostAdapter::make_packed(const LoraConfig& config,
                                                             const LoraLayout& layout, const SiteIndex& index,
-                                                            std::size_t page_bytes) {
+                                                            std::size_t page_bytes,
+                                                            SharedMatrices* matrices) {
   const std::string subject = "LoRA task " + std::to_string(config.task_id);
   AdapterProblems problems;
-  const SentTensors sent = check_tensors(config, layout, index, subject, problems);
+  SentTensors sent = check_tensors(config, layout, index, subject, problems);
+  std::vector<AdapterRow> all_rows;
+  for (const CheckedRow& checked : sent.rows) all_rows.push_back(checked.row);
+  const SentTensors idle = take_idle_rows(sent, layout, index);
   std::shared_ptr<HostAdapter> adapter(new HostAdapter());
   adapter->task_id_ = config.task_id;
   adapter->dtype_ = sent.dtype;
@@ -138,28 +180,56 @@ std::shared_ptr<const HostAdapter> HostAdapter::make_packed(const LoraConfig& co
     adapter->rows_.push_back(checked.row);
     adapter->rows_.back().offset = checked.index * sent.columns;
   }
+  const SourceRows source{adapter->rows_, sent.weights, sent.dtype};
+  std::size_t num_sharing = 0;
+  if (layout.matrix_layout == MatrixLayout::kPanels) {
+    num_sharing = find_shared_a(adapter->rows_, layout, index, [&](std::size_t i) {
+      const AdapterRow& row = adapter->rows_[i];
+      const auto elements = static_cast<std::size_t>(row.rank * row.sizes.a_per_rank());
+      return std::span(source.element(i, 0), elements * size_of(sent.dtype));
+    });
+  }
   const DevicePlan& plan =
       adapter->plan_.emplace(plan_device_images(adapter->rows_, layout, index, page_bytes));
-  adapter->data_ = HugeArray(plan.bytes());
-  const SourceRows source{adapter->rows_, sent.weights, sent.dtype};
+  adapter->bytes_ = adapter->own_bytes_ = adapter->unshared_bytes_ = plan.bytes();
+  if (num_sharing + idle.rows.size() > 0) {
+    adapter->unshared_bytes_ = plan_device_images(all_rows, layout, index, page_bytes).bytes();
+    adapter->saved_products_ = static_cast<std::int64_t>(num_sharing + kProductsOfRow * idle.rows.size());
+  }
+  adapter->memory_ = std::make_shared<PackedMemory>(HugeArray(plan.bytes()));
+  std::optional<MatrixSharing> sharing;
+  if (matrices != nullptr) sharing.emplace(*matrices, adapter->memory_);
   ValueChecks checks(adapter->rows_, sent.dtype, layout.dtype);
   ImageWriter writer(source, layout, &checks);
   std::map<std::size_t, std::span<const std::byte>> a_of_lm_head;
   for (const DevicePlan::Site& entry : plan.sites) {
     const LoraSite& site = layout.sites[static_cast<std::size_t>(entry.site)];
     const std::byte* image =
-        adapter->packed_page(static_cast<std::size_t>(entry.place.page)) + entry.place.offset;
-    const DeviceSite placed = place_in_image(adapter->rows_, entry.rows, layout, site, image);
+        sharing ? sharing->next()
+                : adapter->packed_page(static_cast<std::size_t>(entry.place.page)) + entry.place.offset;
+    DeviceSite placed = place_in_image(adapter->rows_, entry.rows, layout, site, image);
     writer.write(site, entry.rows, placed);
+    if (sharing) placed = sharing->keep(layout, site, placed);
+    adapter->placed_sites_.push_back(placed);
+    const auto pieces = pieces_of(layout, site, placed);
+    adapter->pieces_.insert(adapter->pieces_.end(), pieces.begin(), pieces.end());
     if (site.is_lm_head()) {
       a_of_lm_head[entry.rows.front()] = {placed.a, matrix_bytes(layout, placed.total_rank, site.in_size)};
     }
   }
+  for (std::size_t i = 0; i < adapter->rows_.size(); ++i) {
+    const AdapterRow& row = adapter->rows_[i];
+    if (!row.shares_a) continue;
+    checks.check(i, 0, source.element(i, 0), static_cast<std::size_t>(row.rank * row.sizes.a_per_rank()),
+                 ValueKind::kMatrix);
+  }
   add_row_problems(sent, checks, problems);
+  check_idle_rows(idle, layout.dtype, problems);
   const auto a_of = [&](std::size_t row) { return a_of_lm_head.at(row); };
   check_lm_head(adapter->rows_, a_of, layout, problems);
   problems.throw_if_any(subject);
   for (AdapterRow& row : adapter->rows_) row.offset = 0;
+  if (sharing) adapter->finish_sharing(*sharing);
   adapter->terms_ = terms_of_rows(adapter->rows_);
   adapter->generation_ = next_generation();
   return adapter;
@@ -172,9 +242,23 @@ std::shared_ptr<const HostAdapter> HostAdapter::received(std::uint64_t task_id, 
   adapter->generation_ = next_generation();
   adapter->dtype_ = dtype;
   adapter->rows_ = std::move(rows);
-  adapter->data_ = std::move(data);
+  adapter->keep_as_sent(std::move(data));
+  adapter->unshared_bytes_ = adapter->bytes_;
   adapter->terms_ = terms_of_rows(adapter->rows_);
   return adapter;
+}
+
+void HostAdapter::keep_as_sent(HugeArray data) {
+  memory_ = std::make_shared<PackedMemory>(std::move(data));
+  bytes_ = own_bytes_ = memory_->array.bytes();
+  pieces_ = {{memory_->array.data(), bytes_}};
+}
+
+void HostAdapter::finish_sharing(MatrixSharing& sharing) {
+  memory_->array.truncate(sharing.used_bytes());
+  matrices_ = sharing.take_matrices();
+  bytes_ = own_bytes_ = sharing.own_bytes();
+  for (const auto& matrix : matrices_) bytes_ += matrix->memory_bytes();
 }
 
 const std::byte* HostAdapter::packed_page(std::size_t page) const {
@@ -184,7 +268,7 @@ const std::byte* HostAdapter::packed_page(std::size_t page) const {
 
 bool HostAdapter::same_weights(const HostAdapter& other) const {
   return dtype_ == other.dtype_ && std::ranges::equal(rows_, other.rows_, same_row) &&
-         bytes() == other.bytes() && std::memcmp(data(), other.data(), bytes()) == 0;
+         std::ranges::equal(pieces_, other.pieces_, same_bytes);
 }
 
 const Sha256Digest& HostAdapter::content_digest() const {
@@ -196,8 +280,9 @@ const Sha256Digest& HostAdapter::content_digest() const {
       hash.add_integer(static_cast<std::uint64_t>(row.layer));
       hash.add_integer(static_cast<std::uint64_t>(row.rank));
       hash.add_integer(static_cast<std::uint64_t>(row.vectors.flags()));
+      hash.add_integer(static_cast<std::uint64_t>(row.shares_a));
     }
-    hash.add(std::span(data_.data(), data_.bytes()));
+    for (const std::span<const std::byte> piece : pieces_) hash.add(piece);
     digest_ = hash.finish();
   });
   return digest_;

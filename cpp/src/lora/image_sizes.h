@@ -32,4 +32,11 @@ namespace adaptrt {
                                   site.parts.begin());
 }
 
+/// Orders a module's rows among those of the site: by the first of its parts.
+[[nodiscard]] inline std::size_t module_position(const LoraSite& site, LoraModule module) {
+  std::size_t first = site.parts.size();
+  for (const LoraModule part : parts_of(module)) first = std::min(first, part_position(site, part));
+  return first;
+}
+
 }  // namespace adaptrt

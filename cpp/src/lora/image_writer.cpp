@@ -30,7 +30,9 @@ DeviceSite place_in_image(std::span<const AdapterRow> rows, std::span<const std:
     image += aligned_bytes(bytes);
     return place;
   };
-  for (const std::size_t i : rows_here) result.total_rank += rows[i].rank;
+  for (const std::size_t i : rows_here) {
+    if (!rows[i].shares_a) result.total_rank += rows[i].rank;
+  }
   result.a = take(matrix_bytes(layout, site.rows_of_a(result.total_rank, 0).count, site.in_size));
   std::int32_t rank_offset = 0;
   for (const std::size_t i : rows_here) {
@@ -38,10 +40,10 @@ DeviceSite place_in_image(std::span<const AdapterRow> rows, std::span<const std:
       const std::size_t position = part_position(site, module);
       const std::int64_t most_rows = site.rows_of_b(site.parts[position].out_size, 0).count;
       result.parts[position] = {.rank = rows[i].rank,
-                                .rank_offset = rank_offset,
+                                .rank_offset = rows[i].shares_a ? 0 : rank_offset,
                                 .b = take(matrix_bytes(layout, most_rows, rows[i].rank))};
     }
-    rank_offset += rows[i].rank;
+    if (!rows[i].shares_a) rank_offset += rows[i].rank;
   }
   const auto take_vectors = [&](const AdapterRow& row, const float* DevicePart::* place) {
     for (const LoraModule module : parts_of(row.module)) {
@@ -78,6 +80,7 @@ void ImageWriter::write_a(const LoraSite& site, std::span<const std::size_t> row
   std::int64_t first = 0;  // the module's first row among those of the site
   for (const std::size_t i : rows_here) {
     const AdapterRow& row = source_.rows[i];
+    if (row.shares_a) continue;
     const std::int64_t begin = std::max(first, own.first);
     const std::int64_t end = std::min(first + row.rank, own.first + own.count);
     if (begin < end) {

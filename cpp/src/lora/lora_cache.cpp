@@ -27,6 +27,7 @@ LoraCache::Impl::Impl(LoraLayout layout, std::unique_ptr<AdapterPages> pages, Lo
       pages_(std::move(pages)),
       packs_adapters_(layout_.is_whole() && !pages_->shares_adapters()),
       refers_to_host_(packs_adapters_ && pages_->is_host_memory()),
+      matrices_(refers_to_host_ ? std::make_shared<SharedMatrices>() : nullptr),
       has_workers_(options.num_load_workers > 0),
       on_load_end_(std::move(options.on_load_end)),
       free_pages_(options.device_pages > 0 ? options.device_pages : pages_->num_pages(), pages_->num_pages()),
@@ -94,6 +95,8 @@ LoraCacheStats LoraCache::Impl::stats() const {
   stats.page_bytes = pages_->page_bytes();
   stats.device_pages_used = free_pages_.total() - free_pages_.count();
   stats.device_pages_total = free_pages_.total();
+  stats.saved_bytes = unshared_bytes_ - host_bytes_used_;
+  stats.saved_products = saved_products_;
   stats.memory_bytes = host_bytes_used_;
   if (!refers_to_host_) {
     stats.memory_bytes += static_cast<std::size_t>(stats.device_pages_total) * pages_->page_bytes();

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <string>
+#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "adaptrt/core/error.h"
@@ -9,12 +11,46 @@
 #include "lora_cache_impl.h"
 
 namespace adaptrt {
+namespace {
+
+/// Bytes that the host level needs for an adapter in addition to the matrices that it has.
+std::size_t bytes_to_add(const HostAdapter& adapter) {
+  std::size_t bytes = adapter.own_bytes();
+  for (const auto& matrix : adapter.matrices()) {
+    if (matrix->users == 0) bytes += matrix->memory_bytes();
+  }
+  return bytes;
+}
+
+/// Adds up what becomes free when adapters leave the host level.
+class FreedBytes {
+ public:
+  /// `stored`: an adapter that enters it, and keeps the matrices that it shares.
+  explicit FreedBytes(const HostAdapter& stored) {
+    for (const auto& matrix : stored.matrices()) kept_.insert(matrix.get());
+  }
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+  void add(const HostAdapter& adapter) {
+    bytes_ += adapter.own_bytes();
+    for (const auto& matrix : adapter.matrices()) {
+      if (kept_.contains(matrix.get())) continue;
+      if (++leaving_users_[matrix.get()] == matrix->users) bytes_ += matrix->memory_bytes();
+    }
+  }
+
+ private:
+  std::size_t bytes_ = 0;
+  std::unordered_set<const SharedMatrix*> kept_;
+  std::unordered_map<const SharedMatrix*, std::int64_t> leaving_users_;
+};
+
+}  // namespace
 
 std::shared_ptr<const HostAdapter> LoraCache::Impl::admit(const LoraConfig& config) {
   if (!config.weights && !config.config) return find(config.task_id);
   auto entry = std::make_shared<CacheEntry>();
   if (packs_adapters_) {
-    entry->adapter = HostAdapter::make_packed(config, layout_, sites_, pages_->page_bytes());
+    entry->adapter = HostAdapter::make_packed(config, layout_, sites_, pages_->page_bytes(), matrices_.get());
     entry->plan = entry->adapter->plan();
   } else {
     entry->adapter = HostAdapter::make(config, layout_, sites_);
@@ -123,23 +159,28 @@ void LoraCache::Impl::check_pin(std::uint64_t task_id, std::int64_t pages, const
   }
 }
 
-/// Number of adapters, the least recently used first, that must leave the host level to make room for
-/// `bytes`.
-std::size_t LoraCache::Impl::count_host_victims(std::uint64_t task_id, std::size_t bytes,
+/// Number of adapters, the least recently used first, that must leave the host level to make room for an
+/// adapter.
+std::size_t LoraCache::Impl::count_host_victims(const HostAdapter& adapter,
                                                 const CacheEntry* replaced) const {
-  std::size_t free = host_bytes_total_ - host_bytes_used_;
-  if (replaced != nullptr && !replaced->in_use()) free += replaced->adapter->bytes();
+  const std::size_t bytes = bytes_to_add(adapter);
+  const std::size_t unused = host_bytes_total_ - host_bytes_used_;
   std::size_t victims = 0;
+  if (unused >= bytes) return victims;
+  FreedBytes freed(adapter);
+  if (replaced != nullptr && !replaced->in_use()) freed.add(*replaced->adapter);
   for (const CacheEntry* idle : host_idle_) {
-    if (free >= bytes) return victims;
+    if (unused + freed.bytes() >= bytes) return victims;
     if (idle == replaced) continue;
-    free += idle->adapter->bytes();
+    freed.add(*idle->adapter);
     ++victims;
   }
+  const std::size_t free = unused + freed.bytes();
   if (free < bytes) {
-    refuse_full(task_id, "needs " + std::to_string(bytes) + " bytes, but requests and pinned adapters keep " +
-                             std::to_string(host_bytes_total_ - free) + " of the host level's " +
-                             std::to_string(host_bytes_total_));
+    refuse_full(adapter.task_id(), "needs " + std::to_string(bytes) +
+                                       " bytes, but requests and pinned adapters keep " +
+                                       std::to_string(host_bytes_total_ - free) + " of the host level's " +
+                                       std::to_string(host_bytes_total_));
   }
   return victims;
 }
@@ -162,7 +203,7 @@ void LoraCache::Impl::insert(const EntryPtr& entry, CacheEntry* replaced, Droppe
   } else {
     check_beside_pinned(task_id, entry->plan.pages, pinned_pages_);
   }
-  const std::size_t victims = count_host_victims(task_id, entry->adapter->bytes(), replaced);
+  const std::size_t victims = count_host_victims(*entry->adapter, replaced);
 
   // Everything that can fail comes before the first change.
   dropped.reserve(victims + 1);
@@ -188,9 +229,23 @@ void LoraCache::Impl::insert(const EntryPtr& entry, CacheEntry* replaced, Droppe
   entry->device_list = &device_absent_;
   entry->device_place = device_node.begin();
   device_absent_.splice(device_absent_.end(), device_node);
-  host_bytes_used_ += entry->adapter->bytes();
+  count_in(*entry->adapter);
   entry->is_replacement = replaced != nullptr;
   set_pinned(*entry, pinned);
+}
+
+void LoraCache::Impl::count_in(const HostAdapter& adapter) noexcept {
+  host_bytes_used_ += bytes_to_add(adapter);
+  for (const auto& matrix : adapter.matrices()) ++matrix->users;
+  unshared_bytes_ += adapter.unshared_bytes();
+  saved_products_ += adapter.saved_products();
+}
+
+void LoraCache::Impl::count_out(const HostAdapter& adapter) noexcept {
+  for (const auto& matrix : adapter.matrices()) --matrix->users;
+  host_bytes_used_ -= bytes_to_add(adapter);
+  unshared_bytes_ -= adapter.unshared_bytes();
+  saved_products_ -= adapter.saved_products();
 }
 
 LoraCache::Impl::EntryPtr LoraCache::Impl::retire(CacheEntry& entry) noexcept {
@@ -207,7 +262,7 @@ LoraCache::Impl::EntryPtr LoraCache::Impl::give_up(CacheEntry& entry) noexcept {
 
 LoraCache::Impl::EntryPtr LoraCache::Impl::erase(CacheEntry& entry) noexcept {
   if (entry.residence == Residence::kResident) drop_device_copy(entry);
-  host_bytes_used_ -= entry.adapter->bytes();
+  count_out(*entry.adapter);
   entry.host_list->erase(entry.host_place);
   entry.device_list->erase(entry.device_place);
   auto node = entries_.extract(entry.adapter->generation());

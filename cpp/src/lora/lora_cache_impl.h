@@ -17,6 +17,7 @@
 
 #include "adaptrt/lora/lora_cache.h"
 #include "adaptrt/lora/pack_adapter.h"
+#include "adaptrt/lora/shared_matrices.h"
 #include "free_pages.h"
 
 namespace adaptrt {
@@ -127,7 +128,10 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   void check_beside_pinned(std::uint64_t task_id, std::int64_t pages, std::int64_t pinned_pages) const;
   void check_pin(std::uint64_t task_id, std::int64_t pages, const CacheEntry* pinned,
                  const CacheEntry* replaced) const;
-  std::size_t count_host_victims(std::uint64_t task_id, std::size_t bytes, const CacheEntry* replaced) const;
+  std::size_t count_host_victims(const HostAdapter& adapter, const CacheEntry* replaced) const;
+  /// Count the bytes and savings of an adapter that enters or leaves the host level.
+  void count_in(const HostAdapter& adapter) noexcept;
+  void count_out(const HostAdapter& adapter) noexcept;
   void insert(const EntryPtr& entry, CacheEntry* replaced, Dropped& dropped);
   /// Grows the levels for adapters of this size.
   void grow_for(std::size_t bytes, std::int64_t pages) noexcept;
@@ -166,6 +170,8 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   const bool packs_adapters_;
   /// True if the device level refers to the host level's packed adapters.
   const bool refers_to_host_;
+  /// Matrices that adapters share; nullptr if the device level has copies.
+  const std::shared_ptr<SharedMatrices> matrices_;
   const bool has_workers_;
   const std::function<void()> on_load_end_;
 
@@ -183,6 +189,8 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   std::int64_t loads_in_flight_ = 0;
   std::size_t host_bytes_total_;
   std::size_t host_bytes_used_ = 0;
+  std::size_t unshared_bytes_ = 0;  // sum of HostAdapter::unshared_bytes()
+  std::int64_t saved_products_ = 0;
   std::size_t largest_bytes_ = 0;  // of an adapter so far
   std::int64_t largest_pages_ = 0;
   std::int64_t idle_pages_ = 0;    // in device_idle_

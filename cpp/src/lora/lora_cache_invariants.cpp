@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "lora_cache_impl.h"
@@ -48,6 +49,8 @@ std::vector<std::string> LoraCache::Impl::check_invariants() const {
   const std::lock_guard lock(mutex_);
   Findings findings;
   std::size_t host_bytes = 0;
+  std::size_t unshared_bytes = 0;
+  std::unordered_map<const SharedMatrix*, std::int64_t> users;
   std::int64_t idle_pages = 0;
   std::int64_t pinned_pages = 0;
   std::size_t listed = 0;
@@ -67,7 +70,11 @@ std::vector<std::string> LoraCache::Impl::check_invariants() const {
                     *entry, "is in the wrong device list");
     findings.expect(!entry->listed || find_listed(entry->adapter->task_id()) == entry.get(), *entry,
                     "is not found by its id");
-    host_bytes += entry->adapter->bytes();
+    host_bytes += entry->adapter->own_bytes();
+    unshared_bytes += entry->adapter->unshared_bytes();
+    for (const auto& matrix : entry->adapter->matrices()) {
+      if (++users[matrix.get()] == 1) host_bytes += matrix->memory_bytes();
+    }
     if (idle) idle_pages += entry->plan.pages;
     if (entry->pinned) pinned_pages += entry->plan.pages;
     if (entry->listed) ++listed;
@@ -75,6 +82,11 @@ std::vector<std::string> LoraCache::Impl::check_invariants() const {
   }
   findings.expect(listed == listed_.size(), "the lookup holds ids that no adapter has");
   findings.expect(host_bytes == host_bytes_used_, "host_bytes_used is not the sum over the adapters");
+  findings.expect(
+      std::ranges::all_of(users, [](const auto& used) { return used.first->users == used.second; }),
+      "users of a shared matrix are miscounted");
+  findings.expect(unshared_bytes == unshared_bytes_ && host_bytes_used_ <= unshared_bytes_,
+                  "saved bytes are miscounted");
   findings.expect(host_bytes_used_ <= host_bytes_total_, "the host level holds more than its size");
   findings.expect(host_bytes_total_ <= max_host_bytes_, "the host level is larger than its maximum");
   findings.expect(free_pages_.total() <= free_pages_.most(), "the device level is larger than its maximum");

@@ -16,20 +16,13 @@ std::uint64_t next_load_id() {
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-/// Returns the adapter with its sites; `address` gives the address of each of its pages.
-template <class Address>
-DeviceAdapter place_adapter(const HostAdapter& adapter, const LoraLayout& layout, const DevicePlan& plan,
-                            const Address& address) {
+/// Returns the adapter without its sites.
+DeviceAdapter device_adapter(const HostAdapter& adapter, const LoraLayout& layout) {
   DeviceAdapter result;
   result.task_id = adapter.task_id();
   result.load_id = next_load_id();
   result.sites.resize(layout.sites.size());
   result.rotary_factor = adapter.terms().rotary_factor;
-  for (const DevicePlan::Site& site : plan.sites) {
-    const auto id = static_cast<std::size_t>(site.site);
-    result.sites[id] = place_in_image(adapter.rows(), site.rows, layout, layout.sites[id],
-                                      address(static_cast<std::size_t>(site.place.page)) + site.place.offset);
-  }
   return result;
 }
 
@@ -71,12 +64,22 @@ DeviceAdapter pack_adapter(const HostAdapter& adapter, const LoraLayout& layout,
       writer.write(site, entry.rows, place_in_image(adapter.rows(), entry.rows, layout, site, image));
     }
   }
-  return place_adapter(adapter, layout, plan, [&](std::size_t page) { return addresses[page]; });
+  DeviceAdapter result = device_adapter(adapter, layout);
+  for (const DevicePlan::Site& site : plan.sites) {
+    const auto id = static_cast<std::size_t>(site.site);
+    result.sites[id] =
+        place_in_image(adapter.rows(), site.rows, layout, layout.sites[id],
+                       addresses[static_cast<std::size_t>(site.place.page)] + site.place.offset);
+  }
+  return result;
 }
 
 DeviceAdapter device_adapter_in_place(const HostAdapter& adapter, const LoraLayout& layout) {
-  return place_adapter(adapter, layout, adapter.plan(),
-                       [&](std::size_t page) { return adapter.packed_page(page); });
+  DeviceAdapter result = device_adapter(adapter, layout);
+  for (std::size_t i = 0; i < adapter.plan().sites.size(); ++i) {
+    result.sites[static_cast<std::size_t>(adapter.plan().sites[i].site)] = adapter.placed_sites()[i];
+  }
+  return result;
 }
 
 std::vector<UnpackedModule> unpack_adapter(const DeviceAdapter& adapter, const LoraLayout& layout) {

@@ -1,5 +1,7 @@
 #include "adaptrt/core/huge_array.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <boost/test/unit_test.hpp>
 #include <limits>
@@ -24,6 +26,44 @@ BOOST_AUTO_TEST_CASE(memory_is_zeroed_writable_and_moves) {
   other = HugeArray();
   BOOST_TEST(other.bytes() == 0U);
   BOOST_TEST((other.data() == nullptr));
+}
+
+BOOST_AUTO_TEST_CASE(only_whole_pages_are_discarded) {
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  HugeArray array(4 * page);
+  const auto fill = [&] { std::fill_n(array.data(), array.bytes(), std::byte{7}); };
+  const auto kept = [&] {
+    return static_cast<std::size_t>(std::count(array.data(), array.data() + array.bytes(), std::byte{7}));
+  };
+  fill();
+  array.discard(page - 1, 2 * page);
+  BOOST_TEST(kept() == 3 * page);
+  BOOST_TEST((array.data()[page - 1] == std::byte{7} && array.data()[page] == std::byte{0}));
+  BOOST_TEST((array.data()[2 * page - 1] == std::byte{0} && array.data()[2 * page] == std::byte{7}));
+  fill();
+  array.discard(page, 2 * page);
+  BOOST_TEST(kept() == 2 * page);
+  fill();
+  array.discard(1, 2 * page - 2);
+  array.discard(1, page - 1);
+  array.discard(page, 0);
+  BOOST_TEST(kept() == 4 * page);
+}
+
+BOOST_AUTO_TEST_CASE(the_end_of_an_array_is_given_back) {
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  HugeArray array(4 * page + 1);
+  array.data()[page] = std::byte{7};
+  array.truncate(4 * page + 1);
+  BOOST_TEST(array.bytes() == 4 * page + 1);
+  array.truncate(page + 1);
+  BOOST_TEST(array.bytes() == 2 * page);
+  BOOST_TEST((array.data()[page] == std::byte{7}));
+  array.truncate(2 * page);
+  BOOST_TEST(array.bytes() == 2 * page);
+  array.truncate(0);
+  BOOST_TEST(array.bytes() == 0U);
+  BOOST_TEST((array.data() == nullptr));
 }
 
 BOOST_AUTO_TEST_CASE(refused_memory_is_an_exception) {

@@ -23,6 +23,11 @@ class HugeArray {
   HugeArray(const HugeArray&) = delete;
   HugeArray& operator=(const HugeArray&) = delete;
 
+  /// Gives the system pages that lie wholly in this range back. The range must not be read afterwards.
+  void discard(std::size_t offset, std::size_t bytes) noexcept;
+  /// Reduces the array to its first `bytes` bytes, rounded up to a system page.
+  void truncate(std::size_t bytes) noexcept;
+
   [[nodiscard]] std::byte* data() const { return data_; }
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
 

@@ -75,7 +75,13 @@ constexpr auto fields_of(const LoraCacheStats* /*type*/) {
             "Steps so far whose batch had room for more requests, but whose device level had none for their "
             "adapters."},
       Field{"memory_bytes", &C::memory_bytes,
-            "Bytes of the host level's adapters and of the device level, if that has memory of its own."}};
+            "Bytes of the host level's adapters and of the device level, if that has memory of its own."},
+      Field{"saved_bytes", &C::saved_bytes,
+            "Bytes that the host level's adapters would need in addition if equal matrices were kept for "
+            "each, and rows whose B is zero were kept."},
+      Field{"saved_products", &C::saved_products,
+            "Products of a token with A or B that the host level's adapters need not make, because B is zero "
+            "or modules with one input have the same A."}};
 }
 
 /// TensorRT-LLM's InflightBatchingStats.

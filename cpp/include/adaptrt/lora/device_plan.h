@@ -14,7 +14,7 @@ struct AdapterRow;
 
 // A packed adapter has one image per site that it changes; a row of experts has one per expert:
 //
-//   A of all its modules there: [total_rank, in] | per part: B[out, rank]
+//   A of its modules there: [total_rank, in] | per part: B[out, rank]
 //   | per part with DoRA: float32[out] magnitudes | per part with a shift: float32[out]
 //
 // A and B have the engine's type and the layout's MatrixLayout; each piece starts at a multiple of
@@ -27,6 +27,8 @@ struct ModuleRank {
   LoraModule module = LoraModule::kAttnQ;
   std::int32_t rank = 0;
   RowVectors vectors = {};
+  /// AdapterRow::shares_a.
+  bool shares_a = false;
 };
 
 /// Bytes of the image of these modules at a site of `layout`.

@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "adaptrt/core/sha256.h"
 #include "adaptrt/lora/device_plan.h"
 #include "adaptrt/lora/layout.h"
+#include "adaptrt/lora/shared_matrices.h"
 #include "adaptrt/lora/site_index.h"
 
 namespace adaptrt {
@@ -64,10 +66,18 @@ struct AdapterRow {
   /// (magnitude[out], shift[out]), in this order. For experts, each of these has a leading dimension of
   /// experts.
   std::size_t offset = 0;
+  /// True in a packed adapter if A equals that of the adapter's first row at the same site, which is kept for
+  /// both.
+  bool shares_a = false;
 };
+
+class MatrixSharing;
 
 /// An adapter on the host level. It is kept packed as the device level needs it, or as sent: the submitted
 /// rows in the submitted type, without padding, for engines whose other processes get it too.
+///
+/// Rows of linear layers whose A and B are their only tensors, and whose B is zero, change nothing and are
+/// dropped.
 class HostAdapter {
  public:
   /// Checks every rule of docs/formats.md against the engine's layout, and keeps the adapter as sent. Throws
@@ -75,9 +85,11 @@ class HostAdapter {
   static std::shared_ptr<const HostAdapter> make(const LoraConfig& config, const LoraLayout& layout,
                                                  const SiteIndex& index);
   /// The same, and packs the adapter. The layout must be whole (is_whole()), with images of up to
-  /// `page_bytes` bytes.
+  /// `page_bytes` bytes. If `matrices` is not nullptr, matrices that are there already are not kept again;
+  /// the adapter can then be read only in place.
   static std::shared_ptr<const HostAdapter> make_packed(const LoraConfig& config, const LoraLayout& layout,
-                                                        const SiteIndex& index, std::size_t page_bytes);
+                                                        const SiteIndex& index, std::size_t page_bytes,
+                                                        SharedMatrices* matrices = nullptr);
 
   /// Makes an adapter, as sent, that another process has checked against a layout with the same modules.
   static std::shared_ptr<const HostAdapter> received(std::uint64_t task_id, DType dtype,
@@ -90,12 +102,25 @@ class HostAdapter {
   [[nodiscard]] DType dtype() const { return dtype_; }
   /// The offsets of a packed adapter's rows are 0.
   [[nodiscard]] const std::vector<AdapterRow>& rows() const { return rows_; }
-  [[nodiscard]] const std::byte* data() const { return data_.data(); }
-  [[nodiscard]] std::size_t bytes() const { return data_.bytes(); }
+  /// The rows of an adapter as sent, or the images of a packed one.
+  [[nodiscard]] const std::byte* data() const { return memory_->array.data(); }
+  /// Bytes of the adapter, matrices that it shares with others included.
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+  /// Bytes that the adapter would have if it shared nothing and no row was dropped.
+  [[nodiscard]] std::size_t unshared_bytes() const { return unshared_bytes_; }
+  /// Products with an A or a B that a token need not make, because B is zero or A is another module's too.
+  [[nodiscard]] std::int64_t saved_products() const { return saved_products_; }
+  /// Different matrices and vectors that other adapters may share, if it was made with SharedMatrices.
+  [[nodiscard]] std::span<const std::shared_ptr<SharedMatrix>> matrices() const { return matrices_; }
+  /// Bytes that are in no matrix of matrices().
+  [[nodiscard]] std::size_t own_bytes() const { return own_bytes_; }
   [[nodiscard]] bool is_packed() const { return plan_.has_value(); }
-  /// Positions of a packed adapter's parts.
+  /// Positions of a packed adapter's parts on a device with memory of its own.
   [[nodiscard]] const DevicePlan& plan() const { return *plan_; }
-  /// Address of the images in one page of the plan. The pages' used bytes follow each other.
+  /// Addresses of a packed adapter's parts on the host, for each of plan().sites.
+  [[nodiscard]] std::span<const DeviceSite> placed_sites() const { return placed_sites_; }
+  /// Address of the images in one page of the plan, if the adapter was made without SharedMatrices. The
+  /// pages' used bytes follow each other.
   [[nodiscard]] const std::byte* packed_page(std::size_t page) const;
   [[nodiscard]] const AdapterTerms& terms() const { return terms_; }
   /// True if rows, types and bytes are equal. Bytes of packed adapters are those in the engine's type, so
@@ -110,12 +135,23 @@ class HostAdapter {
 
  private:
   HostAdapter() = default;
+  void keep_as_sent(HugeArray data);
+  void finish_sharing(MatrixSharing& sharing);
+
   std::uint64_t task_id_ = 0;
   std::uint64_t generation_ = 0;
   DType dtype_ = DType::kFloat32;
   std::vector<AdapterRow> rows_;
-  HugeArray data_;
+  std::shared_ptr<PackedMemory> memory_;
+  /// All bytes, in an order that depends only on the rows.
+  std::vector<std::span<const std::byte>> pieces_;
+  std::size_t bytes_ = 0;
+  std::size_t unshared_bytes_ = 0;
+  std::size_t own_bytes_ = 0;
+  std::int64_t saved_products_ = 0;
+  std::vector<std::shared_ptr<SharedMatrix>> matrices_;
   std::optional<DevicePlan> plan_;
+  std::vector<DeviceSite> placed_sites_;
   AdapterTerms terms_;
   mutable std::once_flag digest_made_;
   mutable Sha256Digest digest_{};

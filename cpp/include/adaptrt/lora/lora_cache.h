@@ -65,7 +65,9 @@ struct LoraCacheStats {
   double load_seconds = 0.0;  ///< total time spent copying adapters to the device level
   std::int64_t steps_waiting_for_adapters =
       0;  ///< steps with room in the batch for requests whose adapters got no room on the device level
-  std::size_t memory_bytes = 0;  ///< adapters of the host level, and the device level if it has own memory
+  std::size_t memory_bytes = 0;     ///< adapters of the host level, and the device level if it has own memory
+  std::size_t saved_bytes = 0;      ///< bytes that the host level would need in addition without sharing
+  std::int64_t saved_products = 0;  ///< HostAdapter::saved_products(), of all adapters of the host level
 
   friend bool operator==(const LoraCacheStats&, const LoraCacheStats&) = default;
 };
@@ -108,7 +110,8 @@ class DeviceLease;
 ///
 /// An adapter evicted from the host level loses its device copy too, because no request could find it there.
 /// The bytes of a replaced or unloaded generation count until its last request ends, so host memory never
-/// exceeds host_bytes.
+/// exceeds host_bytes. If the device level refers to the host level, matrices that are equal are kept and
+/// counted once, until the last adapter with them has gone.
 ///
 /// Levels that were not given a size grow when larger adapters arrive (LoraCacheOptions::num_adapters).
 ///
