@@ -339,7 +339,11 @@ def test_an_adapter_that_can_never_fit(engine: adaptrt.LoadedEngine) -> None:
     sizes = adaptrt.PeftCacheConfig(host_cache_size=5000, max_adapter_size=1)
     config = adaptrt.ExecutorConfig(num_threads=1, peft_cache_config=sizes)
     rows = [(module, layer, MAX_RANK) for module in (Q, K, V, DENSE) for layer in (0, 1)]
-    large = adaptrt.LoraConfig(4, np.zeros((8, MAX_RANK * (HIDDEN + QUERY)), np.float32), np.array(rows, np.int32))
+    weights = np.zeros((8, MAX_RANK * (HIDDEN + QUERY)), np.float32)
+    for number, (module, _, rank) in enumerate(rows):  # no B is zero, and no A is that of another row
+        weights[number, 0] = 1 + number
+        weights[number, rank * (QUERY if module == DENSE else HIDDEN)] = 1
+    large = adaptrt.LoraConfig(4, weights, np.array(rows, np.int32))
     with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, config) as executor:
         before = executor.lora_cache_stats()
         text = "PEFT Cache is full. Could not store taskId=4: needs 7680 bytes, but the host level has 5000 in all"
