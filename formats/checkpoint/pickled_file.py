@@ -122,7 +122,7 @@ def _torch(path: Path) -> Any:
         import torch
     except ImportError:
         raise CheckpointError(
-            f"{path}: pickled checkpoints are read with torch: pip install adaptrt[torch], or convert the file to "
+            f"{path}: pickled checkpoints are read with torch: pip install 'adaptrt[torch]', or convert the file to "
             "safetensors"
         ) from None
     return torch

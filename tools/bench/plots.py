@@ -30,7 +30,7 @@ COLOURS: Final = ("#1f6f8b", "#d1495b", "#edae49", "#66a182", "#4a4e69", "#9c89b
 def require_matplotlib() -> None:
     """Raises ConfigError that says what to install."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError('plots need matplotlib, which is not installed: pip install "adaptrt[bench]"')
+        raise ConfigError("plots need matplotlib, which is not installed: pip install 'adaptrt[bench]'")
 
 
 def write_plots(report: Report, directory: Path) -> list[Path]:

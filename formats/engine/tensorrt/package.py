@@ -49,8 +49,8 @@ def installed_package() -> str:
             return name
     raise ConfigError(
         "backend tensorrt needs one of the packages tensorrt and tensorrt_rtx, and neither is installed: "
-        "pip install adaptrt[tensorrt] (plans for the GPU of this machine) or "
-        "pip install adaptrt[tensorrt-rtx] (also without a GPU)"
+        "pip install 'adaptrt[tensorrt]' (plans for the GPU of this machine) or "
+        "pip install 'adaptrt[tensorrt-rtx]' (also without a GPU)"
     )
 
 

@@ -127,7 +127,7 @@ def test_without_a_package_the_extras_are_named(
     monkeypatch.setattr(package.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError) as refusal:
         build(checkpoint, tensorrt_config("8.0", max_batch_size=0), tmp_path / "engine")
-    for words in ("pip install adaptrt[tensorrt] ", "pip install adaptrt[tensorrt-rtx] ", "max_batch_size is 0"):
+    for words in ("pip install 'adaptrt[tensorrt]' ", "pip install 'adaptrt[tensorrt-rtx]' ", "max_batch_size is 0"):
         assert words in str(refusal.value)
 
 
