@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import socket
@@ -18,12 +19,13 @@ from huggingface_hub import constants
 from starlette.types import Message
 
 import adaptrt
-from adaptrt import AdapterError
+from adaptrt import AdapterError, ConfigError
 from adaptrt.formats.sources import HubName, ObjectName, Source, hub_root, objects
 from adaptrt.formats.sources.allowed import allowed_sources
 from adaptrt.formats.sources.downloads import DownloadCache
 from adaptrt.formats.sources.remote import DownloadStoppedError
 from adaptrt.serve import adapters as served_adapters
+from adaptrt.serve import command as serve_command
 from adaptrt.serve.app import make_app
 from adaptrt.serve.options import ServerLimits, ServerOptions
 from adaptrt.serve.remote_adapters import RemoteAdapters, check_root
@@ -500,3 +502,18 @@ def test_a_root_that_fails_is_not_asked_again_at_once(place: Place, hub: Hub, mo
         assert len(hub.requests) == 2
 
     run(place, body, roots=(HubName("org/loras"),))
+
+
+def test_names_of_roots_on_the_command_line(hub: Hub, tmp_path: Path) -> None:
+    hub.add("org/loras", {"team/poet/adapter_config.json": b"{}"})
+    (tmp_path / "org2" / "loras").mkdir(parents=True)
+    parser = argparse.ArgumentParser()
+    serve_command.add_arguments(parser)
+    flags = ["model", "--adapter_root", "org/loras", "hub:org/loras", "hf://org/loras/team", "org2/loras"]
+    options = serve_command.options_of(parser.parse_args(flags))
+    loras = HubName("org/loras")
+    assert options.adapter_roots == (loras, loras, HubName("org/loras", None, "team"), Path("org2/loras"))
+    with pytest.raises(
+        ConfigError, match="adapter_root: hf://org/none: there is no local path 'org/none', and no repo"
+    ):
+        serve_command.options_of(parser.parse_args(["model", "--adapter_root", "org/none"]))
