@@ -9,6 +9,7 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/cpu/cpu_engine.h"
 #include "adaptrt/engine/engine.h"
+#include "op_members.h"
 
 namespace adaptrt {
 
@@ -93,13 +94,10 @@ KvPool make_cross_pool(const Program& program) {
 KvPool make_own_keys(const Program& program) {
   // Only queries of the same op read these keys, so they have the engine's type and whole tiles.
   std::vector<AttentionShape> shapes;
-  for (const auto* ops : program.sections()) {
-    for (const Op& op : *ops) {
-      const auto* attention = std::get_if<AttentionOp>(&op);
-      if (attention == nullptr || attention->kind != AttentionKind::kBidirectional) continue;
-      if (std::ranges::find(shapes, attention->shape) == shapes.end()) shapes.push_back(attention->shape);
-    }
-  }
+  for_each_member<AttentionOp>(program, [&](const AttentionOp& op) {
+    if (op.kind != AttentionKind::kBidirectional) return;
+    if (std::ranges::find(shapes, op.shape) == shapes.end()) shapes.push_back(op.shape);
+  });
   return {program.dtype, false, kTileSlots, shapes};
 }
 

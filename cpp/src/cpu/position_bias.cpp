@@ -2,20 +2,16 @@
 
 #include <algorithm>
 #include <numbers>
-#include <variant>
 
 #include "adaptrt/cpu/attention_tile.h"
+#include "op_members.h"
 
 namespace adaptrt {
 
 PositionBiases::PositionBiases(const Program& program)
     : furthest_(std::max(program.max_seq_len, program.max_encoder_input_len)),
       stride_(2 * furthest_ + kKeyGroup) {
-  for (const auto* ops : program.sections()) {
-    for (const Op& op : *ops) {
-      if (const auto* attention = std::get_if<AttentionOp>(&op)) add(*attention);
-    }
-  }
+  for_each_member<AttentionOp>(program, [&](const AttentionOp& op) { add(op); });
 }
 
 void PositionBiases::add(const AttentionOp& op) {

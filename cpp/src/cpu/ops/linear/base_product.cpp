@@ -73,6 +73,17 @@ Tiling tiling_of(const Program& program, const KernelTable& kernels, DType activ
           .panel_input_bytes = kPanelColumns * (quantization.algo == QuantAlgo::kNone ? 2 : 1)};
 }
 
+/// Maximum number of groups of inputs in a matrix for which counts(quantization) is true.
+template <class Counts>
+std::int64_t most_groups(const Program& program, const Counts& counts) {
+  std::int64_t most = 0;
+  for_each_member<LinearPart>(program, [&](const LinearPart& part) {
+    const Quantization& how = part.weight.quantization;
+    if (counts(how)) most = std::max(most, group_count(how, part.weight.k));
+  });
+  return most;
+}
+
 }  // namespace
 
 std::int64_t Tiling::inputs_of_part(std::int64_t rows, std::int64_t width) const {
@@ -323,22 +334,11 @@ PackedRowsSize packed_rows_size(const Program& program, const KernelTable& kerne
 }
 
 std::int64_t most_zero_point_groups(const Program& program) {
-  std::int64_t most = 0;
-  for_each_member<LinearPart>(program, [&](const LinearPart& part) {
-    const Quantization& quantization = part.weight.quantization;
-    if (quantization.zero_points) most = std::max(most, group_count(quantization, part.weight.k));
-  });
-  return most;
+  return most_groups(program, [](const Quantization& how) { return how.zero_points; });
 }
 
 std::int64_t most_w4a8_groups(const Program& program) {
-  std::int64_t most = 0;
-  for_each_member<LinearPart>(program, [&](const LinearPart& part) {
-    const Quantization& quantization = part.weight.quantization;
-    if (quantization.algo == QuantAlgo::kW4A8)
-      most = std::max(most, group_count(quantization, part.weight.k));
-  });
-  return most;
+  return most_groups(program, [](const Quantization& how) { return how.algo == QuantAlgo::kW4A8; });
 }
 
 std::int64_t int8_row_bytes(const Program& program) {

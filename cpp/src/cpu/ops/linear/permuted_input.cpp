@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <span>
-#include <variant>
 #include <vector>
 
+#include "op_members.h"
 #include "op_sizes.h"
 
 namespace adaptrt {
@@ -66,15 +66,11 @@ PermutedSize permuted_size(const Program& program) {
     size.parts = std::max(size.parts, parts.size());
     size.row_bytes = std::max(size.row_bytes, parts.front().weight.k * element);
   };
-  for (const auto* ops : program.sections()) {
-    for (const auto& op : *ops) {
-      if (const auto* linear = std::get_if<LinearOp>(&op)) add(linear->parts, 1);
-      if (const auto* experts = std::get_if<ExpertsOp>(&op)) {
-        add(experts->gate_up, experts->down.size());
-        add(experts->down, experts->down.size());
-      }
-    }
-  }
+  for_each_member<LinearOp>(program, [&](const LinearOp& op) { add(op.parts, 1); });
+  for_each_member<ExpertsOp>(program, [&](const ExpertsOp& op) {
+    add(op.gate_up, op.down.size());
+    add(op.down, op.down.size());
+  });
   return size;
 }
 
