@@ -210,6 +210,14 @@ BOOST_AUTO_TEST_CASE(a_library_that_cannot_be_loaded_is_named) {
       });
 }
 
+BOOST_AUTO_TEST_CASE(a_library_that_is_not_mpi_is_named_with_the_missing_function) {
+  BOOST_CHECK_EXCEPTION(
+      make_mpi_communicator({.library = "libm.so.6", .handle_bytes = sizeof(void*)}, milliseconds(1)),
+      ConfigError, [](const ConfigError& error) {
+        return std::string(error.what()).starts_with("MPI: libm.so.6 has no MPI_");
+      });
+}
+
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace

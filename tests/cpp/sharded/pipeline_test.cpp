@@ -130,6 +130,12 @@ BOOST_AUTO_TEST_CASE(a_step_in_microbatches_is_recorded_as_one) {
   BOOST_TEST(count(StepSection::kRanks, static_cast<std::int32_t>(RankWork::kCommands)) == 1);
   BOOST_TEST(count(StepSection::kRanks, static_cast<std::int32_t>(RankWork::kResults)) == 1);
   BOOST_TEST(count(StepSection::kSink, 0) == 1);
+  double last = steps[0].begin;
+  for (const OpRecord& op : steps[0].ops) {
+    BOOST_TEST(op.begin >= last);
+    last = op.end;
+  }
+  BOOST_TEST(steps[0].end >= last);
 }
 
 BOOST_AUTO_TEST_CASE(the_engine_info_of_a_pipeline) {

@@ -76,6 +76,7 @@ class Failing final : public Engine {
   }
   using Engine::step;
   void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) override {
+    ++num_steps;
     if (failures > 0) {
       --failures;
       if (is_refusal) throw StepError("refused there");
@@ -84,6 +85,7 @@ class Failing final : public Engine {
     sound_.step(input, sink, hidden_sink);
   }
 
+  int num_steps = 0;
   int failures = 0;
   bool is_refusal = false;
 
@@ -153,6 +155,20 @@ BOOST_AUTO_TEST_CASE(refusals_leave_it_usable) {
                     StepError);
   BOOST_TEST(calls == 1);
   BOOST_TEST((logits_of(served.remote.get(), good.input()) == before));
+  BOOST_TEST(!served.failure().has_value());
+}
+
+BOOST_AUTO_TEST_CASE(a_step_before_allocation_is_not_sent) {
+  RandomModel model({});
+  const auto engine = make_cpu_engine(model.program, std::make_shared<ThreadPool>(1));
+  Failing failing(*engine);
+  Served served(failing);
+  const StepArrays first_block({Piece{.tokens = {5}, .blocks = {0}}});
+  BOOST_CHECK_THROW(logits_of(served.remote.get(), first_block.input()), StepError);
+  BOOST_TEST(failing.num_steps == 0);
+  served.remote->allocate_kv_blocks(1);
+  logits_of(served.remote.get(), first_block.input());
+  BOOST_TEST(failing.num_steps == 1);
   BOOST_TEST(!served.failure().has_value());
 }
 

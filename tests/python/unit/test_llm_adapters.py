@@ -181,8 +181,12 @@ def test_lora_is_an_adapter_in_memory(llm: adaptrt.LLM, adapter: Path, trained: 
 def test_an_adapter_in_memory_is_used_as_it_is_at_the_call(llm: adaptrt.LLM, trained: peft.PeftModel) -> None:
     before = results(llm, trained)
     names = in_memory(llm)
+    written = llm.executor.adapters.get(names[-1]).directory.parents
+    root = next(path for path in written if path.name.startswith("adaptrt"))
+    files = sorted(root.rglob("*"))
     assert results(llm, trained) == before
     assert in_memory(llm) == names
+    assert sorted(root.rglob("*")) == files
     scaled(trained, 8)
     after = results(llm, trained)
     assert after != before

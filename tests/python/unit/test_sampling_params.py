@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import adaptrt
 from adaptrt import FinishReason, RequestError, SamplingConfig, SamplingParams
+from adaptrt.runtime.sampling_fields import SAMPLING_FIELDS
 from support.models import ModelSpec, save_adapter, save_model
 from support.serving import build_engine
 from support.vllm_names import names_of
@@ -76,6 +77,25 @@ REFUSED: dict[str, tuple[Any, str]] = {
 }
 
 
+INT32_MAX = (1 << 31) - 1
+# The smallest and largest accepted values, then refused values.
+BOUNDS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "max_tokens": ((1, INT32_MAX), (0, INT32_MAX + 1)),
+    "min_tokens": ((0, INT32_MAX), (-1, INT32_MAX + 1)),
+    "n": ((1, INT32_MAX), (0, INT32_MAX + 1)),
+    "temperature": ((0,), (-0.01, float("inf"))),
+    "top_p": ((0.01, 1), (0, 1.01)),
+    "top_k": ((-1, 0, INT32_MAX), (-2, INT32_MAX + 1)),
+    "min_p": ((0, 1), (-0.01, 1.01)),
+    "repetition_penalty": ((0.01,), (0, float("inf"))),
+    "presence_penalty": ((-2, 2), (-2.01, 2.01)),
+    "frequency_penalty": ((-2, 2), (-2.01, 2.01)),
+    "seed": ((-(1 << 63), (1 << 64) - 1), (-(1 << 63) - 1, 1 << 64)),
+    "logprobs": ((0, 20), (-1, 21)),
+    "prompt_logprobs": ((0, 20), (-1, 21)),
+}
+
+
 class RequestOutputKind(Enum):
     """vLLM's."""
 
@@ -122,6 +142,13 @@ def test_a_value_without_effect_is_refused_by_name(name: str) -> None:
     with pytest.raises(RequestError) as refused:
         SamplingParams(**{name: value})
     assert said in str(refused.value)
+
+
+def test_every_number_is_accepted_up_to_its_bounds() -> None:
+    assert BOUNDS.keys() == SAMPLING_FIELDS.keys()
+    for name, (accepted, refused) in BOUNDS.items():
+        found = {value: SAMPLING_FIELDS[name].accepts(value) for value in (*accepted, *refused)}
+        assert found == {**dict.fromkeys(accepted, True), **dict.fromkeys(refused, False)}, name
 
 
 def test_every_field_is_checked() -> None:

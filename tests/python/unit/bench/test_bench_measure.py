@@ -38,6 +38,9 @@ def test_only_steps_in_which_all_requests_generate_count() -> None:
     assert (between.tolist(), in_engine.tolist()) == ([3.0, 4.0], [0.006, 0.008])
     with pytest.raises(ConfigError, match="fewer than two steps generated for all 5 requests at once"):
         decode_steps(executor, 5)
+    steps.append(step(11, 9, (0, 5)))
+    between, in_engine = decode_steps(executor, 5)
+    assert (between.tolist(), in_engine.tolist()) == ([5.0], [0.009])
 
 
 @pytest.mark.parametrize(("foreign", "is_disturbed"), [(0.03999, False), (0.04, False), (0.04001, True)])

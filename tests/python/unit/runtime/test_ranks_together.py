@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from adaptrt._core import AdapterError, EngineError
+from adaptrt.runtime import ranks
 from adaptrt.runtime.ranks import Ranks
 
 
@@ -68,3 +69,15 @@ def test_ranks_that_differ_from_rank_0_are_named() -> None:
     assert str(raised.value) == (
         "the ranks differ: dtype is 'bfloat16' on rank 1 and 'float32' on rank 0; layers is 3 on rank 2 and 2 on rank 0"
     )
+
+
+def test_a_rank_sleeps_until_rank_0_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrived = iter([False, False, True])
+    slept: list[float] = []
+    rank, _ = rank_1_of_3((None, None))
+    rank._world = SimpleNamespace(  # type: ignore[misc]
+        iprobe=lambda source: next(arrived), recv=lambda source: ("from", source)
+    )
+    monkeypatch.setattr(ranks.time, "sleep", slept.append)
+    assert rank.hear() == ("from", 0)
+    assert slept == [0.01, 0.01]

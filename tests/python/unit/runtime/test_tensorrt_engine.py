@@ -252,3 +252,15 @@ def test_the_package_that_compiled_the_plans_must_be_there(root: Path, monkeypat
     without("tensorrt_rtx", monkeypatch)
     with pytest.raises(ConfigError, match=r"not installed: pip install tensorrt-rtx=="):
         packages.import_tensorrt(plans, "engine")
+
+
+def test_weight_memory_needs_an_engine_that_was_built_for_it(root: Path) -> None:
+    engine = load_engine(root / "external")
+    assert isinstance(engine, TensorRtEngine)
+    assert engine.with_weight_memory(None) is engine.with_weight_memory(0) is engine
+    with pytest.raises(ConfigError, match=r"^weight_memory is 5; accepted: None and 0, .* was built without weight_me"):
+        engine.with_weight_memory(5)
+    built_for_it = replace(engine.config.build_config, weight_memory=9)
+    streaming = replace(engine, config=replace(engine.config, build_config=built_for_it))
+    assert [streaming.with_weight_memory(size).weight_memory for size in (None, 0, 5)] == [0, 0, 5]
+    assert streaming.with_weight_memory(5).with_weight_memory(0).weight_memory == 0

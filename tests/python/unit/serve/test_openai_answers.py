@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -23,6 +24,7 @@ from adaptrt.serve.openai_answers import (
     events,
     merged,
 )
+from adaptrt.serve.openai_routes import _card
 from support.tokenizers import byte_level
 
 TOKENIZER = byte_level()
@@ -133,3 +135,19 @@ def test_chats_have_the_bytes_of_tokens() -> None:
         "bytes": list(b"hello"),
         "top_logprobs": [{"token": "\ufffd", "logprob": -0.5, "bytes": [0x82]}],
     }
+
+
+@pytest.mark.parametrize(("parent", "longest"), [(None, 64), ("base", None)])
+def test_the_card_of_a_model_is_vllms(parent: str | None, longest: int | None) -> None:
+    card = _card("poet", 7, root=Path("/models/poet"), parent=parent, max_model_len=longest)
+    (permission,) = card.pop("permission")
+    assert card == {
+        "id": "poet", "object": "model", "created": 7, "owned_by": "adaptrt", "root": "/models/poet", "parent": parent,
+        "max_model_len": longest,
+    }  # fmt: skip
+    assert permission.pop("id").startswith("modelperm-")
+    assert permission == {
+        "object": "model_permission", "created": 7, "allow_create_engine": False, "allow_sampling": True,
+        "allow_logprobs": True, "allow_search_indices": False, "allow_view": True, "allow_fine_tuning": False,
+        "organization": "*", "group": None, "is_blocking": False,
+    }  # fmt: skip

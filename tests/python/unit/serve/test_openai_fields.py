@@ -7,17 +7,61 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import pytest
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from adaptrt.serve.errors import ApiError
 from adaptrt.serve.http import parse_json
 from adaptrt.serve.openai_chat_fields import ChatRequest, TokenizeRequest, ToolChoice
-from adaptrt.serve.openai_fields import CompletionRequest, Fields
+from adaptrt.serve.openai_fields import CompletionRequest, EmbeddingRequest, Fields, GenerationFields, RerankRequest
 from adaptrt.serve.options import ServerLimits
 
 LIMITS = ServerLimits()
+INT32_MAX = (1 << 31) - 1
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+# By model and field: the smallest and largest accepted values, then refused values.
+BOUNDS: dict[type[Fields], dict[str, tuple[tuple[float, ...], tuple[float, ...]]]] = {
+    GenerationFields: {
+        "temperature": ((0,), (-0.01,)),
+        "top_p": ((0.01, 1), (0, 1.01)),
+        "top_k": ((-1, INT32_MAX), (-2, INT32_MAX + 1)),
+        "min_p": ((0, 1), (-0.01, 1.01)),
+        "presence_penalty": ((-2, 2), (-2.01, 2.01)),
+        "frequency_penalty": ((-2, 2), (-2.01, 2.01)),
+        "repetition_penalty": ((0.01,), (0,)),
+        "seed": ((-(1 << 63), (1 << 64) - 1), (-(1 << 63) - 1, 1 << 64)),
+        "min_tokens": ((0, INT32_MAX), (-1, INT32_MAX + 1)),
+        "priority": ((-100, 100), (-101, 101)),
+        "n": ((1, INT32_MAX), (0, INT32_MAX + 1)),
+    },
+    CompletionRequest: {
+        "max_tokens": ((0, INT32_MAX), (-1, INT32_MAX + 1)),
+        "logprobs": ((0, 20), (-1, 21)),
+    },
+    ChatRequest: {
+        "max_tokens": ((1, INT32_MAX), (0, INT32_MAX + 1)),
+        "max_completion_tokens": ((1, INT32_MAX), (0, INT32_MAX + 1)),
+        "top_logprobs": ((0, 20), (-1, 21)),
+    },
+    EmbeddingRequest: {
+        "priority": ((-100, 100), (-101, 101)),
+        "dimensions": ((1, INT32_MAX), (0, INT32_MAX + 1)),
+    },
+    RerankRequest: {
+        "priority": ((-100, 100), (-101, 101)),
+        "top_n": ((1, INT32_MAX), (0, INT32_MAX + 1)),
+    },
+}
+
+
+def is_number_with_bounds(field: FieldInfo) -> bool:
+    """True if a field's values are compared with a minimum or maximum."""
+    schema = TypeAdapter(Annotated[field.annotation, field]).json_schema()
+    bounds = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+    return any(bounds & part.keys() for part in (schema, *schema.get("anyOf", [])))
 
 
 def completion(**fields: Any) -> CompletionRequest:
@@ -40,6 +84,25 @@ def chat(**fields: Any) -> ChatRequest:
 )
 def test_prompts(prompt: Any, parsed: object) -> None:
     assert completion(prompt=prompt).prompt == parsed
+
+
+@pytest.mark.parametrize("model", BOUNDS)
+def test_every_number_is_accepted_up_to_its_bounds(model: type[Fields]) -> None:
+    inherited = GenerationFields.model_fields if GenerationFields in model.__mro__[1:] else {}
+    checked = {
+        name: field
+        for name, field in model.model_fields.items()
+        if name not in inherited and is_number_with_bounds(field)
+    }
+    assert checked.keys() == BOUNDS[model].keys()
+    for name, field in checked.items():
+        adapter: TypeAdapter[Any] = TypeAdapter(Annotated[field.annotation, field])
+        accepted, refused = BOUNDS[model][name]
+        for value in accepted:
+            assert adapter.validate_python(value) == value
+        for value in refused:
+            with pytest.raises(ValidationError):
+                adapter.validate_python(value)
 
 
 def test_null_is_as_if_absent() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 from collections.abc import AsyncIterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +18,13 @@ pytest.importorskip("ray", reason="ray is not installed")
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
+from adaptrt._core import ConfigError
 from adaptrt.serve.http import LONG_BODY
 from adaptrt.serve.options import ServerLimits
-from adaptrt.serve.ray import build_app, endpoint
+from adaptrt.serve.ray import build_app, coordinator, endpoint
+from adaptrt.serve.ray.adapter_changes import Refusal
 from adaptrt.serve.ray.affinity import group_of
+from adaptrt.serve.ray.calls import Answers
 from adaptrt.serve.ray.endpoint import BelowPrefix, EndpointApp, EndpointOptions
 from adaptrt.serve.ray.forwarding import WholeAnswer
 
@@ -300,3 +305,23 @@ def test_serve_takes_the_application() -> None:
     fields: dict[str, Any] = {"model": "m", "num_threads": 2}
     assert build_app(fields | {"num_replicas": 2}) is not None
     assert build_app(fields | {"min_replicas": 0, "max_replicas": 3, "target_ongoing_requests": 4}) is not None
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "adaptrt.serve.ray.application", raising=False)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"^adaptrt\.serve\.ray needs ray: pip install 'adaptrt\[ray\]'$"):
+        build_app({"model": "m", "num_threads": 2})
+
+
+def test_the_coordinator_logs_why_a_replica_failed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def call_all(*_: Any, **__: Any) -> Answers:
+        return Answers(failures=[ValueError("a defect")])
+
+    monkeypatch.setattr(coordinator, "call_all", call_all)
+    made: Any = SimpleNamespace(_replicas=None)
+    refusal = asyncio.run(coordinator.AdapterCoordinator._at_all(made, "follow", ()))
+    assert isinstance(refusal, Refusal)
+    assert "follow at a replica failed: a defect" in caplog.text

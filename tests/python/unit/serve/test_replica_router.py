@@ -122,3 +122,12 @@ def test_the_application_has_the_router_with_the_slack_that_is_asked_for() -> No
         config = replicas._deployment_config.request_router_config
         assert config.get_request_router_class() is AdapterRouter
         assert config.request_router_kwargs == {"queue_slack": expected}
+
+
+def test_a_request_is_in_only_one_access_log() -> None:
+    endpoint = application({"model": "m", "num_threads": 1})._bound_deployment
+    replicas = endpoint.init_args[0]._bound_deployment
+    coordinator = replicas.init_args[1]._bound_deployment
+    for deployment in (replicas, coordinator):
+        assert deployment._deployment_config.logging_config["enable_access_log"] is False
+    assert endpoint._deployment_config.logging_config is None

@@ -1,4 +1,4 @@
-"""A function whose parameters no guide can enforce is refused by its name."""
+"""Which chats get a guide for their calls, and errors for parameters that no guide can enforce."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 
 from adaptrt._core import GuidedDecodingParams, RequestError
 from adaptrt.serve.errors import ApiError
+from adaptrt.serve.openai_chat_fields import ChatRequest
 from adaptrt.serve.tool_guides import GuidedFunction
-from adaptrt.serve.tool_use import _check
+from adaptrt.serve.tool_use import _check, tool_use_of
 
 WHOLE = GuidedDecodingParams(GuidedDecodingParams.GuideType.EBNF_GRAMMAR, "whole")
 
@@ -58,3 +59,51 @@ def test_functions_that_only_together_cannot_be_enforced_have_the_guides_error()
     with pytest.raises(RequestError, match=r"^no whole$"):
         check(compiler)
     assert compiler.num_guides == 4
+
+
+JSON = {"response_format": {"type": "json_object"}}
+REGEX = {"structured_outputs": {"regex": "a+"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "strict", "guide"),
+    [
+        ({}, False, None),
+        ({}, True, "calls"),
+        ({"parallel_tool_calls": False}, False, "calls"),
+        ({"tool_choice": "required"}, False, "calls"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, False, "calls"),
+        (JSON, False, "calls"),
+        (JSON, True, "calls"),
+        (REGEX, False, "a+"),
+        (REGEX, True, ApiError),
+        ({**REGEX, "tool_choice": "required"}, False, ApiError),
+        ({"tool_choice": "none"}, True, "no tools"),
+    ],
+)
+def test_an_answer_has_a_guide_if_its_calls_or_its_text_are_restricted(
+    fields: dict[str, Any], strict: bool, guide: Any
+) -> None:
+    tool = {"type": "function", "function": {"name": "f", "strict": strict, "parameters": {"type": "object"}}}
+    chat = ChatRequest.model_validate({"messages": [{"role": "user", "content": "a"}], "tools": [tool], **fields})
+
+    async def tokenizer_of(adapter: str | None) -> Any:
+        return SimpleNamespace(vocabulary=SimpleNamespace(is_special=lambda text: False))
+
+    service: Any = SimpleNamespace(
+        options=SimpleNamespace(tool_call_parser="hermes"), tokenizers=SimpleNamespace(of=tokenizer_of)
+    )
+    service.executor = SimpleNamespace(compile_guide=lambda _: asyncio.sleep(0))
+    if guide is ApiError:
+        with pytest.raises(ApiError, match="given with a guide that is not JSON"):
+            asyncio.run(tool_use_of(service, chat))
+        return
+    use = asyncio.run(tool_use_of(service, chat))
+    if use is None:
+        assert guide == "no tools"
+    elif use.guide is None:
+        assert guide is None
+    elif use.guide.guide_type == GuidedDecodingParams.GuideType.REGEX:
+        assert use.guide.guide == guide
+    else:
+        assert (guide, use.guide.guide_type) == ("calls", GuidedDecodingParams.GuideType.EBNF_GRAMMAR)
