@@ -12,7 +12,7 @@ sys.path.insert(0, str(SITE / "extensions"))
 
 project = "AdaptRT"
 author = "The AdaptRT authors"
-copyright = "The AdaptRT authors, Apache-2.0"
+copyright = "AdaptRT developers, Apache-2.0"
 release = version = adaptrt.__version__
 
 extensions = [
