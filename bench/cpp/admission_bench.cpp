@@ -49,6 +49,7 @@ struct Sent {
       for (const LoraPart& part : site.parts) {
         config.insert(config.end(), {static_cast<std::int32_t>(part.module), site.layer, rank, 0});
         used.push_back(static_cast<std::size_t>(rank * (site.in_size + part.out_size)));
+        in_a.push_back(static_cast<std::size_t>(rank * site.in_size));
       }
     }
     weights.resize(used.size() * static_cast<std::size_t>(width) * size_of(dtype));
@@ -62,6 +63,12 @@ struct Sent {
                          std::min(values.size(), used[row] - done));
       }
       bytes += used[row] * size_of(dtype);
+      // The cache keeps equal matrices once, so A and B of each row begin with its number.
+      const std::array number{static_cast<float>(row % 128) / 128.0F, static_cast<float>(row / 128) / 128.0F};
+      for (const std::size_t first : {std::size_t{0}, in_a[row]}) {
+        convert_elements(begin + first * size_of(dtype), dtype,
+                         reinterpret_cast<const std::byte*>(number.data()), DType::kFloat32, number.size());
+      }
     }
   }
   [[nodiscard]] LoraConfig send(std::uint64_t task_id) const {
@@ -80,6 +87,7 @@ struct Sent {
   DType dtype;
   std::int64_t width;
   std::vector<std::size_t> used;
+  std::vector<std::size_t> in_a;
   std::vector<std::byte> weights;
   std::vector<std::int32_t> config;
   std::size_t bytes = 0;
