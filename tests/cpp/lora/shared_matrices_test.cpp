@@ -145,6 +145,10 @@ BOOST_AUTO_TEST_CASE(adapters_keep_equal_matrices_once_until_the_last_one_goes) 
   BOOST_TEST_REQUIRE(lease.has_value());
   expect_values(lease->adapter(), fork, kTwoRows);
   expect_values(cache->acquire(first)->adapter(), base, kTwoRows);
+  // A of the fork, which is kept elsewhere, leaves no gap before B.
+  BOOST_TEST((lease->adapter().sites[0].parts[0].b == second->data()));
+  BOOST_TEST((cache->admit(base.send(3))->data() == nullptr));  // all memory was given back
+  cache->unload(3);
   {
     const auto held = cache->admit(base.send(1));
     cache->unload(1);
@@ -241,6 +245,18 @@ BOOST_AUTO_TEST_CASE(a_second_module_with_another_a_follows_those_that_share) {
   BOOST_TEST(!adapter->same_weights(*changed));
 }
 
+BOOST_AUTO_TEST_CASE(another_a_follows_a_shared_one_at_once) {
+  const std::vector<SentRow> rows{{kAttnQ, 0, kRank}, {kAttnK, 0, kRank}, {kAttnV, 0, kRank}};
+  SentAdapter sent = make(rows);
+  copy_a(sent, 0, 1);
+  const LoraLayout layout = wide_layout();
+  const auto adapter = HostAdapter::make_packed(sent.send(1), layout, SiteIndex(layout), kPageBytes);
+  const DeviceAdapter device = device_adapter_in_place(*adapter, layout);
+  BOOST_TEST((device.sites[0].parts[1].rank_offset == 0 && device.sites[0].parts[2].rank_offset == kRank));
+  expect_values(device, sent, rows);
+  BOOST_TEST(adapter->plan().bytes() == adapter->unshared_bytes() - kBytesOfA);
+}
+
 BOOST_AUTO_TEST_CASE(an_a_with_more_rows_is_another_one) {
   for (const bool is_first_larger : {false, true}) {
     const std::vector<SentRow> rows{{kAttnQ, 0, is_first_larger ? kRank : 4},
@@ -298,9 +314,12 @@ BOOST_DATA_TEST_CASE(rows_whose_b_is_zero_are_dropped, boost::unit_test::data::m
     BOOST_TEST(device.sites[0].total_rank == kRank);
     expect_values(device, sent, rows, 1);
   }
-  // One element that is not zero, even the last one, keeps the row.
-  sent.set(1, static_cast<std::size_t>(kRank * (kInputs + 64)) - 1, 1.0F);
-  BOOST_TEST(make_one()->rows().size() == 4U);
+  // One element that is not zero, even the first or the last one, keeps the row.
+  for (const auto element : {kRank * kInputs, kRank * (kInputs + 64) - 1}) {
+    sent.set(1, static_cast<std::size_t>(element), 1.0F);
+    BOOST_TEST(make_one()->rows().size() == 4U);
+    sent.set(1, static_cast<std::size_t>(element), 0.0F);
+  }
 }
 
 BOOST_DATA_TEST_CASE(rows_that_are_dropped_are_checked, boost::unit_test::data::make({false, true}),
@@ -346,6 +365,8 @@ BOOST_AUTO_TEST_CASE(an_adapter_of_zeros_changes_nothing) {
   const auto lease = cache->acquire(adapter);
   BOOST_TEST_REQUIRE(lease.has_value());
   BOOST_TEST(unpack_adapter(lease->adapter(), wide_layout()).empty());
+  cache->unload(2);
+  BOOST_TEST(cache->stats().saved_products == 2);
 }
 
 BOOST_AUTO_TEST_CASE(only_what_becomes_free_counts_for_evictions) {
@@ -392,6 +413,7 @@ BOOST_AUTO_TEST_CASE(a_victim_leaves_its_matrices_to_the_adapter_that_replaces_i
       (void)cache->admit(fork.send(3)), LoraCacheFullError, [](const LoraCacheFullError& error) {
         return contains(error.what(), "needs 16384 bytes, but requests and pinned adapters keep 81920 of");
       });
+  BOOST_CHECK_THROW((void)cache->admit(fork.send(2, true)), LoraCacheFullError);
   BOOST_TEST(cache->stats().host_bytes_used == kBytesOfTwoRows);
 }
 
