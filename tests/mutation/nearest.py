@@ -108,7 +108,8 @@ def stages_of(path: str, python_tests: Path) -> list[Stage]:
 def _python_stages(path: PurePosixPath, tests: Path) -> list[Stage]:
     """Unit tests named like the module or importing it, then the room's folder, then integration tests."""
     room = next(folder for folder in PYTHON_WIDER if PurePosixPath(folder) in path.parents)
-    own = sorted(file for file in tests.glob("unit/**/test_*.py") if path.stem in file.stem or _imports(file, path))
+    own = [file for file in sorted(tests.glob("unit/**/test_*.py")) if path.stem in file.stem or _imports(file, path)]
+    own.sort(key=lambda file: path.stem not in file.stem)
     stages = [Stage(files=tuple(str(file.relative_to(tests)) for file in own))] if own else []
     folder = f"unit/{PurePosixPath(room).name}"
     if (tests / folder).is_dir():

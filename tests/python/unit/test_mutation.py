@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from faults import Fault, find_faults
-from nearest import CPP_PROGRAMS, PYTHON_WIDER, SEEN_THROUGH_BINDINGS
+from nearest import CPP_PROGRAMS, PYTHON_WIDER, SEEN_THROUGH_BINDINGS, stages_of
 
 CPP = """\
 #include <vector>
@@ -21,6 +21,7 @@ if not ready and names[0] is None:
     raise ValueError(f"{count + 1} of {2 * 3}")
 total = max(a // 2, 0)  # a - b
 self.total = total
+tensors: dict = field(repr=False)
 '''
 
 
@@ -93,3 +94,13 @@ def test_every_room_has_programs() -> None:
     assert rooms - set(CPP_PROGRAMS) == {"cuda"}
     programs = {name for names in CPP_PROGRAMS.values() for name in names}
     assert [name for name in programs if not (repository / "tests" / "cpp" / name).is_dir()] == []
+
+
+def test_tests_named_like_the_module_run_first(tmp_path: Path) -> None:
+    folder = tmp_path / "unit" / "serve"
+    folder.mkdir(parents=True)
+    (folder / "test_all.py").write_text("from adaptrt.serve.work import Work\n")
+    (folder / "test_other.py").write_text("from adaptrt.serve.workers import Work\n")
+    (folder / "test_work.py").write_text("")
+    first = stages_of("serve/work.py", tmp_path)[0]
+    assert first.files == ("unit/serve/test_work.py", "unit/serve/test_all.py")

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -150,6 +151,22 @@ def test_bad_flags_end_a_start(root: Path, flags: str, expected: list[str], capf
     line = refusal(capfd, *flags.split(" "))
     for part in expected:
         assert part in line
+
+
+@pytest.mark.parametrize(
+    ("source", "package", "extra"), [("hub:org/*", "huggingface_hub", "hub"), ("s3://bucket/a/*", "s3fs", "s3")]
+)
+def test_a_package_that_allowed_sources_need_is_named(
+    root: Path,
+    source: str,
+    package: str,
+    extra: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    line = refusal(capfd, "--enable_lora_loading", "--adapter_root", ".", "--allowed_adapter_sources", source)
+    assert f"pip install 'adaptrt[{extra}]'" in line
 
 
 @pytest.mark.parametrize("flags", [["--served_model_name", ""], ["--api_key", ""], ["--lora_modules", "a\nb=adapter"]])
