@@ -462,6 +462,10 @@ BOOST_AUTO_TEST_CASE(small_matrices_are_not_shared) {
   (void)cache->admit(sent.send(1));
   (void)cache->admit(sent.send(2));
   BOOST_TEST(cache->stats().saved_bytes == 0U);
+  const SentAdapter large_enough = make({{kAttnQ, 0, 2}});  // A and B have 4 KiB
+  (void)cache->admit(large_enough.send(3));
+  (void)cache->admit(large_enough.send(4));
+  BOOST_TEST(cache->stats().saved_bytes == 2 * kMinSharedBytes);
 }
 
 /// A step of checksum_of().
