@@ -80,7 +80,7 @@ std::vector<std::vector<std::int32_t>> arrays_of(const StepInput& input) {
   return arrays;
 }
 
-/// Keeps the step that it gets, and returns zeros.
+/// Keeps the step that it gets. Returns zeros, and 1, 2, ... as the encoder's outputs.
 class Recording final : public Engine {
  public:
   explicit Recording(EngineInfo info) : info_(std::move(info)) {}
@@ -96,6 +96,13 @@ class Recording final : public Engine {
     };
     sink(0, std::ssize(input.logit_rows), rows_of(input.logit_rows, info_.logits_width()).data());
     hidden_sink(0, std::ssize(input.hidden_rows), rows_of(input.hidden_rows, info_.hidden_size).data());
+    const EncoderInputs& encoder = input.encoder;
+    for (std::size_t i = 0; i < encoder.outputs.size(); ++i) {
+      const std::int64_t tokens = encoder.offsets[i + 1] - encoder.offsets[i];
+      if (encoder.outputs[i] != nullptr) {
+        std::fill_n(encoder.outputs[i], tokens * info_.encoder_hidden_size, static_cast<float>(i + 1));
+      }
+    }
   }
 
   std::vector<std::vector<std::int32_t>> arrays;
@@ -212,6 +219,28 @@ BOOST_AUTO_TEST_CASE(every_array_of_a_step_arrives) {
   served.remote->step(step.input(), ignore, ignore);
   BOOST_TEST((engine.arrays == expected));
   BOOST_TEST(engine.widths == (std::vector<std::int32_t>{3, 2}), boost::test_tools::per_element());
+}
+
+BOOST_AUTO_TEST_CASE(the_wanted_outputs_of_the_encoder_arrive) {
+  Recording engine(info_of_whole_step());
+  const Served served(engine);
+  served.remote->allocate_kv_blocks(7);
+  served.remote->allocate_cross_kv_blocks(7);
+  WholeStep step;
+  step.encoder_offsets = {0, 1, 2};
+  step.encoder_tables = {5, -1, 6, -1};
+  step.encoder_adapters = {nullptr, nullptr};
+  const auto ignore = [](std::int64_t, std::int64_t, const float*) {};
+  for (const std::size_t wanted : {0U, 1U}) {
+    std::vector<float> output(4);
+    std::vector<float*> places(2, nullptr);
+    places[wanted] = output.data();
+    StepInput input = step.input();
+    input.encoder.outputs = places;
+    served.remote->step(input, ignore, ignore);
+    BOOST_TEST(output == std::vector<float>(4, static_cast<float>(wanted + 1)),
+               boost::test_tools::per_element());
+  }
 }
 
 BOOST_AUTO_TEST_CASE(a_microbatch_has_its_part_of_every_array) {
