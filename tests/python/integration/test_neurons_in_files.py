@@ -17,6 +17,7 @@ import adaptrt
 from adaptrt._core import ConfigError, DType, EngineError
 from adaptrt.builder import cli
 from adaptrt.formats.engine.weight_usage import USAGE_FILE, WeightUsage
+from adaptrt.runtime import text_usage
 from adaptrt.runtime.engine import load_engine
 from support.families import LLAMA, SIZES, Family, save_family
 from support.relu_gates import (
@@ -141,6 +142,13 @@ def test_a_text_says_what_is_kept_and_changes_no_bit(used: Path) -> None:
         for each in (engine, used / "unknown"):
             answers = answers_of(each, {"a": None, "b": None, "c": None, "d": None}, 2, weight_memory=memory)
             assert all(ours.same_bits(theirs) for ours, theirs in zip(answers, expected, strict=True))
+
+
+def test_weights_that_no_token_used_count_zero(used: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_usage, "run_windows", lambda *_: [])
+    usage = text_usage.TextUsage(used / "text.txt", used / "model", 64).measure(used / "engine")
+    assert usage.tokens == 0
+    assert {count for counts in usage.counts.values() for count in counts} == {0}
 
 
 def first_counts(content: dict[str, Any]) -> tuple[str, list[int]]:

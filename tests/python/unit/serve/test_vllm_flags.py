@@ -117,6 +117,12 @@ def test_the_help_has_no_refused_flags() -> None:
     assert "--max_model_len" in text
     assert "--max_cpu_loras" not in text
     assert "--no_enable_prefix_caching" not in text
+    # A flag has one line: its own, or that of its opposite if only that is accepted.
+    shown = {flag for flag in text.split() if flag.startswith("--")}
+    for name in ("enable_lora", "enable_prefix_caching", "disable_log_requests"):
+        assert {f"--{name}", f"--no_{name}"} & shown == {f"--{name}"}
+    for name in ("headless", "skip_tokenizer_init"):
+        assert {f"--{name}", f"--no_{name}"} & shown == {f"--no_{name}"}
 
 
 def test_replicas_take_the_same_flags() -> None:
