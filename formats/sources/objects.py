@@ -166,11 +166,10 @@ class ObjectStore:
 
 
 def _filesystem() -> Any:
-    """The store's file system. fsspec keeps one for each thread, with its connections. Raises ImportError."""
-    import fsspec
+    """The store's file system. s3fs keeps one for each thread, with its connections. Raises ImportError."""
+    import s3fs
 
-    return fsspec.filesystem(
-        "s3",
+    return s3fs.S3FileSystem(
         use_listings_cache=False,
         config_kwargs={
             "connect_timeout": _CONNECT_SECONDS,

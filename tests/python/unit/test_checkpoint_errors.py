@@ -237,7 +237,7 @@ def test_pickles_that_are_not_tensors(
 def test_pickles_without_torch(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (model_dir / "model.safetensors").rename(model_dir / "pytorch_model.bin")
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
-    refused(model_dir, _core.CheckpointError, r"pip install adaptrt\[torch\]")
+    refused(model_dir, _core.CheckpointError, r"pip install 'adaptrt\[torch\]'")
 
 
 # ---- sizes and the output directory

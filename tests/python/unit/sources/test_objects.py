@@ -155,7 +155,7 @@ def test_a_copy_serves_without_the_store(
 
 
 def test_without_the_package_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "fsspec", None)
+    monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(
         ConfigError, match=r"s3://bucket/x: names of object stores need s3fs: pip install 'adaptrt\[s3\]"
     ):
