@@ -4,12 +4,21 @@
 
 #include <algorithm>
 #include <boost/test/unit_test.hpp>
+#include <cstdint>
+#include <fstream>
 #include <limits>
 #include <new>
 #include <utility>
 
 namespace adaptrt::huge_array_test {
 namespace {
+
+/// Number of system pages in this process's address space.
+std::size_t mapped_pages() {
+  std::size_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages;
+}
 
 BOOST_AUTO_TEST_SUITE(huge_array)
 
@@ -26,6 +35,28 @@ BOOST_AUTO_TEST_CASE(memory_is_zeroed_writable_and_moves) {
   other = HugeArray();
   BOOST_TEST(other.bytes() == 0U);
   BOOST_TEST((other.data() == nullptr));
+}
+
+BOOST_AUTO_TEST_CASE(arrays_begin_at_a_huge_page_and_nothing_else_stays_mapped) {
+  constexpr std::size_t kHugePage = std::size_t{2} << 20;
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  mapped_pages();  // the first call allocates buffers
+  for (const std::size_t bytes : {kHugePage, kHugePage + 1, 3 * kHugePage - page, 5 * kHugePage + page - 1}) {
+    // Assertions may allocate memory, so they come after the last count.
+    const std::size_t before = mapped_pages();
+    std::size_t during = 0;
+    const std::byte* begin = nullptr;
+    {
+      const HugeArray array(bytes);
+      during = mapped_pages();
+      begin = array.data();
+      array.data()[array.bytes() - 1] = std::byte{7};
+    }
+    const std::size_t after = mapped_pages();
+    BOOST_TEST(reinterpret_cast<std::uintptr_t>(begin) % kHugePage == 0U);
+    BOOST_TEST(during - before == (bytes + page - 1) / page);
+    BOOST_TEST(after == before);
+  }
 }
 
 BOOST_AUTO_TEST_CASE(only_whole_pages_are_discarded) {
