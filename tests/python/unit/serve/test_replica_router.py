@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -13,10 +15,12 @@ pytest.importorskip("ray", reason="ray is not installed")
 from hypothesis import given
 from hypothesis import strategies as st
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
+from ray.serve.exceptions import RayServeException
 from ray.serve.request_router import PendingRequest
 
 from adaptrt.serve.ray.application import application
 from adaptrt.serve.ray.options import DEFAULT_QUEUE_SLACK
+from adaptrt.serve.ray.replica import Replica
 from adaptrt.serve.ray.router import AdapterRouter, ranked
 
 SLACK = 3
@@ -131,3 +135,13 @@ def test_a_request_is_in_only_one_access_log() -> None:
     for deployment in (replicas, coordinator):
         assert deployment._deployment_config.logging_config["enable_access_log"] is False
     assert endpoint._deployment_config.logging_config is None
+
+
+def test_a_replica_logs_what_the_server_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    logs: list[dict[str, Any]] = []
+    monkeypatch.setattr(logging, "basicConfig", lambda **settings: logs.append(settings))
+    made = Replica.__new__(Replica)
+    coordinator: Any = None
+    with pytest.raises(RayServeException):  # outside of Ray Serve
+        asyncio.run(made.__init__({"model": "m", "num_threads": 1}, coordinator, 4))  # type: ignore[func-returns-value,misc]
+    assert logs == [{"level": logging.INFO, "format": "%(asctime)s %(name)s %(message)s"}]
