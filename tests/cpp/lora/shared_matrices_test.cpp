@@ -29,7 +29,7 @@ using enum LoraModule;
 
 constexpr std::int64_t kInputs = 512;
 constexpr std::int32_t kRank = 8;
-// Of rank 8 in float32: A[8, 512], B[512, 8] of q and v, and B[64, 8] of k, which is too small to be shared.
+// Rank 8 in float32: A[8, 512], B[512, 8] of q and v, and B[64, 8] of k, which is too small to be shared.
 constexpr std::size_t kBytesOfA = 16384;
 constexpr std::size_t kBytesOfB = 16384;
 constexpr std::size_t kBytesOfKeys = 2048;

@@ -1,4 +1,4 @@
-"""What an installation says where something is missing: an extra, or a platform that can be built for."""
+"""Messages of an installation that lacks an extra, or runs on a platform that AdaptRT is not built for."""
 
 from __future__ import annotations
 
