@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -11,16 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..runtime.adapter_tokenizers import TextTokenizer
+from .answer_parts import AnswerPart, CallArguments, CallBegin, ReasoningPart, TextPart
+from .conversation import Conversation, SplitAnswer
 from .generation import TextPiece
 from .http import EventStream, read_json, unless_disconnected
 from .json_answer import Items, JsonAnswer
 from .openai_answers import chat_log_probs, events, merged, new_id, usage
 from .openai_chat_fields import ChatRequest
-from .openai_guides import guide_of
-from .openai_requests import adapter_of, answer_length, check_answer_limits, embedding_bias_of, start_all, text_request
 from .service import Service
-from .tool_calls import FunctionCall, ToolCallParser
-from .tool_use import tool_use_of
 
 
 async def chat(service: Service, request: Request) -> Response:
@@ -30,59 +28,31 @@ async def chat(service: Service, request: Request) -> Response:
 
 
 async def _answered(service: Service, fields: ChatRequest) -> Response:
-    adapter = await adapter_of(service, fields)
-    tool_use = await tool_use_of(service, fields)
-    make_parser = None if tool_use is None else tool_use.make_parser
-    tools = None if tool_use is None else [tool.for_template() for tool in fields.tools or ()]
-    prompt = await service.prompts.tokenize_chat(fields, adapter, tools)
-    lengths = await service.lengths_of(adapter)
-    max_tokens = answer_length(service, len(prompt), fields.answer_tokens, lengths=lengths, param="messages")
-    top_log_probs = fields.top_logprobs if fields.logprobs else None
-    check_answer_limits(service.options.limits, fields.n, [len(prompt)], [max_tokens], top_log_probs)
-    asked = text_request(
-        service,
-        fields,
-        prompt=prompt,
-        adapter=adapter,
-        embedding_bias=embedding_bias_of(fields.logit_bias, await service.vocab_size_of(adapter)),
-        max_tokens=max_tokens,
-        top_log_probs=top_log_probs,
-        # The markers of calls are special tokens in some vocabularies.
-        skip_special_tokens=make_parser is None,
-        guide=guide_of(fields) if tool_use is None else tool_use.guide,
-    )
-    own = await service.tokenizers.of(adapter)
-    answer = ChatAnswer(service, fields, adapter, own, prompt, make_parser)
+    conversation = await Conversation.of(service, fields)
+    answer = ChatAnswer(service, fields, conversation)
     async with AsyncExitStack() as stack:
-        generations = await start_all(service, [asked], stack)
+        generation = await conversation.start(service, stack)
         if fields.stream:
             kept = stack.pop_all()
-            return EventStream(events(answer.chunks(merged(generations, kept))), kept)
-        pieces = await generations[0].whole()
+            return EventStream(events(answer.chunks(merged([generation], kept))), kept)
+        pieces = await generation.whole()
     return JsonAnswer(answer.whole(pieces))
 
 
 class ChatAnswer:
     """The answer to one request, whole or in chunks."""
 
-    def __init__(
-        self,
-        service: Service,
-        fields: ChatRequest,
-        adapter: str | None,
-        own: TextTokenizer,
-        prompt: Sequence[int],
-        make_parser: Callable[[], ToolCallParser] | None,
-    ) -> None:
+    def __init__(self, service: Service, fields: ChatRequest, conversation: Conversation) -> None:
         self._fields = fields
-        self._prompt = prompt
+        self._prompt = conversation.request.prompt
         self._choices = [
-            _Choice(own, fields, index, None if make_parser is None else make_parser()) for index in range(fields.n)
+            _Choice(fields, index, conversation.tokenizer, SplitAnswer(conversation.make_splitter()))
+            for index in range(fields.n)
         ]
         self._head = {
             "id": new_id("chatcmpl"),
             "created": int(time.time()),
-            "model": service.model_names[0] if adapter is None else adapter,
+            "model": service.model_names[0] if conversation.adapter is None else conversation.adapter,
         }
 
     def whole(self, pieces: Sequence[TextPiece]) -> dict[str, Any]:
@@ -125,53 +95,41 @@ class ChatAnswer:
 class _Choice:
     """One choice of the answer."""
 
-    def __init__(self, own: TextTokenizer, fields: ChatRequest, index: int, parser: ToolCallParser | None) -> None:
-        self._own = own
+    def __init__(self, fields: ChatRequest, index: int, tokenizer: TextTokenizer, answer: SplitAnswer) -> None:
         self._fields = fields
         self._index = index
-        self._parser = parser
-        self._num_calls = 0
+        self._tokenizer = tokenizer
+        self._answer = answer
 
     def whole(self, piece: TextPiece) -> dict[str, Any]:
         """Returns the choice without streaming."""
-        parts = self._parts(piece)
-        calls = [part.content() for part in parts if isinstance(part, FunctionCall)]
-        text = "".join(part for part in parts if isinstance(part, str))
+        parts = self._answer.parts(piece)
+        text, reasoning, calls = _text(parts, TextPart), _text(parts, ReasoningPart), _calls(parts)
         message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None}
+        if reasoning:
+            message["reasoning_content"] = reasoning
         if calls:
-            message["tool_calls"] = calls
+            message["tool_calls"] = [{name: call[name] for name in ("id", "type", "function")} for call in calls]
         return {"index": self._index, "message": message, **self._end(piece)}
 
     def chunk(self, piece: TextPiece) -> dict[str, Any]:
         """Returns a chunk of the choice."""
-        return {"index": self._index, "delta": self._delta(self._parts(piece)), **self._end(piece)}
-
-    def _parts(self, piece: TextPiece) -> list[str | FunctionCall]:
-        """Returns the texts and function calls in a piece that are certain so far."""
-        if self._parser is None:
-            return [piece.text] if piece.text else []
-        parts = self._parser.add(piece.text)
-        if piece.finish_reason is not None:
-            parts += self._parser.finish()
-        self._num_calls += sum(isinstance(part, FunctionCall) for part in parts)
-        return parts
-
-    def _delta(self, parts: Sequence[str | FunctionCall]) -> dict[str, Any]:
-        calls = [part for part in parts if isinstance(part, FunctionCall)]
+        parts = self._answer.parts(piece)
         delta: dict[str, Any] = {}
-        if text := "".join(part for part in parts if isinstance(part, str)):
+        if reasoning := _text(parts, ReasoningPart):
+            delta["reasoning_content"] = reasoning
+        if text := _text(parts, TextPart):
             delta["content"] = text
-        if calls:
-            first = self._num_calls - len(calls)
-            delta["tool_calls"] = [{"index": first + i, **call.content()} for i, call in enumerate(calls)]
-        return delta
+        if calls := _calls(parts):
+            delta["tool_calls"] = calls
+        return {"index": self._index, "delta": delta, **self._end(piece)}
 
     def _end(self, piece: TextPiece) -> dict[str, Any]:
         # OpenAI's API does not set the finish reason "tool_calls" for a call that the request forces by name.
         is_named = self._fields.tool_choice.name is not None
-        has_calls = self._num_calls > 0 and piece.finish_reason == "stop" and not is_named
+        has_calls = self._answer.num_calls > 0 and piece.finish_reason == "stop" and not is_named
         end: dict[str, Any] = {
-            "logprobs": chat_log_probs(piece.log_probs, self._own.texts) if self._fields.logprobs else None,
+            "logprobs": chat_log_probs(piece.log_probs, self._tokenizer.texts) if self._fields.logprobs else None,
             "finish_reason": "tool_calls" if has_calls else piece.finish_reason,
             "stop_reason": piece.stop_reason,
         }
@@ -182,3 +140,20 @@ class _Choice:
 
 _OPEN = {"logprobs": None, "finish_reason": None}
 """The end fields of a choice that is not finished."""
+
+
+def _text(parts: Sequence[AnswerPart], kind: type[TextPart] | type[ReasoningPart]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, kind))
+
+
+def _calls(parts: Sequence[AnswerPart]) -> list[dict[str, Any]]:
+    """Returns the calls in OpenAI's format for chunks. A call that has begun earlier has only its new arguments."""
+    calls: dict[int, dict[str, Any]] = {}
+    for part in parts:
+        if isinstance(part, CallBegin):
+            function = {"name": part.name, "arguments": ""}
+            calls[part.index] = {"index": part.index, "id": part.call_id, "type": "function", "function": function}
+        elif isinstance(part, CallArguments):
+            call = calls.setdefault(part.index, {"index": part.index, "function": {"arguments": ""}})
+            call["function"]["arguments"] += part.text
+    return list(calls.values())

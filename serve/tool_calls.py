@@ -21,14 +21,6 @@ class FunctionCall:
     arguments: str
     call_id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex}")
 
-    def content(self) -> dict[str, Any]:
-        """Returns the call in OpenAI's format."""
-        return {
-            "id": self.call_id,
-            "type": "function",
-            "function": {"name": self.name, "arguments": self.arguments},
-        }
-
 
 class ToolCallParser(ABC):
     """Parses an answer piece by piece into text and calls, in order.

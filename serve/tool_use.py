@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from .._core import GuidedDecodingParams, RequestError
+from .answer_parts import AnswerSplitter
+from .call_splitter import CallSplitter
 from .errors import ApiError
 from .openai_chat_fields import ChatRequest
 from .openai_guides import guide_of, json_schema_of
 from .service import Service
-from .tool_calls import LLAMA3_JSON, PARSERS, ToolCallParser
+from .tool_calls import LLAMA3_JSON, PARSERS
 from .tool_guides import GuidedFunction, tool_guide
 
 _JSON_SCHEMA: Final = GuidedDecodingParams.GuideType.JSON_SCHEMA
@@ -19,9 +21,9 @@ _JSON_SCHEMA: Final = GuidedDecodingParams.GuideType.JSON_SCHEMA
 
 @dataclass(frozen=True)
 class ToolUse:
-    """The guide that makes the model write calls, and the parser that finds them."""
+    """The guide that makes the model write calls, and the splitter that finds them."""
 
-    make_parser: Callable[[], ToolCallParser]
+    make_splitter: Callable[[], AnswerSplitter]
     guide: GuidedDecodingParams | None
     """Guide of the whole answer including calls; None: no guide."""
 
@@ -71,7 +73,7 @@ async def tool_use_of(service: Service, fields: ChatRequest) -> ToolUse | None:
         )
         await _check(service, guide, functions, is_forced)
     names = {function.name for function in functions}
-    return ToolUse(lambda: PARSERS[form](names), guide)
+    return ToolUse(lambda: CallSplitter(PARSERS[form](names)), guide)
 
 
 async def _check(

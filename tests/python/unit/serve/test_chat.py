@@ -12,8 +12,11 @@ import pytest
 from adaptrt.runtime.adapter_tokenizers import TextTokenizer
 from adaptrt.runtime.text_bound import longest_token
 from adaptrt.runtime.vocabulary import Vocabulary
+from adaptrt.serve.answer_parts import AnswerPart, CallArguments, CallBegin, CallEnd, ReasoningPart, TextPart
+from adaptrt.serve.call_splitter import CallSplitter
 from adaptrt.serve.chat import ChatAnswer
-from adaptrt.serve.generation import TextPiece
+from adaptrt.serve.conversation import Conversation
+from adaptrt.serve.generation import TextPiece, TextRequest
 from adaptrt.serve.openai_chat_fields import ChatRequest
 from adaptrt.serve.service import Service
 from adaptrt.serve.tool_calls import PARSERS
@@ -30,7 +33,8 @@ def answer(**fields: Any) -> ChatAnswer:
     )
     service = cast(Service, SimpleNamespace(model_names=("base",)))
     own = TextTokenizer(Vocabulary(TOKENIZER), (), longest_token(TOKENIZER))
-    return ChatAnswer(service, asked, None, own, [1], lambda: PARSERS["hermes"]({"f"}))
+    request = TextRequest([1], None, 1)
+    return ChatAnswer(service, asked, Conversation(None, own, request, lambda: CallSplitter(PARSERS["hermes"]({"f"}))))
 
 
 def streamed(texts: Sequence[str], reason: str, **fields: Any) -> list[dict[str, Any]]:
@@ -78,3 +82,54 @@ def test_an_answer_without_calls_stops() -> None:
 
 def test_a_call_that_the_request_names_is_no_reason() -> None:
     assert streamed([CALL, ""], "stop", tool_choice=FUNCTION)[-1]["finish_reason"] == "stop"
+
+
+def test_arguments_and_reasoning_arrive_as_the_model_writes_them() -> None:
+    parts: list[list[AnswerPart]] = [
+        [ReasoningPart("hm")],
+        [TextPart("a"), CallBegin(0, "c0", "f"), CallArguments(0, '{"x"')],
+        [CallArguments(0, ":1"), CallArguments(0, "}"), CallEnd(0), CallBegin(1, "c1", "f"), CallArguments(1, "{}")],
+    ]
+
+    class Scripted:
+        def __init__(self) -> None:
+            self.left = [*parts]
+
+        def add(self, text: str) -> list[AnswerPart]:
+            return self.left.pop(0) if text == "x" else [part for left in self.left for part in left]
+
+        def finish(self) -> list[AnswerPart]:
+            return []
+
+    asked = ChatRequest.model_validate({"messages": [{"role": "user", "content": "a"}]})
+
+    def made() -> ChatAnswer:
+        own = TextTokenizer(Vocabulary(TOKENIZER), (), longest_token(TOKENIZER))
+        service = cast(Service, SimpleNamespace(model_names=("base",)))
+        return ChatAnswer(service, asked, Conversation(None, own, TextRequest([1], None, 1), Scripted))
+
+    async def collect() -> list[dict[str, Any]]:
+        async def pieces() -> AsyncIterator[tuple[int, TextPiece]]:
+            for i in range(3):
+                yield 0, TextPiece("x", (1,), finish_reason="stop" if i == 2 else None)
+
+        return [chunk["choices"][0] async for chunk in made().chunks(pieces())]
+
+    def begun(index: int, arguments: str) -> dict[str, Any]:
+        return {
+            "index": index,
+            "id": f"c{index}",
+            "type": "function",
+            "function": {"name": "f", "arguments": arguments},
+        }
+
+    assert [choice["delta"] for choice in asyncio.run(collect())[1:]] == [
+        {"reasoning_content": "hm"},
+        {"content": "a", "tool_calls": [begun(0, '{"x"')]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": ":1}"}}, begun(1, "{}")]},
+    ]
+    (whole,) = made().whole([TextPiece("all", (1,), finish_reason="stop")])["choices"].items
+    calls = [
+        {name: call[name] for name in ("id", "type", "function")} for call in (begun(0, '{"x":1}'), begun(1, "{}"))
+    ]
+    assert whole["message"] == {"role": "assistant", "content": "a", "reasoning_content": "hm", "tool_calls": calls}

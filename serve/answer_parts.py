@@ -1,0 +1,75 @@
+"""Parts of a model's answer: text, reasoning and function calls. All routes of conversations render the same parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """New text of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningPart:
+    """New text of the reasoning before the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegin:
+    """A function call begins."""
+
+    index: int
+    """Index of the call among the answer's calls."""
+    call_id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """New characters of a call's arguments, which are a JSON text."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """A call's arguments are complete."""
+
+    index: int
+
+
+AnswerPart: TypeAlias = TextPart | ReasoningPart | CallBegin | CallArguments | CallEnd
+
+
+class AnswerSplitter(Protocol):
+    """Splits an answer, piece by piece, into parts in the order in which the model wrote them.
+
+    Each CallBegin is followed by any number of CallArguments of the same index, and then its CallEnd, with no other
+    part in between. A call that the answer's end cuts may lack its CallEnd.
+    """
+
+    def add(self, text: str) -> Sequence[AnswerPart]:
+        """Adds a piece of the answer's text. Returns the parts that are certain now."""
+
+    def finish(self) -> Sequence[AnswerPart]:
+        """Returns the rest at the end of the answer."""
+
+
+class PlainText:
+    """Splitter of answers that are only text."""
+
+    def add(self, text: str) -> Sequence[AnswerPart]:
+        """See AnswerSplitter."""
+        return (TextPart(text),) if text else ()
+
+    def finish(self) -> Sequence[AnswerPart]:
+        """See AnswerSplitter."""
+        return ()

@@ -1,0 +1,77 @@
+"""From conversations to the parts of answers. Each API translates its fields to a ChatRequest and renders the parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from ..runtime.adapter_tokenizers import TextTokenizer
+from .answer_parts import AnswerPart, AnswerSplitter, CallBegin, PlainText
+from .generation import TextGeneration, TextPiece, TextRequest
+from .openai_chat_fields import ChatRequest
+from .openai_guides import guide_of
+from .openai_requests import adapter_of, answer_length, check_answer_limits, embedding_bias_of, start_all, text_request
+from .service import Service
+from .tool_use import tool_use_of
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A conversation as a request for text, with what its answers need."""
+
+    adapter: str | None
+    """The adapter that answers; None: the base model."""
+    tokenizer: TextTokenizer
+    """The adapter's tokenizer, or else the model's."""
+    request: TextRequest
+    make_splitter: Callable[[], AnswerSplitter]
+    """Makes the splitter of one answer."""
+
+    @classmethod
+    async def of(cls, service: Service, fields: ChatRequest) -> Conversation:
+        """Renders and checks a conversation. Raises ApiError and AdaptrtError for fields that cannot be used."""
+        adapter = await adapter_of(service, fields)
+        tool_use = await tool_use_of(service, fields)
+        tools = None if tool_use is None else [tool.for_template() for tool in fields.tools or ()]
+        prompt = await service.prompts.tokenize_chat(fields, adapter, tools)
+        lengths = await service.lengths_of(adapter)
+        max_tokens = answer_length(service, len(prompt), fields.answer_tokens, lengths=lengths, param="messages")
+        top_log_probs = fields.top_logprobs if fields.logprobs else None
+        check_answer_limits(service.options.limits, fields.n, [len(prompt)], [max_tokens], top_log_probs)
+        request = text_request(
+            service,
+            fields,
+            prompt=prompt,
+            adapter=adapter,
+            embedding_bias=embedding_bias_of(fields.logit_bias, await service.vocab_size_of(adapter)),
+            max_tokens=max_tokens,
+            top_log_probs=top_log_probs,
+            # The markers of calls are special tokens in some vocabularies.
+            skip_special_tokens=tool_use is None,
+            guide=guide_of(fields) if tool_use is None else tool_use.guide,
+        )
+        make_splitter = PlainText if tool_use is None else tool_use.make_splitter
+        return cls(adapter, await service.tokenizers.of(adapter), request, make_splitter)
+
+    async def start(self, service: Service, stack: AsyncExitStack) -> TextGeneration:
+        """Queues the request; `stack` ends it. Raises the same errors as start_all."""
+        (generation,) = await start_all(service, [self.request], stack)
+        return generation
+
+
+class SplitAnswer:
+    """One answer, split into parts as its pieces arrive."""
+
+    def __init__(self, splitter: AnswerSplitter) -> None:
+        self.num_calls = 0
+        """Number of calls that have begun."""
+        self._splitter = splitter
+
+    def parts(self, piece: TextPiece) -> Sequence[AnswerPart]:
+        """Returns the parts that are certain after a further piece."""
+        parts = list(self._splitter.add(piece.text))
+        if piece.finish_reason is not None:
+            parts += self._splitter.finish()
+        self.num_calls += sum(isinstance(part, CallBegin) for part in parts)
+        return parts
