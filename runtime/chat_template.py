@@ -57,6 +57,7 @@ class ChatTemplate:
         self.special_tokens: Final = dict(special_tokens)
         self._subjects = _subjects(templates, source, {} if sources is None else sources)
         self._templates = _compiled(templates, self._subjects, limits)
+        self._texts = dict(templates)
         self._forms: dict[tuple[CompiledTemplate, bool], MessageForms] = {}
 
     @classmethod
@@ -134,6 +135,12 @@ class ChatTemplate:
         except Exception as error:  # a template is a program and may raise anything
             raise RequestError(f"{self._subjects[name]}: the messages cannot be rendered: {_reason(error)}") from error
         return text if end is None else end.cut(text)
+
+    def text(self, *, with_tools: bool) -> str:
+        """Returns the source of the template for conversations with or without tools. Raises RequestError without a
+        template named "default".
+        """
+        return self._texts[self._choose(with_tools=with_tools)[0]]
 
     def _forms_of(self, template: CompiledTemplate, *, with_tools: bool) -> MessageForms:
         forms = self._forms.get((template, with_tools))

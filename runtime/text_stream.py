@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .stop_texts import StopTexts
@@ -31,15 +31,19 @@ class TextStream:
         stop: Sequence[str] = (),
         *,
         skip_special_tokens: bool = True,
+        shown_special: Collection[str] = (),
         include_stop: bool = False,
     ) -> None:
-        """include_stop: the text ends after the stop string, not before it. Raises RequestError for an empty stop
-        string.
+        """shown_special: special tokens that are not skipped. include_stop: the text ends after the stop string, not
+        before it.
+
+        Raises RequestError for an empty stop string.
         """
         self._vocabulary = vocabulary
         self._tokenizer = vocabulary.tokenizer
-        self._skip_special_tokens = skip_special_tokens
         self._hidden: Mapping[int, str] = vocabulary.special if skip_special_tokens else {}
+        if self._hidden and shown_special:
+            self._hidden = {number: name for number, name in self._hidden.items() if name not in shown_special}
         self._stop = StopTexts(stop, self._hidden, include_stop=include_stop)
         # Last tokens of the settled text. They are the context because decoders treat a text's first token differently.
         self._context: list[int] = []
@@ -168,7 +172,8 @@ class TextStream:
             self._offsets[place] = self._num_settled + max(starts[num_before] - num_dropped, 0)
 
     def _decode(self, token_ids: list[int]) -> str:
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens))
+        # Special tokens that are skipped never come here.
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,10 @@ class Vocabulary:
         self.bytes: Final = TokenBytes(tokenizer)
         """Bytes of single tokens."""
 
-    def is_special(self, text: str) -> bool:
-        """True if the text is a special token."""
-        return self.tokenizer.token_to_id(text) in self.special
+    def special_id(self, text: str) -> int | None:
+        """Returns the id of the special token with this text; None: there is none."""
+        token_id = self.tokenizer.token_to_id(text)
+        return token_id if token_id in self.special else None
 
     def is_part(self, token_id: int) -> bool:
         """True for a token that is no text by itself, because its bytes are not whole characters."""

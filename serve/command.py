@@ -43,7 +43,7 @@ from .options import (
 )
 from .places import allowed_host
 from .remote_adapters import check_packages, check_root
-from .tool_calls import PARSERS
+from .tools.forms import ALIASES, AUTO, FORMS
 from .vllm_flags import add_vllm_flags
 
 API_KEY_VARIABLE: Final = "ADAPTRT_API_KEY"
@@ -97,13 +97,14 @@ def _add_server(group: Any) -> None:
         help="names of the base model; answers show the first one (default: the directory's name)",
     )  # fmt: skip
     group.add_argument(
-        "--tool_call_parser", choices=list(PARSERS),
-        help="format in which the model writes function calls; without it, requests with tools are refused",
+        "--tool_call_parser", choices=[AUTO, *FORMS, *ALIASES], default=AUTO,
+        help="format in which the model writes function calls; auto: the one in its chat template (default: "
+        "%(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--enable_auto_tool_choice",
         action="store_true",
-        help="vLLM's flag: requires --tool_call_parser, which implies it",
+        help="vLLM's flag: no effect, because tool_choice 'auto' is always possible",
     )
     group.add_argument(
         "--generation_config", default="auto", metavar="auto|vllm|DIR",
@@ -313,8 +314,6 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         if getattr(args, name) is not None and args.draft_model is None:
             problems.append(f"{name} is {getattr(args, name)} without draft_model; accepted: both, or neither")
     problems += ["api_key is empty; expected a key" for key in args.api_key if not key]
-    if args.enable_auto_tool_choice and args.tool_call_parser is None:
-        problems.append("enable_auto_tool_choice is given without tool_call_parser; accepted: both, or neither")
     modules, module_problems = _lora_modules(args, names)
     problems += module_problems
     if problems:

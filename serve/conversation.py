@@ -32,7 +32,7 @@ class Conversation:
     async def of(cls, service: Service, fields: ChatRequest) -> Conversation:
         """Renders and checks a conversation. Raises ApiError and AdaptrtError for fields that cannot be used."""
         adapter = await adapter_of(service, fields)
-        tool_use = await tool_use_of(service, fields)
+        tool_use = await tool_use_of(service, fields, adapter)
         tools = None if tool_use is None else [tool.for_template() for tool in fields.tools or ()]
         prompt = await service.prompts.tokenize_chat(fields, adapter, tools)
         lengths = await service.lengths_of(adapter)
@@ -47,8 +47,7 @@ class Conversation:
             embedding_bias=embedding_bias_of(fields.logit_bias, await service.vocab_size_of(adapter)),
             max_tokens=max_tokens,
             top_log_probs=top_log_probs,
-            # The markers of calls are special tokens in some vocabularies.
-            skip_special_tokens=tool_use is None,
+            shown_special=() if tool_use is None else tool_use.marks,
             guide=guide_of(fields) if tool_use is None else tool_use.guide,
         )
         make_splitter = PlainText if tool_use is None else tool_use.make_splitter

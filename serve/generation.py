@@ -43,6 +43,8 @@ class TextRequest:
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     """True: the answer's text leaves special tokens out."""
+    shown_special: tuple[str, ...] = ()
+    """Special tokens that the text has nevertheless."""
     embedding_bias: FloatArray | None = None
     """float32 [vocab_size], including tokens that the adapter adds; added to the logits."""
     guided_decoding_params: GuidedDecodingParams | None = None
@@ -235,7 +237,14 @@ class TextGenerator:
         slices = TimeSlices()
         texts = []
         for _ in range(request.num_answers):
-            texts.append(TextStream(own.vocabulary, request.stop, skip_special_tokens=request.skip_special_tokens))
+            texts.append(
+                TextStream(
+                    own.vocabulary,
+                    request.stop,
+                    skip_special_tokens=request.skip_special_tokens,
+                    shown_special=request.shown_special,
+                )
+            )
             await slices.pause()
         generation = await self._adapters.submit(self._executor_request(request, own.end_ids), request.adapter)
         return TextGeneration(request, generation, texts)

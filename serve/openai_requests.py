@@ -72,13 +72,13 @@ def text_request(
     top_log_probs: int | None,
     guide: GuidedDecodingParams | None,
     prompt_log_probs: bool = False,
-    skip_special_tokens: bool = True,
+    shown_special: Sequence[str] = (),
 ) -> TextRequest:
     """Makes the text request of a prompt.
 
     Raises ApiError for more answers than the engine generates at once.
 
-    embedding_bias: result of embedding_bias_of() for the fields.
+    embedding_bias: result of embedding_bias_of() for the fields. shown_special: see TextRequest.
     """
     return TextRequest(
         prompt=prompt,
@@ -88,7 +88,8 @@ def text_request(
         stop=tuple(fields.stop),
         stop_token_ids=tuple(fields.stop_token_ids),
         ignore_eos=fields.ignore_eos,
-        skip_special_tokens=fields.skip_special_tokens and skip_special_tokens,
+        skip_special_tokens=fields.skip_special_tokens,
+        shown_special=tuple(shown_special),
         embedding_bias=embedding_bias,
         guided_decoding_params=guide,
         top_log_probs=top_log_probs,

@@ -112,7 +112,8 @@ class ServerOptions:
     enable_lora_loading: bool = False
     lora_modules: tuple[tuple[str, Path | Source], ...] = ()
     """Adapters that are added at the start: name and directory, which may lie anywhere."""
-    tool_call_parser: str | None = None
+    tool_call_parser: str = "auto"
+    """Format of function calls; "auto": the chat template shows it."""
     log_requests: bool = False
     generation_config: str = "auto"
     """Sampling of requests that do not set it: "auto": the model's; "vllm": none; a directory with the file."""

@@ -96,7 +96,7 @@ class Prompts:
         Raises ApiError without a template, RequestError if the template rejects the messages, ConfigError for an
         adapter's template that cannot be used, and TextTooLongError.
         """
-        template = self._base if adapter is None else await self._template_of(adapter)
+        template = await self.template_of(adapter)
         if template is None:
             raise ApiError(
                 "neither the model nor the adapter has a chat template: there is no chat_template.jinja, no "
@@ -118,8 +118,13 @@ class Prompts:
             max_tokens=max_tokens,
         )
 
-    async def _template_of(self, name: str) -> ChatTemplate | None:
-        """Returns the adapter's template, or else the model's. Reads it once, and again after a replacement."""
+    async def template_of(self, name: str | None) -> ChatTemplate | None:
+        """Returns the template of an adapter, or else the model's. name: None: the base model.
+
+        Reads an adapter's template once, and again after a replacement. Raises ConfigError if it cannot be used.
+        """
+        if name is None:
+            return self._base
         adapter = self._store.find(name)
         known, template = self._own.get(name, (None, None))
         if known != adapter:

@@ -1,4 +1,4 @@
-"""Writes guides for answers that call functions, in the format that the parsers of tool_calls.py read."""
+"""Writes guides for answers that call functions, in the format that the parsers of tools/ read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 from .._core import GuidedDecodingParams
 from ..runtime.guided_decoding import COMPACT_JSON, with_json_options
 from .errors import ApiError
-from .tool_calls import HERMES, LLAMA3_JSON
+from .tools.form import CallForm, CallRule, literal
 
 _ANY_OBJECT: Final = {"type": "object"}
 _NO_ARGUMENTS: Final = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -38,8 +38,13 @@ class GuidedFunction:
 
         Raises ApiError if the parameters do not describe an object.
         """
+        return self.rule(is_forced=is_forced).schema
+
+    def rule(self, *, is_forced: bool) -> CallRule:
+        """Returns the function as the rules of a grammar see it. Raises ApiError like schema()."""
         if not self.is_strict and not is_forced:
-            return with_json_options(json.dumps(_ANY_OBJECT), COMPACT_JSON)
+            any_object = with_json_options(json.dumps(_ANY_OBJECT), COMPACT_JSON)
+            return CallRule(self.name, any_object, None, COMPACT_JSON, self.place)
         parameters = _NO_ARGUMENTS if self.parameters is None else self.parameters
         kind = parameters.get("type", "object")
         if kind != "object":
@@ -48,80 +53,53 @@ class GuidedFunction:
         if "properties" in parameters and not _OPEN & parameters.keys():
             parameters = {**parameters, "additionalProperties": False}
         guidance = COMPACT_JSON if self.is_strict else {**COMPACT_JSON, "lenient": True}
-        return with_json_options(json.dumps({"type": "object", **parameters}), guidance)
-
-
-@dataclass(frozen=True)
-class _Form:
-    """Format of a call: marker, JSON object, end."""
-
-    marker: str
-    needs_marker: bool
-    key: str
-    """Name of the arguments in the object."""
-    end: str
-    between: str
-    """Regular expression between two calls."""
-    text: str
-    """Regular expression of an answer without calls."""
-    has_text_before: bool
-    """True: text may precede a call."""
-
-
-_FORMS: Final[Mapping[str, _Form]] = {
-    HERMES: _Form("<tool_call>", True, "arguments", "</tool_call>", r"\n?", r"(.|\n)*", True),
-    # An answer without calls must not begin like a call: the parser would take it for one.
-    LLAMA3_JSON: _Form("<|python_tag|>", False, "parameters", "", r"; ?", r"\s*(([^\s{<]|<[^|])(.|\n)*)?", False),
-}
+        whole = {"type": "object", **parameters}
+        return CallRule(self.name, with_json_options(json.dumps(whole), guidance), whole, guidance, self.place)
 
 
 def tool_guide(
-    parser: str,
+    form: CallForm,
     functions: Sequence[GuidedFunction],
     *,
     is_forced: bool,
     is_single: bool,
     content: str | None,
-    is_special: Callable[[str], bool],
+    special: Callable[[str], int | None],
 ) -> GuidedDecodingParams:
     """Returns a guide in llguidance's Lark for an answer that may call functions.
 
     is_forced: the answer has a call and no text. is_single: it has at most one call. content: JSON schema of an answer
-    without calls; None: any text. is_special: true if a text is a special token of the tokenizer.
+    without calls; None: any text. special: id of the special token of the tokenizer that is a text.
     """
-    form = _FORMS[parser]
-    marker, end = (_token(text, is_special) for text in (form.marker, form.end))
-    space = r"(/[ \n]/)?" if form.end else ""
-    names = [f"function_{i}" for i in range(len(functions))]
-    any_function = " | ".join(names)
-    name_key, arguments_key = (_literal(json.dumps(key)) for key in ("name", form.key))
+
+    def token(text: str) -> str:
+        number = special(text)
+        return literal(text) if number is None else f"<[{number}]>"
+
+    calls = [function.rule(is_forced=is_forced) for function in functions]
+    made = form.grammar(calls, is_single=is_single, token=token)
+    marker = token(made.marker)
     rules = [
         "%llguidance {}",
-        # The lexer does not backtrack: a call's object begins with the same tokens as any other JSON object.
-        r"COLON: /: ?/",
-        r"COMMA: /, ?/",
-        f'body: {space} "{{" {name_key} COLON ({any_function}) "}}" {space} {end}',
-        *(
-            f"{name}: {_literal(json.dumps(function.name, ensure_ascii=False))} COMMA {arguments_key} "
-            f"COLON %json {function.schema(is_forced=is_forced)}"
-            for name, function in zip(names, functions, strict=True)
-        ),
-        f"call: {marker}{'' if form.needs_marker else '?'} body",
-        f"calls: call{'' if is_single else f' (/{form.between}/ call)*'}",
+        *made.rules,
+        f"body: {made.body}",
+        f"marked: {marker}{'?' if made.is_marker_optional else ''} body",
+        f"calls: marked{'' if is_single or not made.repeats else f' (/{made.between}/ marked)*'}",
     ]
     if is_forced:
         rules.append("start: calls")
     elif content is not None:
         rules += ["start: calls | content", f"content: %json {with_json_options(_one_line(content), COMPACT_JSON)}"]
-    elif not form.has_text_before:
-        rules += ["start: calls | text", "text: TEXT", f"TEXT: /{form.text}/"]
+    elif made.is_marker_optional:
+        rules += ["start: calls | text", "text: TEXT", f"TEXT: /{made.text}/"]
     else:
-        rules += ["start: call_in_text | text" if is_single else "start: call_in_text* text", "text: TEXT"]
-        if is_special(form.marker):
+        is_once = is_single or not made.repeats
+        rules += ["start: call_in_text | text" if is_once else "start: call_in_text* text", "text: TEXT"]
+        if special(made.marker) is not None:
             rules.append(f"call_in_text: TEXT {marker} body")
         else:
             rules += ["call_in_text: before_call body", f"before_call[lazy]: TEXT {marker}"]
-        rules.append(f"TEXT: /{form.text}/")
+        rules.append(f"TEXT: /{made.text}/")
     return GuidedDecodingParams(GuidedDecodingParams.GuideType.EBNF_GRAMMAR, "\n".join(rules) + "\n")
 
 
@@ -131,13 +109,3 @@ def _one_line(schema: str) -> str:
         return json.dumps(json.loads(schema))
     except (ValueError, RecursionError) as error:
         raise ApiError(f"the guide's JSON schema is not JSON: {error}") from error
-
-
-def _token(text: str, is_special: Callable[[str], bool]) -> str:
-    if not text:
-        return ""
-    return text if is_special(text) else _literal(text)
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

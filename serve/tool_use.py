@@ -8,13 +8,14 @@ from typing import Final
 
 from .._core import GuidedDecodingParams, RequestError
 from .answer_parts import AnswerSplitter
-from .call_splitter import CallSplitter
 from .errors import ApiError
 from .openai_chat_fields import ChatRequest
 from .openai_guides import guide_of, json_schema_of
 from .service import Service
-from .tool_calls import LLAMA3_JSON, PARSERS
 from .tool_guides import GuidedFunction, tool_guide
+from .tools.form import Functions
+from .tools.forms import ALIASES, AUTO, FORMS, LLAMA3_JSON, form_of_template
+from .tools.splitter import FormSplitter
 
 _JSON_SCHEMA: Final = GuidedDecodingParams.GuideType.JSON_SCHEMA
 
@@ -24,12 +25,14 @@ class ToolUse:
     """The guide that makes the model write calls, and the splitter that finds them."""
 
     make_splitter: Callable[[], AnswerSplitter]
+    marks: Sequence[str]
+    """Texts that the splitter must see even if they are special tokens."""
     guide: GuidedDecodingParams | None
     """Guide of the whole answer including calls; None: no guide."""
 
 
-async def tool_use_of(service: Service, fields: ChatRequest) -> ToolUse | None:
-    """Returns how the request's functions are called; None: the answer calls none.
+async def tool_use_of(service: Service, fields: ChatRequest, adapter: str | None) -> ToolUse | None:
+    """Returns how the request's functions are called; None: the answer calls none. adapter: writes the answer.
 
     The answer needs a guide if a function is strict, a call is required, or only one call is allowed. Raises ApiError
     for functions that this server cannot offer, and for parameters that no guide can enforce.
@@ -38,15 +41,15 @@ async def tool_use_of(service: Service, fields: ChatRequest) -> ToolUse | None:
     if not fields.tools or choice.mode == "none":
         return None
     is_forced = choice.mode == "required"
-    parser_name = service.options.tool_call_parser
-    if parser_name is None and not is_forced:
+    form_name = await _form_of(service, adapter)
+    if form_name is None and not is_forced:
         raise ApiError(
-            f"tools: the server was started without --tool_call_parser ({' or '.join(PARSERS)}), which says how the "
-            "model writes its calls; accepted: tool_choice 'none', 'required' or a function's name",
+            "tools: the chat template does not show how the model writes its calls, and the server was started without "
+            f"--tool_call_parser ({', '.join(FORMS)}); accepted: tool_choice 'none', 'required' or a function's name",
             param="tools",
         )
     # A guide can force any model into this format: it needs no tags.
-    form = parser_name or LLAMA3_JSON
+    form = FORMS[form_name or LLAMA3_JSON]
     functions = [
         GuidedFunction(tool.function.name, tool.function.parameters, tool.function.strict, f"tools[{i}].function")
         for i, tool in enumerate(fields.tools)
@@ -69,11 +72,20 @@ async def tool_use_of(service: Service, fields: ChatRequest) -> ToolUse | None:
             is_forced=is_forced,
             is_single=choice.name is not None or not fields.parallel_tool_calls,
             content=schema,
-            is_special=vocabulary.is_special,
+            special=vocabulary.special_id,
         )
         await _check(service, guide, functions, is_forced)
-    names = {function.name for function in functions}
-    return ToolUse(lambda: CallSplitter(PARSERS[form](names)), guide)
+    callable_ = Functions({function.name: function.parameters for function in functions})
+    return ToolUse(lambda: FormSplitter(lambda reader, sink: form.read(reader, sink, callable_)), form.marks, guide)
+
+
+async def _form_of(service: Service, adapter: str | None) -> str | None:
+    """Returns the name of the format of calls: the one that the server was started with, or else the template's."""
+    name = service.options.tool_call_parser
+    if name != AUTO:
+        return ALIASES.get(name, name)
+    template = await service.prompts.template_of(adapter)
+    return None if template is None else form_of_template(template.text(with_tools=True))
 
 
 async def _check(

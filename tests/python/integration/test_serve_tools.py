@@ -87,10 +87,11 @@ def test_a_streamed_call(asked: tuple[str, openai.OpenAI]) -> None:
     chunks = list(client.chat.completions.create(**ASKED, tools=TOOLS, stream=True))
     deltas = [chunk.choices[0].delta for chunk in chunks]
     assert "".join(delta.content or "" for delta in deltas) == TEXT_BEFORE[kind]
-    (call,) = [call for delta in deltas for call in delta.tool_calls or []]
+    call, *more = [call for delta in deltas for call in delta.tool_calls or []]
     assert (call.index, call.type, call.function.name) == (0, "function", "weather")
-    assert json.loads(call.function.arguments) == {"city": "Paris"}
     assert call.id
+    assert [(other.index, other.id, other.function.name) for other in more] == [(0, None, None)] * len(more)
+    assert json.loads("".join(one.function.arguments for one in (call, *more))) == {"city": "Paris"}
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == ["tool_calls"]
 
 
@@ -148,7 +149,9 @@ def test_guides_let_the_model_call_what_it_would(
         calls, reason = choice.message.tool_calls, choice.finish_reason
     else:
         chunks = list(client.chat.completions.create(**ASKED, **extra, max_tokens=200, stream=True))
-        calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+        first, *rest = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+        first.function.arguments += "".join(call.function.arguments for call in rest)
+        calls = [first]
         (reason,) = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason]
     assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == [
         ("weather", {"city": "Paris"})

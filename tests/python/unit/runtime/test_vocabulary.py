@@ -37,7 +37,7 @@ def test_answers_do_not_read_all_added_tokens_and_decoders_again(skip_special_to
         assert stream.add(tokens) + stream.finish() == "h€llo<tool_call>"
         assert own.texts[tokens[0]].text == "h"
         assert token_text(own.vocabulary, tokens[0]).text == "h"
-        assert own.vocabulary.is_special("<s>")
+        assert own.vocabulary.special_id("<s>") is not None
     assert counting.uses["get_added_tokens_decoder"] == 1
     assert counting.uses["decoder"] == 1
 
@@ -48,7 +48,8 @@ def test_special_tokens_are_those_whose_flag_is_set() -> None:
     vocabulary = Vocabulary(tokenizer)
     names = [*SPECIAL, "<end>"]
     assert vocabulary.special == {tokenizer.token_to_id(name): name for name in names}
-    assert [vocabulary.is_special(name) for name in ("<end>", "<think>", "h", "not there")] == [True, *[False] * 3]
+    assert vocabulary.special_id("<end>") == tokenizer.token_to_id("<end>")
+    assert [vocabulary.special_id(name) for name in ("<think>", "h", "not there")] == [None] * 3
 
 
 def test_any_word_is_no_special_token_and_no_part_of_a_letter() -> None:

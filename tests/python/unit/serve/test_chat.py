@@ -13,13 +13,14 @@ from adaptrt.runtime.adapter_tokenizers import TextTokenizer
 from adaptrt.runtime.text_bound import longest_token
 from adaptrt.runtime.vocabulary import Vocabulary
 from adaptrt.serve.answer_parts import AnswerPart, CallArguments, CallBegin, CallEnd, ReasoningPart, TextPart
-from adaptrt.serve.call_splitter import CallSplitter
 from adaptrt.serve.chat import ChatAnswer
 from adaptrt.serve.conversation import Conversation
 from adaptrt.serve.generation import TextPiece, TextRequest
 from adaptrt.serve.openai_chat_fields import ChatRequest
 from adaptrt.serve.service import Service
-from adaptrt.serve.tool_calls import PARSERS
+from adaptrt.serve.tools.form import Functions
+from adaptrt.serve.tools.forms import FORMS
+from adaptrt.serve.tools.splitter import FormSplitter
 from support.tokenizers import byte_level
 
 TOKENIZER = byte_level()
@@ -34,7 +35,11 @@ def answer(**fields: Any) -> ChatAnswer:
     service = cast(Service, SimpleNamespace(model_names=("base",)))
     own = TextTokenizer(Vocabulary(TOKENIZER), (), longest_token(TOKENIZER))
     request = TextRequest([1], None, 1)
-    return ChatAnswer(service, asked, Conversation(None, own, request, lambda: CallSplitter(PARSERS["hermes"]({"f"}))))
+
+    def make_splitter() -> FormSplitter:
+        return FormSplitter(lambda reader, sink: FORMS["hermes"].read(reader, sink, Functions({"f": None})))
+
+    return ChatAnswer(service, asked, Conversation(None, own, request, make_splitter))
 
 
 def streamed(texts: Sequence[str], reason: str, **fields: Any) -> list[dict[str, Any]]:

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from adaptrt.serve.tool_calls import HERMES, LLAMA3_JSON, PARSERS, FunctionCall
+from adaptrt.serve.answer_parts import CallArguments, CallBegin, CallEnd, TextPart
+from adaptrt.serve.tools.form import Functions
+from adaptrt.serve.tools.forms import ALIASES, AUTO, FORMS, HERMES, LLAMA3_JSON, MARKERS, form_of_template
+from adaptrt.serve.tools.json_text import read_value
+from adaptrt.serve.tools.reader import Steps, TextReader
+from adaptrt.serve.tools.sink import PartSink
+from adaptrt.serve.tools.splitter import FormSplitter
+from support.answers import split
 
-NAMES = {"weather", "time"}
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+NAMES = {"weather": None, "time": None}
 WEATHER = ("weather", {"city": "Paris"})
 TIME = ("time", {"zone": {"hours": 2}, "text": 'a "}" and \\'})
 
@@ -28,12 +42,8 @@ def llama(call: tuple[str, object]) -> str:
 
 def parse(kind: str, pieces: Iterable[str]) -> tuple[str, list[tuple[str, object]]]:
     """Returns the text and the calls of an answer."""
-    parser = PARSERS[kind](NAMES)
-    parts = [part for piece in pieces for part in parser.add(piece)] + parser.finish()
-    calls = [part for part in parts if isinstance(part, FunctionCall)]
-    assert len({call.call_id for call in calls}) == len(calls)
-    text = "".join(part for part in parts if isinstance(part, str))
-    return text, [(call.name, json.loads(call.arguments)) for call in calls]
+    answer = split(kind, pieces, NAMES)
+    return answer.text, answer.calls
 
 
 TAGGED = ("weather", {"city": 'a</tool_call>\\ "b'})
@@ -64,11 +74,52 @@ ANSWERS = {
     "hermes: unfinished": (HERMES, 'a <tool_call>{"name": "ti', ('a <tool_call>{"name": "ti', [])),
     "hermes: an unknown function": (HERMES, hermes(UNKNOWN), (hermes(UNKNOWN), [])),
     "hermes: arguments that are not an object": (HERMES, hermes(("time", [1])), (hermes(("time", [1])), [])),
-    "hermes: NaN": (HERMES, hermes(("time", {"a": float("nan")})), (hermes(("time", {"a": float("nan")})), [])),
+    "hermes: NaN": (HERMES, hermes(("time", {"a": float("nan")})), ("NaN}}\n</tool_call>", [("time", '{"a": ')])),
     "hermes: an infinite number": (
         HERMES,
         '<tool_call>{"name": "time", "arguments": {"a": 1e999}}</tool_call>',
-        ('<tool_call>{"name": "time", "arguments": {"a": 1e999}}</tool_call>', []),
+        ("1e999}}</tool_call>", [("time", '{"a": ')]),
+    ),
+    "hermes: a number that is cut": (
+        HERMES,
+        '<tool_call>{"name": "time", "arguments": {"a": 1e',
+        ("", [("time", '{"a": ')]),
+    ),
+    "hermes: an escape sequence that is cut": (
+        HERMES,
+        '<tool_call>{"name": "time", "arguments": {"a": "\\u12',
+        ("", [("time", '{"a": "')]),
+    ),
+    "hermes: arguments first": (
+        HERMES,
+        '<tool_call>{"arguments": {"a": [1, {}]}, "id": null, "name": "time"}</tool_call>',
+        ("", [("time", {"a": [1, {}]})]),
+    ),
+    "hermes: no arguments": (HERMES, '<tool_call>{"name": "time"}</tool_call>', ("", [("time", {})])),
+    "hermes: more fields": (
+        HERMES,
+        '<tool_call>{"name": "time", "arguments": {}, "id": "7", "more": [{"a": true}]}</tool_call> b',
+        (" b", [("time", {})]),
+    ),
+    "hermes: a line break in a string": (
+        HERMES,
+        '<tool_call>{"name": "time", "arguments": {"a": "b\n\tc"}}</tool_call>',
+        ("", [("time", {"a": "b\n\tc"})]),
+    ),
+    "hermes: a call in the arguments of an unknown function": (
+        HERMES,
+        hermes(("rm", {"path": hermes(TIME)})),
+        (hermes(("rm", {"path": hermes(TIME)})), []),
+    ),
+    "hermes: one brace too many": (
+        HERMES,
+        '<tool_call>{"name": "time", "arguments": {}}}</tool_call>',
+        ("}</tool_call>", [("time", {})]),
+    ),
+    "hermes: nested too deeply": (
+        HERMES,
+        '<tool_call>{"name": "time", "arguments": {"a":' + "[" * 200,
+        ("[" * 101, [("time", '{"a":' + "[" * 99)]),
     ),
     "hermes: part of a tag at the end": (HERMES, "a <tool_", ("a <tool_", [])),
     "llama: text alone": (LLAMA3_JSON, "It is 5.", ("It is 5.", [])),
@@ -94,17 +145,65 @@ def test_answers_in_any_pieces(kind: str, answer: str, expected: object) -> None
         assert parse(kind, [answer[i : i + size] for i in range(0, len(answer), size)]) == expected
 
 
-def test_text_is_given_before_a_call_and_each_call_when_it_is_complete() -> None:
-    parser = PARSERS[HERMES](NAMES)
-    assert parser.add("See: <tool") == ["See:"]
-    assert parser.add(hermes(WEATHER).removeprefix("<tool").removesuffix(">")) == []
-    (call,) = parser.add("> <to")
-    assert isinstance(call, FunctionCall)
-    assert (call.name, json.loads(call.arguments)) == WEATHER
+def test_text_and_arguments_are_given_as_they_arrive() -> None:
+    splitter = FormSplitter(lambda reader, sink: FORMS[HERMES].read(reader, sink, Functions(NAMES)))
+    assert splitter.add("See: <tool") == [TextPart("See:")]
+    assert splitter.add('_call>\n{"name": "weather", "arguments": ') == []
+    begin, *arguments = splitter.add('{"city": "Pa')
+    assert begin == CallBegin(0, getattr(begin, "call_id", ""), "weather")
+    assert "".join(part.text for part in arguments if isinstance(part, CallArguments)) == '{"city": "Pa'
+    assert splitter.add("ris") == [CallArguments(0, "ris")]
+    assert splitter.add('"') == [CallArguments(0, '"')]
+    assert splitter.add("}") == [CallArguments(0, "}"), CallEnd(0)]
+    assert splitter.add("}\n</tool_call") == []
+    assert [*splitter.add("> <to"), *splitter.finish()] == [TextPart(" <to")]
 
 
 def test_half_a_surrogate_pair_can_be_sent() -> None:
-    parser = PARSERS[HERMES](NAMES)
-    (call,) = parser.add('<tool_call>{"name": "time", "arguments": {"a": "\\ud800"}}</tool_call>')
-    assert isinstance(call, FunctionCall)
-    call.arguments.encode()
+    call = '<tool_call>{"name": "time", "arguments": {"a": "\\ud800"}}</tool_call>'
+    assert split(HERMES, [call], NAMES).calls == [("time", {"a": "\ud800"})]
+
+
+def read_whole(pieces: Sequence[str]) -> tuple[bool, str]:
+    """Reads a JSON value that is the whole text. Returns if it is one, and its text."""
+    splitter = FormSplitter(read_json)
+    parts = [part for piece in pieces for part in splitter.add(piece)]
+    parts += splitter.finish()
+    return isinstance(parts[-1], CallEnd), "".join(part.text for part in parts if isinstance(part, CallArguments))
+
+
+def read_json(reader: TextReader, sink: PartSink) -> Steps[None]:
+    sink.begin("f")
+    if (yield from read_value(reader, sink.arguments)):
+        sink.end()
+
+
+WRONG = ['"', '{"a": 1', "[1,]", "nul", '{"a" 1}', "{1: 2}", '{"a": 1,}', "01", '"\\x"', "[1 2]", "+1"]
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_json_that_is_wrong_is_not_read_as_a_value(text: str) -> None:
+    assert read_whole([text])[0] is False
+
+
+@given(value=VALUES, indent=st.sampled_from([None, 1]), is_ascii=st.booleans(), size=st.integers(1, 9))
+def test_any_json_is_read_as_it_is_written(value: object, indent: int | None, is_ascii: bool, size: int) -> None:
+    text = json.dumps(value, indent=indent, ensure_ascii=is_ascii)
+    assert read_whole([text[i : i + size] for i in range(0, len(text), size)]) == (True, text)
+
+
+MARKED = {
+    "qwen": ('<tool_call>\\n{"name": "', HERMES),
+    "llama": ('{"name": function name, "parameters": dictionary of', LLAMA3_JSON),
+    "none": ("{{ tools | tojson }}", None),
+}
+
+
+@pytest.mark.parametrize(("template", "form"), MARKED.values(), ids=MARKED)
+def test_a_template_shows_its_form(template: str, form: str | None) -> None:
+    assert form_of_template(f"{{% if tools %}}{template}{{% endif %}}") == form
+
+
+def test_every_alias_and_marker_is_a_form() -> None:
+    assert set(ALIASES.values()) | {form for _, form in MARKERS} <= set(FORMS)
+    assert not set(ALIASES) & {*FORMS, AUTO}

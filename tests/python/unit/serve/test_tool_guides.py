@@ -11,8 +11,9 @@ import pytest
 
 from adaptrt.runtime.vocabulary import Vocabulary
 from adaptrt.serve.errors import ApiError
-from adaptrt.serve.tool_calls import HERMES, LLAMA3_JSON, PARSERS, FunctionCall
 from adaptrt.serve.tool_guides import GuidedFunction, tool_guide
+from adaptrt.serve.tools.forms import FORMS, HERMES, LLAMA3_JSON
+from support.answers import split
 from support.tokenizers import byte_level
 
 CITY = {
@@ -29,8 +30,9 @@ def function(name: str = "w", parameters: Any = CITY, *, is_strict: bool = True)
 
 
 def guide(parser: str, functions: Sequence[GuidedFunction], special: Sequence[str] = (), **options: Any) -> str:
+    numbers = {text: number for number, text in enumerate(special)}
     asked = {"is_forced": False, "is_single": False, "content": None, **options}
-    return str(tool_guide(parser, functions, is_special=lambda text: text in special, **asked).guide)
+    return str(tool_guide(FORMS[parser], functions, special=numbers.get, **asked).guide)
 
 
 def accepted(grammar: str, text: str) -> bool:
@@ -62,9 +64,8 @@ def test_a_forced_answer_is_calls_that_the_parser_finds(parser: str) -> None:
     text = call(PARIS) + between + call('{"n": 5}', "other")
     assert accepted(grammar, call(PARIS))
     assert accepted(grammar, text)
-    reader = PARSERS[parser](["w", "other"])
-    found = [part for part in [*reader.add(text), *reader.finish()] if isinstance(part, FunctionCall)]
-    assert [(one.name, json.loads(one.arguments)) for one in found] == [("w", {"city": "Paris"}), ("other", {"n": 5})]
+    found = split(parser, [text], {"w": CITY, "other": {}})
+    assert found.calls == [("w", {"city": "Paris"}), ("other", {"n": 5})]
     for wrong in ("", "Hello", "Hello " + call(PARIS), call("{}"), call('{"n": "a"}', "other"), call(PARIS, "third")):
         assert not accepted(grammar, wrong), wrong
     single = guide(parser, [function()], is_forced=True, is_single=True)
@@ -144,11 +145,11 @@ def test_an_answer_without_calls_follows_the_schema_of_the_content(parser: str) 
 
 def test_markers_that_are_special_tokens_are_matched_as_tokens() -> None:
     tokenizer = byte_level()
-    assert Vocabulary(tokenizer).is_special("<|im_start|>")
-    assert not Vocabulary(tokenizer).is_special("<tool_call>")
-    assert not Vocabulary(tokenizer).is_special("not there")
+    assert Vocabulary(tokenizer).special_id("<|im_start|>") == tokenizer.token_to_id("<|im_start|>")
+    assert Vocabulary(tokenizer).special_id("<tool_call>") is None
+    assert Vocabulary(tokenizer).special_id("not there") is None
     grammar = guide(HERMES, [function()], special=["<tool_call>"])
-    assert "TEXT <tool_call> body" in grammar
+    assert "call_in_text: TEXT <[0]> body" in grammar
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "größe", "a.b-c_d", "名"])

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from adaptrt._core import GuidedDecodingParams, RequestError
+from adaptrt.runtime.chat_template import ChatTemplate
 from adaptrt.serve.errors import ApiError
 from adaptrt.serve.openai_chat_fields import ChatRequest
 from adaptrt.serve.tool_guides import GuidedFunction
-from adaptrt.serve.tool_use import _check, tool_use_of
+from adaptrt.serve.tool_use import _check, _form_of, tool_use_of
 
 WHOLE = GuidedDecodingParams(GuidedDecodingParams.GuideType.EBNF_GRAMMAR, "whole")
 
@@ -88,17 +89,22 @@ def test_an_answer_has_a_guide_if_its_calls_or_its_text_are_restricted(
     chat = ChatRequest.model_validate({"messages": [{"role": "user", "content": "a"}], "tools": [tool], **fields})
 
     async def tokenizer_of(adapter: str | None) -> Any:
-        return SimpleNamespace(vocabulary=SimpleNamespace(is_special=lambda text: False))
+        return SimpleNamespace(vocabulary=SimpleNamespace(special_id=lambda text: None))
+
+    async def template_of(adapter: str | None) -> Any:
+        return ChatTemplate({"default": "<tool_call>"}, {}, "t")
 
     service: Any = SimpleNamespace(
-        options=SimpleNamespace(tool_call_parser="hermes"), tokenizers=SimpleNamespace(of=tokenizer_of)
+        options=SimpleNamespace(tool_call_parser="auto"),
+        tokenizers=SimpleNamespace(of=tokenizer_of),
+        prompts=SimpleNamespace(template_of=template_of),
     )
     service.executor = SimpleNamespace(compile_guide=lambda _: asyncio.sleep(0))
     if guide is ApiError:
         with pytest.raises(ApiError, match="given with a guide that is not JSON"):
-            asyncio.run(tool_use_of(service, chat))
+            asyncio.run(tool_use_of(service, chat, None))
         return
-    use = asyncio.run(tool_use_of(service, chat))
+    use = asyncio.run(tool_use_of(service, chat, None))
     if use is None:
         assert guide == "no tools"
     elif use.guide is None:
@@ -107,3 +113,27 @@ def test_an_answer_has_a_guide_if_its_calls_or_its_text_are_restricted(
         assert use.guide.guide == guide
     else:
         assert (guide, use.guide.guide_type) == ("calls", GuidedDecodingParams.GuideType.EBNF_GRAMMAR)
+
+
+TEMPLATES = {
+    "the model's": ("auto", {"default": "<tool_call>"}, "hermes"),
+    "the one for tools": ("auto", {"default": "<tool_call>", "tool_use": "<|python_tag|>"}, "llama3_json"),
+    "a flag's": ("hermes", {"default": "<|python_tag|>"}, "hermes"),
+    "an alias": ("llama4_json", None, "llama3_json"),
+    "no template": ("auto", None, None),
+    "no marker": ("auto", {"default": "{{ tools }}"}, None),
+}
+
+
+@pytest.mark.parametrize(("flag", "templates", "form"), TEMPLATES.values(), ids=TEMPLATES)
+def test_the_template_that_writes_tools_shows_the_form(
+    flag: str, templates: dict[str, str] | None, form: str | None
+) -> None:
+    async def template_of(adapter: str | None) -> Any:
+        assert adapter == "a"
+        return None if templates is None else ChatTemplate(templates, {}, "t")
+
+    service: Any = SimpleNamespace(
+        options=SimpleNamespace(tool_call_parser=flag), prompts=SimpleNamespace(template_of=template_of)
+    )
+    assert asyncio.run(_form_of(service, "a")) == form

@@ -92,12 +92,10 @@ def test_other_values_are_refused_with_what_to_use(
     assert complaint in capsys.readouterr().err
 
 
-def test_auto_tool_choice_needs_the_parser() -> None:
-    args = parsed("--enable-auto-tool-choice")
-    with pytest.raises(command.ConfigError, match="enable_auto_tool_choice is given without tool_call_parser"):
-        command.options_of(args)
-    options = command.options_of(parsed("--enable-auto-tool-choice", "--tool-call-parser", "hermes"))
-    assert options.tool_call_parser == "hermes"
+def test_the_template_shows_the_format_of_calls_unless_a_flag_does() -> None:
+    assert command.options_of(parsed("--enable-auto-tool-choice")).tool_call_parser == "auto"
+    options = command.options_of(parsed("--enable-auto-tool-choice", "--tool-call-parser", "llama4_json"))
+    assert options.tool_call_parser == "llama4_json"
 
 
 def test_requests_are_logged_by_either_name() -> None:

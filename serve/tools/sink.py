@@ -1,0 +1,80 @@
+"""Collects the parts of an answer that a parser finds."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+
+from ..answer_parts import AnswerPart, CallArguments, CallBegin, CallEnd, ReasoningPart, TextPart
+
+
+class PartSink:
+    """Parts of one answer in order. Whitespace around calls and at both ends of the reasoning is dropped."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        """Number of calls that have begun."""
+        self._parts: list[AnswerPart] = []
+        self._space = ""
+        """Whitespace that is dropped if a call follows."""
+        self._is_after_reasoning = False
+        self._reasoning_space: str | None = None
+        """Whitespace in the reasoning that is dropped if the reasoning ends; None: nothing else precedes it."""
+
+    def take(self) -> Sequence[AnswerPart]:
+        """Returns the parts since the last call."""
+        parts, self._parts = self._parts, []
+        return parts
+
+    def text(self, text: str) -> None:
+        """Adds text outside of calls."""
+        if self._is_after_reasoning:
+            text = text.lstrip()
+            self._is_after_reasoning = not text
+        text = self._space + text
+        shown = text.rstrip()
+        self._space = text[len(shown) :]
+        if shown:
+            self._parts.append(TextPart(shown))
+
+    def reasoning(self, text: str) -> None:
+        """Adds text of the reasoning."""
+        text = text.lstrip() if self._reasoning_space is None else self._reasoning_space + text
+        shown = text.rstrip()
+        if shown:
+            self._parts.append(ReasoningPart(shown))
+        if shown or self._reasoning_space is not None:
+            self._reasoning_space = text[len(shown) :]
+
+    def end_reasoning(self) -> None:
+        """Ends the reasoning: whitespace that follows is dropped. More reasoning begins with a line break."""
+        self._is_after_reasoning = True
+        if self._reasoning_space is not None:
+            self._reasoning_space = "\n"
+
+    def begin(self, name: str) -> None:
+        """Begins a call."""
+        self._space = ""
+        self._is_after_reasoning = False
+        self._parts.append(CallBegin(self.num_calls, f"call_{uuid.uuid4().hex}", name))
+        self.num_calls += 1
+
+    def arguments(self, text: str) -> None:
+        """Adds characters of the arguments of the call that began last."""
+        self._parts.append(CallArguments(self.num_calls - 1, text))
+
+    def end(self) -> None:
+        """Ends the call that began last."""
+        self._parts.append(CallEnd(self.num_calls - 1))
+
+    def call(self, name: str, arguments: str) -> None:
+        """Adds a whole call."""
+        self.begin(name)
+        self.arguments(arguments)
+        self.end()
+
+    def finish(self) -> None:
+        """Ends the answer."""
+        if self._space and not self.num_calls:
+            self._parts.append(TextPart(self._space))
+        self._space = ""
