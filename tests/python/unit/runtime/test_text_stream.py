@@ -97,7 +97,7 @@ def test_special_tokens_are_shown_on_request() -> None:
     tokens = ids(BYTE_LEVEL, "a", "<|im_end|>", "<tool_call>", "b")
     assert TextStream(Vocabulary(BYTE_LEVEL)).add(tokens) == "a<tool_call>b"
     assert TextStream(Vocabulary(BYTE_LEVEL), skip_special_tokens=False).add(tokens) == "a<|im_end|><tool_call>b"
-    tokens = ids(BYTE_LEVEL, "<|im_start|>", *tokens)
+    tokens = [*ids(BYTE_LEVEL, "<|im_start|>"), *tokens]
     stream = TextStream(Vocabulary(BYTE_LEVEL), ["<|im_start|>b"], shown_special=["<|im_end|>", "not there"])
     assert stream.add(tokens) == "a<|im_end|><tool_call>b"
 
