@@ -111,15 +111,17 @@ void bind_ranks(py::module_& module) {
   py::class_<PipelineFacts>(
       module, "PipelineFacts",
       "Returns the EngineInfo of an engine of several stages: the last stage's, with the smallest "
-      "max_reusable_prompt_len, the sum of num_layers, and the largest bytes of a block.")
-      .def(
-          py::init([](std::int64_t hidden_size, bool has_logits, std::int32_t max_reusable_prompt_len,
-                      std::int32_t num_layers, std::size_t kv_block_bytes, std::size_t cross_kv_block_bytes) {
-            return PipelineFacts{hidden_size, has_logits,     max_reusable_prompt_len,
-                                 num_layers,  kv_block_bytes, cross_kv_block_bytes};
-          }),
-          py::kw_only(), py::arg("hidden_size"), py::arg("has_logits"), py::arg("max_reusable_prompt_len"),
-          py::arg("num_layers"), py::arg("kv_block_bytes"), py::arg("cross_kv_block_bytes"));
+      "max_reusable_prompt_len, the sum of num_layers, and the largest bytes of a block and of states.")
+      .def(py::init([](std::int64_t hidden_size, bool has_logits, std::int32_t max_reusable_prompt_len,
+                       std::int32_t num_layers, std::size_t kv_block_bytes, std::size_t cross_kv_block_bytes,
+                       std::size_t state_bytes) {
+             return PipelineFacts{hidden_size, has_logits,     max_reusable_prompt_len,
+                                  num_layers,  kv_block_bytes, cross_kv_block_bytes,
+                                  state_bytes};
+           }),
+           py::kw_only(), py::arg("hidden_size"), py::arg("has_logits"), py::arg("max_reusable_prompt_len"),
+           py::arg("num_layers"), py::arg("kv_block_bytes"), py::arg("cross_kv_block_bytes"),
+           py::arg("state_bytes") = 0);
   module.def(
       "stage_layers",
       [](std::int32_t num_layers, std::int32_t num_stages, std::int32_t stage) {

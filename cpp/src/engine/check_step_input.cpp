@@ -13,11 +13,14 @@ namespace {
 
 class StepChecker {
  public:
-  StepChecker(const StepInput& input, const EngineInfo& info, std::int32_t num_blocks)
-      : input_(input), info_(info), num_blocks_(num_blocks) {}
+  StepChecker(const StepInput& input, const EngineInfo& info, std::int32_t num_blocks,
+              std::int32_t num_state_slots)
+      : input_(input), info_(info), num_blocks_(num_blocks), num_state_slots_(num_state_slots) {}
 
-  /// `newest_writes` has an entry for each KV block; `step` is greater than all entries.
-  void run(std::uint64_t step, std::vector<std::uint64_t>& newest_writes) {
+  /// `newest_writes` has an entry for each KV block, `newest_holders` for each state slot; `step` is greater
+  /// than all entries.
+  void run(std::uint64_t step, std::vector<std::uint64_t>& newest_writes,
+           std::vector<std::uint64_t>& newest_holders) {
     // Each stage reads only data that the earlier stages have found valid.
     check_sizes();
     finish();
@@ -40,7 +43,12 @@ class StepChecker {
     for (std::int64_t sequence = 0; sequence < sequences_; ++sequence) check_sequence(sequence);
     finish();
     newest_writes.resize(static_cast<std::size_t>(num_blocks_));
-    check_copies();
+    check_copies("block", "the pool", num_blocks_, input_.copies_from, input_.copies_to);
+    if (info_.has_states()) {
+      newest_holders.resize(static_cast<std::size_t>(num_state_slots_));
+      check_state_slots(step, newest_holders);
+      check_copies("state", "the engine", num_state_slots_, input_.state_copies_from, input_.state_copies_to);
+    }
     finish();
     if (info_.has_kv_cache) check_shared_blocks(step, newest_writes);
     finish();
@@ -81,6 +89,13 @@ class StepChecker {
     if (!input_.adapter_start_positions.empty())
       check_size("adapter_start_positions", input_.adapter_start_positions, sequences_);
     check_size("copies_to", input_.copies_to, static_cast<std::int64_t>(input_.copies_from.size()));
+    if (info_.has_states() && num_state_slots_ == 0) add("the states are not allocated");
+    if (!info_.has_states() && !(input_.state_slots.empty() && input_.state_copies_from.empty())) {
+      add("state slots are given; the engine keeps no states");
+    }
+    check_size("state_slots", input_.state_slots, info_.has_states() ? sequences_ : 0);
+    check_size("state_copies_to", input_.state_copies_to,
+               static_cast<std::int64_t>(input_.state_copies_from.size()));
     check_size("prompt_embeddings", input_.prompt_embeddings,
                static_cast<std::int64_t>(input_.prompt_embedding_rows.size()));
   }
@@ -257,21 +272,34 @@ class StepChecker {
     return true;
   }
 
-  void check_copies() {
-    for (std::size_t i = 0; i < input_.copies_to.size(); ++i) {
-      const std::int32_t from = input_.copies_from[i];
-      const std::int32_t to = input_.copies_to[i];
+  /// Checks copies of `what`, of which `owner` has `count`.
+  void check_copies(const std::string& what, const std::string& owner, std::int32_t count,
+                    std::span<const std::int32_t> copies_from, std::span<const std::int32_t> copies_to) {
+    for (std::size_t i = 0; i < copies_to.size(); ++i) {
+      const std::int32_t from = copies_from[i];
+      const std::int32_t to = copies_to[i];
       const std::string copy = "copy " + std::to_string(i);
-      for (const std::int32_t block : {from, to}) {
-        if (block >= 0 && block < num_blocks_) continue;
-        add(copy + " is of block " + text(from) + " to block " + text(to) + "; the pool has " +
-            text(num_blocks_) + " blocks");
+      for (const std::int32_t place : {from, to}) {
+        if (place >= 0 && place < count) continue;
+        add(copy + " is of " + what + " " + text(from) + " to " + what + " " + text(to) + "; " + owner +
+            " has " + text(count) + " " + what + "s");
         break;
       }
-      if (from == to) add(copy + " is of block " + text(from) + " to itself");
-      if (std::ranges::find(input_.copies_to.first(i), to) !=
-          input_.copies_to.begin() + static_cast<std::ptrdiff_t>(i))
-        add(copy + " is to block " + text(to) + ", as one before it");
+      if (from == to) add(copy + " is of " + what + " " + text(from) + " to itself");
+      if (std::ranges::find(copies_to.first(i), to) != copies_to.begin() + static_cast<std::ptrdiff_t>(i))
+        add(copy + " is to " + what + " " + text(to) + ", as one before it");
+    }
+  }
+
+  void check_state_slots(std::uint64_t step, std::vector<std::uint64_t>& newest_holders) {
+    for (std::int64_t sequence = 0; sequence < sequences_; ++sequence) {
+      const std::int32_t slot = input_.state_slots[static_cast<std::size_t>(sequence)];
+      if (slot < 0 || slot >= num_state_slots_) {
+        add_of(sequence,
+               "its state slot is " + text(slot) + "; the engine has " + text(num_state_slots_) + " slots");
+      } else if (std::exchange(newest_holders[static_cast<std::size_t>(slot)], step) == step) {
+        add_of(sequence, "its state slot " + text(slot) + " is another sequence's too");
+      }
     }
   }
 
@@ -300,6 +328,7 @@ class StepChecker {
   const StepInput& input_;
   const EngineInfo& info_;
   std::int32_t num_blocks_;
+  std::int32_t num_state_slots_;
   std::int64_t tokens_ = 0;
   std::int64_t sequences_ = 0;
   const DeviceAdapter* last_sound_adapter_ = nullptr;
@@ -308,8 +337,9 @@ class StepChecker {
 
 }  // namespace
 
-void StepInputChecker::check(const StepInput& input, const EngineInfo& info, std::int32_t num_blocks) {
-  StepChecker(input, info, num_blocks).run(++step_, newest_writes_);
+void StepInputChecker::check(const StepInput& input, const EngineInfo& info, std::int32_t num_blocks,
+                             std::int32_t num_state_slots) {
+  StepChecker(input, info, num_blocks, num_state_slots).run(++step_, newest_writes_, newest_holders_);
 }
 
 }  // namespace adaptrt

@@ -14,6 +14,10 @@ void Engine::allocate_cross_kv_blocks(std::int32_t /*num_blocks*/) {
   throw EngineError("the engine has no encoder");
 }
 
+void Engine::allocate_states(std::int32_t /*num_slots*/) {
+  throw EngineError("the engine keeps no states");
+}
+
 void Engine::read_kv_block(std::int32_t /*block*/, std::span<std::byte> /*bytes*/) const {
   throw EngineError("the engine's KV blocks cannot be read");
 }

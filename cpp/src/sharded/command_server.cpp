@@ -45,6 +45,9 @@ void CommandServer::run() {
       case CommandKind::kAllocateCrossKv:
         reply([&] { local_.allocate_cross_kv_blocks(message.number<std::int32_t>()); });
         break;
+      case CommandKind::kAllocateStates:
+        reply([&] { allocate_states(message.number<std::int32_t>()); });
+        break;
       case CommandKind::kMakePages:
         reply([&] { make_pages(&message); });
         break;
@@ -62,6 +65,11 @@ void CommandServer::run() {
         return;
     }
   }
+}
+
+void CommandServer::allocate_states(std::int32_t num_slots) {
+  // In a pipeline, some stages may have only layers without states.
+  if (local_.info().has_states()) local_.allocate_states(num_slots);
 }
 
 void CommandServer::make_pages(MessageReader* message) {

@@ -64,6 +64,7 @@ class CommandServer {
 
  private:
   void receive(std::span<std::byte> bytes);
+  void allocate_states(std::int32_t num_slots);
   void make_pages(MessageReader* message);
   void load_adapter(MessageReader* message);
   /// Runs an action that rank 0 waits for, and reports its outcome.

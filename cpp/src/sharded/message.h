@@ -16,6 +16,7 @@ namespace adaptrt {
 enum class CommandKind : std::uint32_t {
   kAllocateKv = 1,
   kAllocateCrossKv,
+  kAllocateStates,
   kMakePages,
   kLoadAdapter,
   kStep,

@@ -37,7 +37,8 @@ class RankServer final : public CommandServer {
   /// Rank 0 receives results only after all its micro-batches, so all results except those of the last
   /// micro-batch are kept until then.
   void step_in_microbatches(const StepInput& told) {
-    const StepInput step = is_first_stage(communicator(), num_stages_) ? told : without_types(told);
+    StepInput step = is_first_stage(communicator(), num_stages_) ? told : without_types(told);
+    if (!local().info().has_states()) step = without_states(step);
     const std::vector<Microbatch> microbatches = split_into_microbatches(step, local().info());
     logits_.clear();
     hidden_.clear();

@@ -90,9 +90,14 @@ class RemoteEngine final : public Engine {
     num_cross_blocks_ = num_blocks;
   }
 
+  void allocate_states(std::int32_t num_slots) override {
+    allocate(CommandKind::kAllocateStates, num_slots);
+    num_state_slots_ = num_slots;
+  }
+
   using Engine::step;
   void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) override {
-    checker_.check(input, info_, num_blocks_);
+    checker_.check(input, info_, num_blocks_, num_state_slots_);
     check_encoder_inputs(input, info_, num_cross_blocks_);
     for (const AdapterLoad& load : pending_->take()) commands_.send_load(load);
     add_step(input, &commands_.new_body());
@@ -117,8 +122,8 @@ class RemoteEngine final : public Engine {
   }
 
  private:
-  void allocate(CommandKind what, std::int32_t num_blocks) {
-    commands_.new_body().add(num_blocks);
+  void allocate(CommandKind what, std::int32_t count) {
+    commands_.new_body().add(count);
     commands_.send(what);
     if (const auto failure = commands_.receive_reply(kLeader)) throw_failure(*failure);
   }
@@ -150,6 +155,7 @@ class RemoteEngine final : public Engine {
   StepInputChecker checker_;
   std::int32_t num_blocks_ = 0;
   std::int32_t num_cross_blocks_ = 0;
+  std::int32_t num_state_slots_ = 0;
 };
 
 }  // namespace

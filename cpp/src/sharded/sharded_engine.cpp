@@ -74,11 +74,21 @@ class ShardedEngine final : public Engine {
     num_cross_blocks_ = num_blocks;
   }
 
+  void allocate_states(std::int32_t num_slots) override {
+    if (!info_.has_states()) return Engine::allocate_states(num_slots);
+    commands_.new_body().add(num_slots);
+    commands_.send(CommandKind::kAllocateStates);
+    with_replies([&] {
+      if (local_->info().has_states()) local_->allocate_states(num_slots);
+    });
+    num_state_slots_ = num_slots;
+  }
+
   using Engine::step;
   void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) override {
     // Otherwise only the last stage would find invalid result rows, in the middle of the step.
     if (info_.num_stages > 1) {
-      checker_.check(input, info_, num_blocks_);
+      checker_.check(input, info_, num_blocks_, num_state_slots_);
       check_encoder_inputs(input, info_, num_cross_blocks_);
     }
     times_.begin_step(input);
@@ -94,7 +104,8 @@ class ShardedEngine final : public Engine {
     if (info_.num_stages == 1) {
       local_->step(input, guarded(sink, &refusal), guarded(hidden_sink, &refusal));
     } else {
-      for (const Microbatch& microbatch : split_into_microbatches(input, info_)) {
+      const StepInput step = local_->info().has_states() ? input : without_states(input);
+      for (const Microbatch& microbatch : split_into_microbatches(step, info_)) {
         local_->step(without_results(microbatch.input()), {}, {});
       }
       const std::int32_t last = first_rank_of_last_stage(commands_.communicator(), info_.num_stages);
@@ -137,6 +148,7 @@ class ShardedEngine final : public Engine {
     info_.num_layers = facts.num_layers;
     info_.kv_block_bytes = std::max(info_.kv_block_bytes, facts.kv_block_bytes);
     info_.cross_kv_block_bytes = std::max(info_.cross_kv_block_bytes, facts.cross_kv_block_bytes);
+    info_.state_bytes = std::max(info_.state_bytes, facts.state_bytes);
     info_.attention_windows.clear();  // the other stages' windows are unknown
   }
 
@@ -178,6 +190,7 @@ class ShardedEngine final : public Engine {
   StepInputChecker checker_;
   std::int32_t num_blocks_ = 0;
   std::int32_t num_cross_blocks_ = 0;
+  std::int32_t num_state_slots_ = 0;
 };
 
 }  // namespace

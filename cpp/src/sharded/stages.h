@@ -27,6 +27,14 @@ namespace adaptrt {
   return step;
 }
 
+/// Returns the step for stages whose layers keep no states.
+[[nodiscard]] inline StepInput without_states(StepInput step) {
+  step.state_slots = {};
+  step.state_copies_from = {};
+  step.state_copies_to = {};
+  return step;
+}
+
 /// Returns the step for stages before the last.
 [[nodiscard]] inline StepInput without_results(StepInput step) {
   step.logit_rows = {};

@@ -60,7 +60,10 @@ class StepArrays {
             .copies_to = copies_to,
             .hidden_rows = hidden_rows,
             .prompt_embedding_rows = prompt_embedding_rows,
-            .prompt_embeddings = prompt_embeddings};
+            .prompt_embeddings = prompt_embeddings,
+            .state_slots = state_slots,
+            .state_copies_from = state_copies_from,
+            .state_copies_to = state_copies_to};
   }
 
   std::vector<std::int32_t> tokens;
@@ -79,6 +82,9 @@ class StepArrays {
   std::vector<std::int32_t> copies_from;
   std::vector<std::int32_t> copies_to;
   std::vector<std::int32_t> hidden_rows;
+  std::vector<std::int32_t> state_slots;
+  std::vector<std::int32_t> state_copies_from;
+  std::vector<std::int32_t> state_copies_to;
 };
 
 /// The logits of a step, [R][vocab_size], and its hidden states, [H][hidden_size].

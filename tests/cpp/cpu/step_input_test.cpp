@@ -65,6 +65,16 @@ BOOST_AUTO_TEST_CASE(bad_sizes_are_refused) {
   refuses("adapters has", [](StepArrays* a) { a->adapters.pop_back(); });
 }
 
+BOOST_AUTO_TEST_CASE(states_are_refused_by_a_model_without_them) {
+  refuses("state slots are given; the engine keeps no states",
+          [](StepArrays* a) { a->state_slots = {0, 1}; });
+  refuses("state slots are given; the engine keeps no states", [](StepArrays* a) {
+    a->state_copies_from = {0};
+    a->state_copies_to = {1};
+  });
+  BOOST_CHECK_THROW(engine->allocate_states(4), EngineError);
+}
+
 BOOST_AUTO_TEST_CASE(bad_embeddings_are_refused) {
   const std::vector<float> embedding(static_cast<std::size_t>(engine->info().prompt_embedding_size));
   const auto give = [&](std::vector<std::int32_t> rows, std::size_t count) {

@@ -26,11 +26,13 @@ class IdleEngine final : public Engine {
  public:
   IdleEngine(std::string name, int failures) : name_(std::move(name)), failures_left_(failures) {
     info_.lora = small_layout();
+    info_.state_bytes = 8;
   }
 
   [[nodiscard]] const EngineInfo& info() const override { return info_; }
   void allocate_kv_blocks(std::int32_t /*num_blocks*/) override { fail(); }
   void allocate_cross_kv_blocks(std::int32_t /*num_blocks*/) override { fail(); }
+  void allocate_states(std::int32_t /*num_slots*/) override { fail(); }
   using Engine::step;
   void step(const StepInput& /*input*/, const LogitsSink& /*sink*/,
             const HiddenSink& /*hidden_sink*/) override {}
@@ -110,6 +112,7 @@ BOOST_AUTO_TEST_CASE(replies_are_taken_where_rank_0_fails) {
   const std::vector<void (*)(Engine&)> calls{
       [](Engine& engine) { engine.allocate_kv_blocks(4); },
       [](Engine& engine) { engine.allocate_cross_kv_blocks(4); },
+      [](Engine& engine) { engine.allocate_states(4); },
       [](Engine& engine) { static_cast<void>(engine.make_adapter_pages(kPageBytes, 1, 1)); },
   };
   for (const auto call : calls) {

@@ -87,6 +87,7 @@ class Recording final : public Engine {
   [[nodiscard]] const EngineInfo& info() const override { return info_; }
   void allocate_kv_blocks(std::int32_t /*num_blocks*/) override {}
   void allocate_cross_kv_blocks(std::int32_t /*num_blocks*/) override {}
+  void allocate_states(std::int32_t /*num_slots*/) override {}
   using Engine::step;
   void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) override {
     arrays = arrays_of(input);
@@ -145,6 +146,9 @@ struct WholeStep {
   std::vector<std::int32_t> copies_from = {3};
   std::vector<std::int32_t> copies_to = {4};
   std::vector<std::int32_t> hidden_rows = {0, 3};
+  std::vector<std::int32_t> state_slots = {4, 2};
+  std::vector<std::int32_t> state_copies_from = {4, 0};
+  std::vector<std::int32_t> state_copies_to = {2, 1};
   std::vector<std::int32_t> lengths = {2, 3};
   std::vector<std::int32_t> cross_tables = {5, -1, 6, -1};
   std::vector<const DeviceAdapter*> adapters = {nullptr, nullptr};
@@ -167,6 +171,9 @@ struct WholeStep {
             .copies_from = copies_from,
             .copies_to = copies_to,
             .hidden_rows = hidden_rows,
+            .state_slots = state_slots,
+            .state_copies_from = state_copies_from,
+            .state_copies_to = state_copies_to,
             .encoder = {.token_ids = encoder_tokens,
                         .offsets = encoder_offsets,
                         .block_tables = encoder_tables,
@@ -189,6 +196,7 @@ EngineInfo info_of_whole_step() {
   info.hidden_size = 4;
   info.max_encoder_input_len = 4;
   info.encoder_hidden_size = 4;
+  info.state_bytes = 8;
   return info;
 }
 
@@ -212,6 +220,7 @@ BOOST_AUTO_TEST_CASE(every_array_of_a_step_arrives) {
   const Served served(engine);
   served.remote->allocate_kv_blocks(7);
   served.remote->allocate_cross_kv_blocks(7);
+  served.remote->allocate_states(5);
   const WholeStep step;
   const auto expected = arrays_of(step.input());
   for (const auto& array : expected) BOOST_TEST(!array.empty());
@@ -226,6 +235,7 @@ BOOST_AUTO_TEST_CASE(the_wanted_outputs_of_the_encoder_arrive) {
   const Served served(engine);
   served.remote->allocate_kv_blocks(7);
   served.remote->allocate_cross_kv_blocks(7);
+  served.remote->allocate_states(5);
   WholeStep step;
   step.encoder_offsets = {0, 1, 2};
   step.encoder_tables = {5, -1, 6, -1};
@@ -255,6 +265,7 @@ BOOST_AUTO_TEST_CASE(a_microbatch_has_its_part_of_every_array) {
   first.adapter_start_positions = {1};
   first.logit_rows = {};
   first.hidden_rows = {0};
+  first.state_slots = {4};
   first.lengths = {2};
   first.cross_tables = {5, -1};
   BOOST_TEST((arrays_of(Microbatch(step.input(), 0, 2).input()) == arrays_of(first.input())));
@@ -265,6 +276,7 @@ BOOST_AUTO_TEST_CASE(a_microbatch_has_its_part_of_every_array) {
   second.offsets = {0, 1, 3};
   second.logit_rows = {0, 2};
   second.copies_from = second.copies_to = {};
+  second.state_copies_from = second.state_copies_to = {};
   second.hidden_rows = {1};
   BOOST_TEST((arrays_of(Microbatch(step.input(), 2, 5).input()) == arrays_of(second.input())));
 }

@@ -61,6 +61,9 @@ struct EngineInfo {
   /// False: attention sees only rows of the same step, earlier and later ones. Each step then has whole
   /// sequences, and there are no KV blocks.
   bool has_kv_cache = true;
+  /// Bytes of the states that one sequence keeps between steps, over all layers; 0: the network keeps none.
+  /// An engine with states has has_kv_cache; kv_block_bytes is 0 if none of its layers has attention.
+  std::size_t state_bytes = 0;
 
   /// Width of a row of logits: vocab_size, followed by room for the most new tokens of any adapter. Values
   /// after the new tokens of the row's adapter are undefined.
@@ -75,6 +78,7 @@ struct EngineInfo {
   }
 
   [[nodiscard]] bool has_encoder() const { return max_encoder_input_len > 0; }
+  [[nodiscard]] bool has_states() const { return state_bytes > 0; }
 };
 
 /// N whole encoder inputs with E tokens in total, one after the other. Their keys and values are stored in
@@ -116,6 +120,14 @@ struct StepInput {
   std::span<const std::int32_t> prompt_embedding_rows = {};
   /// [G] pointers to float32 [prompt_embedding_size], which replace rows of the model's table.
   std::span<const float* const> prompt_embeddings = {};
+  // For engines with states (otherwise empty). A step advances the state in a sequence's slot over all tokens
+  // that the sequence has in the step. A sequence whose first position in the step is 0 starts with zeros,
+  // whatever its slot holds.
+  std::span<const std::int32_t> state_slots = {};  // [S], each slot once
+  /// [D] slots. Before the step writes anything, state_copies_from[i] is copied to state_copies_to[i], in
+  /// this order.
+  std::span<const std::int32_t> state_copies_from = {};
+  std::span<const std::int32_t> state_copies_to = {};  // [D], each slot once
   // For engines with an encoder:
   /// Computed before the step's tokens attend to them.
   EncoderInputs encoder = {};
@@ -156,6 +168,9 @@ class Engine {
   virtual void allocate_kv_blocks(std::int32_t num_blocks) = 0;
   /// Allocates the blocks of encoder inputs. Throws EngineError for an engine without an encoder.
   virtual void allocate_cross_kv_blocks(std::int32_t num_blocks);
+  /// Allocates slots for states, of state_bytes each. Call it once, before the first step. Throws ConfigError
+  /// if the memory cannot be allocated, EngineError for an engine without states.
+  virtual void allocate_states(std::int32_t num_slots);
   /// Runs one step. Throws StepError for inputs that break StepInput's rules; the KV pool is then unchanged.
   /// `hidden_sink` may be empty if `input` has no hidden_rows.
   virtual void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) = 0;

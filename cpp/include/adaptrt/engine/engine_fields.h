@@ -40,6 +40,8 @@ constexpr auto sent_fields_of(const EngineInfo* /*type*/) {
       Field{"has_logits", &C::has_logits, "False: the model has no lm_head, and generates nothing."},
       Field{"has_kv_cache", &C::has_kv_cache,
             "False for encoder-only models, which compute every sequence whole and have no KV blocks."},
+      Field{"state_bytes", &C::state_bytes,
+            "Bytes of the states that a sequence keeps, over all layers; 0: the network keeps none."},
       Field{"num_token_types", &C::num_token_types,
             "Number of token types; Request.token_type_ids are below it."},
       Field{"kernels", &C::kernels, "Name of the CPU kernels; empty: the engine runs on a device."},
@@ -70,7 +72,7 @@ enum class StepAxis : std::uint8_t {
   kBlocks,       ///< max_blocks_per_sequence per sequence
   kCrossBlocks,  ///< max_cross_blocks per sequence
   kRows,         ///< ascending indices of some tokens
-  kCopies,       ///< one per copied KV block
+  kCopies,       ///< one per copied KV block or state
 };
 
 /// An int32 array of StepInput. It may be empty if StepInput says so.
@@ -93,6 +95,9 @@ inline constexpr std::array kStepInputArrays = {
     StepInputArray{&StepInput::copies_from, StepAxis::kCopies},
     StepInputArray{&StepInput::copies_to, StepAxis::kCopies},
     StepInputArray{&StepInput::hidden_rows, StepAxis::kRows},
+    StepInputArray{&StepInput::state_slots, StepAxis::kSequences},
+    StepInputArray{&StepInput::state_copies_from, StepAxis::kCopies},
+    StepInputArray{&StepInput::state_copies_to, StepAxis::kCopies},
     StepInputArray{&StepInput::encoder_lengths, StepAxis::kSequences},
     StepInputArray{&StepInput::cross_block_tables, StepAxis::kCrossBlocks}};
 /// Number of the other members of StepInput: two widths of tables, adapters, encoder inputs,

@@ -24,6 +24,7 @@ struct PipelineFacts {
   /// blocks.
   std::size_t kv_block_bytes = 0;
   std::size_t cross_kv_block_bytes = 0;
+  std::size_t state_bytes = 0;
 };
 
 /// Makes rank 0's engine. `local` runs rank 0's own program; the other ranks must be in serve_rank() on
