@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from .._core import AdaptrtError
 from .._version import __version__
-from . import adapter_routes, metrics, openai_routes, page_routes, state_routes, triton_routes
+from . import adapter_routes, metrics, openai_routes, page_routes, responses, state_routes, triton_routes
 from .errors import BAD_REQUEST, INTERNAL, NOT_FOUND, ApiError
 from .http import CLIENT_CLOSED_REQUEST, error_response, health_response
 from .key_guard import KeyGuard
@@ -30,6 +30,7 @@ def make_app(service: Service) -> FastAPI:
     _answer_errors(app)
     app.include_router(_about(service))
     app.include_router(openai_routes.routes(service))
+    app.include_router(responses.routes(service))
     app.include_router(adapter_routes.routes(service))
     app.include_router(triton_routes.routes(service))
     app.include_router(metrics.routes(service.metrics.registry))

@@ -72,6 +72,10 @@ class Generation:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Cancels the request. Its results up to the final one still arrive."""
         self._owner.release(self)
 
     @property

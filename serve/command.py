@@ -255,6 +255,12 @@ def _add_limits(group: Any) -> None:
             "threads that look for adapters and read tokenizers and chat templates",
         ),
         (
+            "max_stored_responses",
+            integer(0),
+            "maximum number of responses of /v1/responses in memory; the least recently used ones leave first; 0: none",
+        ),
+        ("max_stored_response_bytes", integer(1), "maximum size of these responses, with their conversations"),
+        (
             "max_waiting_work",
             integer(1),
             "maximum number of calls that wait for the threads of one kind; further ones are answered with 429",
@@ -389,6 +395,8 @@ def limits_of(args: argparse.Namespace) -> ServerLimits:
         max_json_bytes=args.max_json_bytes,
         max_json_items=args.max_json_items,
         max_json_depth=args.max_json_depth,
+        max_stored_responses=args.max_stored_responses,
+        max_stored_response_bytes=args.max_stored_response_bytes,
         max_header_bytes=args.max_header_bytes,
         max_prompts=args.max_prompts,
         max_answers=args.max_answers,

@@ -100,6 +100,10 @@ class TextGeneration:
     ) -> None:
         await self._generation.__aexit__(kind, error, traceback)
 
+    def cancel(self) -> None:
+        """Cancels the request. The pieces up to its end still arrive."""
+        self._generation.cancel()
+
     @property
     def num_answers(self) -> int:
         """Number of answers; each has its own pieces."""

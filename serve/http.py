@@ -97,7 +97,7 @@ def parse_json(body: bytes, model: type[Model], limits: ServerLimits) -> Model:
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        raise _of_validation(error) from error
+        raise validation_error(error) from error
 
 
 def check_json_size(body: bytes, limits: ServerLimits) -> None:
@@ -120,7 +120,7 @@ def read_query(request: Request, model: type[Model]) -> Model:
     try:
         return model.model_validate(dict(request.query_params))
     except ValidationError as error:
-        raise _of_validation(error) from error
+        raise validation_error(error) from error
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Returned]) -> Returned:
@@ -237,7 +237,8 @@ def _is_deeper(content: Any, levels: int) -> bool:
     return bool(layer)
 
 
-def _of_validation(error: ValidationError) -> ApiError:
+def validation_error(error: ValidationError) -> ApiError:
+    """Returns the error that names the wrong fields of a body."""
     problems = []
     for problem in error.errors(include_url=False, include_context=False, include_input=False)[:PROBLEMS_SHOWN]:
         place = ".".join(str(part)[:LONGEST_PLACE] for part in problem["loc"])

@@ -75,10 +75,10 @@ async def json_parts(content: Any) -> list[bytes]:
     return parts
 
 
-async def frame(content: dict[str, Any]) -> bytes:
+async def frame(content: dict[str, Any], *, event: str | None = None) -> bytes:
     """Makes a stream event. Dicts in the lists of `content` may contain Items.
 
-    Raises ValueError for a number that JSON cannot express.
+    event: the event's name; None: it has none. Raises ValueError for a number that JSON cannot express.
     """
     try:
         parts = [_ENCODER.encode(content).encode()]
@@ -86,7 +86,8 @@ async def frame(content: dict[str, Any]) -> bytes:
         parts = await json_parts(
             {name: Items(value) if isinstance(value, list) else value for name, value in content.items()}
         )
-    return b"".join([b"data: ", *parts, b"\n\n"])
+    name = b"" if event is None else f"event: {event}\n".encode()
+    return b"".join([name, b"data: ", *parts, b"\n\n"])
 
 
 class _ItemsError(Exception):

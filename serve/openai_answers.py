@@ -83,12 +83,14 @@ class CompletionLogProbs:
 
 def chat_log_probs(entries: Sequence[TokenLogProbs], texts: TokenTexts) -> dict[str, Any]:
     """Returns log probs in the format of chats."""
-    made = (
-        _chat_entry(texts[entry.token_id], entry.log_prob)
-        | {"top_logprobs": [_chat_entry(texts[token], log_prob) for token, log_prob in entry.top]}
-        for entry in entries
-    )
+    made = (token_log_probs(entry, texts) for entry in entries)
     return {"content": Items(made) if len(entries) > MANY_ENTRIES else list(made)}
+
+
+def token_log_probs(entry: TokenLogProbs, texts: TokenTexts) -> dict[str, Any]:
+    """Returns one token's log probs in the format of chats."""
+    top = [_chat_entry(texts[token], log_prob) for token, log_prob in entry.top]
+    return _chat_entry(texts[entry.token_id], entry.log_prob) | {"top_logprobs": top}
 
 
 def _chat_entry(text: TokenText, log_prob: float) -> dict[str, Any]:

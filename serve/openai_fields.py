@@ -48,6 +48,15 @@ def only(accepted: Any, reason: str) -> PlainValidator:
     return PlainValidator(check)
 
 
+def never(reason: str) -> PlainValidator:
+    """Validates a field that clients send and that has no accepted value. A null field counts as absent."""
+
+    def check(value: Any) -> Any:
+        raise ValueError(f"is {shown(value)}; expected no such field ({reason})")
+
+    return PlainValidator(check)
+
+
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
@@ -199,8 +208,8 @@ class StructuredOutputs(Fields):
         return self
 
 
-class GenerationFields(ModelFields):
-    """Shared fields of completions and chats. SamplingDefaults take precedence over the defaults here."""
+class SamplingFields(ModelFields):
+    """Shared fields of all requests that generate. SamplingDefaults take precedence over the defaults here."""
 
     temperature: Temperature = 1.0
     """0: greedy decoding."""
@@ -220,13 +229,18 @@ class GenerationFields(ModelFields):
     skip_special_tokens: bool = True
     logit_bias: LogitBias = Field(default_factory=dict)
     stream: bool = False
-    stream_options: StreamOptions | None = None
-    return_token_ids: bool = False
-    """True: answers have token_ids and prompt_token_ids."""
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     """vLLM's priority: lower starts first."""
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     """Only requests with the same salt share KV."""
+
+
+class GenerationFields(SamplingFields):
+    """Shared fields of completions and chats."""
+
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+    """True: answers have token_ids and prompt_token_ids."""
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | bool | str | None = None
@@ -266,6 +280,14 @@ class GenerationFields(ModelFields):
         if self.min_tokens and self.stop:
             raise ValueError("min_tokens does not keep stop from ending an answer; give one of them")
         return self
+
+
+def sampling_values(fields: SamplingFields) -> dict[str, Any]:
+    """Returns the shared fields that the client set, in the form of a body."""
+    given = {name: getattr(fields, name) for name in SamplingFields.model_fields if name in fields.model_fields_set}
+    if "logit_bias" in given:
+        given["logit_bias"] = {str(token): bias for token, bias in fields.logit_bias.items()}
+    return given
 
 
 class CompletionRequest(GenerationFields):

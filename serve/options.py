@@ -82,6 +82,10 @@ class ServerLimits:
     """Size of the cache of downloads, which requests fill."""
     file_threads: int = 4
     """Threads that look for adapters and read tokenizers and chat templates."""
+    max_stored_responses: int = 1000
+    """Number of responses of POST /v1/responses in memory; 0: none is stored."""
+    max_stored_response_bytes: int = 256 << 20
+    """Size of these responses, with their conversations."""
     max_waiting_work: int = 1024
     """Number of calls that may wait for the threads of one kind; further ones are answered with 429."""
 

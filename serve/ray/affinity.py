@@ -22,6 +22,7 @@ _OPENAI_PATHS: Final = frozenset(
     {
         "/v1/completions",
         "/v1/chat/completions",
+        "/v1/responses",
         "/v1/embeddings",
         "/classify",
         "/score",

@@ -28,6 +28,8 @@ _NOT_HERE: Final = {
     "keep_alive_seconds": "Serve's proxies hold the connections: keep_alive_timeout_s of http_options",
     "write_seconds": "Serve's proxies hold the connections",
     "allowed_adapter_sources": "replicas load adapters only from below their own adapter roots",
+    "max_stored_responses": "responses are stored in one process, and there are several replicas",
+    "max_stored_response_bytes": "responses are stored in one process, and there are several replicas",
     "kv_cache_dir": "only one server may use its file, and there are several replicas",
     "kv_cache_dir_bytes": "only one server may use its file, and there are several replicas",
 }

@@ -45,7 +45,9 @@ class Replica:
         Raises AdaptrtError, and ApiError for an adapter of lora_modules. Both end the start of the application.
         """
         args = parse_flags(flags)
-        options = replace(options_of(args), host="")  # Serve's proxies listen
+        given = options_of(args)
+        # Serve's proxies listen. A request about a stored response may reach another replica, so none is stored.
+        options = replace(given, host="", limits=replace(given.limits, max_stored_responses=0))
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
         self._name = serve.get_replica_context().replica_id.unique_id
         self._coordinator = coordinator

@@ -33,6 +33,7 @@ NAMES = ("base", "other")
     [
         ("/v1/completions", {"model": "fr"}, "fr"),
         ("/v1/chat/completions", {"model": "base:fr"}, "fr"),
+        ("/v1/responses", {"model": "fr"}, "fr"),
         ("/v1/completions", {"model": "base"}, None),
         ("/v1/completions", {"model": "other", "lora_path": "fr"}, "fr"),
         ("/v1/completions", {"adapter_id": "fr"}, "fr"),
@@ -89,6 +90,8 @@ def test_flags_are_those_of_the_command() -> None:
         ({"num_threads": "many"}, "num_threads: it is many; expected an integer from 1"),
         ({"port": 8000}, "port is given; Serve's proxies listen"),
         ({"kv_cache_dir": "/x"}, "kv_cache_dir is given; only one server may use its file"),
+        ({"max_stored_responses": 5}, "max_stored_responses is given; responses are stored in one process"),
+        ({"max_stored_response_bytes": 5}, "max_stored_response_bytes is given; responses are stored in one process"),
         ({"numreplicas": 2}, "'numreplicas' is not known; accepted: adapter_affinity, adapter_queue_slack"),
         ({"enable_lora_loading": "yes"}, "enable_lora_loading is 'yes'; accepted: true, false"),
         ({"adapter_root": []}, "adapter_root is []; accepted: a list"),

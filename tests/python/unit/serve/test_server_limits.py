@@ -33,7 +33,7 @@ def parse(*flags: object) -> options.ServerOptions:
 @functools.cache
 def documented() -> str:
     """Returns the pages about the server on one line, with numbers without commas."""
-    pages = " ".join((DOCS / name).read_text() for name in ("serving.md", "serving-openai.md"))
+    pages = " ".join((DOCS / name).read_text() for name in ("serving.md", "serving-openai.md", "serving-responses.md"))
     return re.sub(r"(?<=\d),(?=\d{3})", "", " ".join(pages.split()))
 
 

@@ -1,0 +1,73 @@
+"""Keeps responses in memory, so that later requests can continue or read them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .openai_chat_fields import Message
+
+
+@dataclass(frozen=True)
+class StoredResponse:
+    """A response that has ended."""
+
+    owner: str
+    """The key of the client that made it; empty: the server has no keys."""
+    status: str
+    body: bytes
+    """The response as JSON."""
+    input_items: Sequence[dict[str, Any]]
+    """The request's own input, with ids."""
+    messages: Sequence[Message]
+    """The whole conversation up to this answer, without instructions."""
+    num_bytes: int
+    """Approximate memory: the size of body, input and earlier messages as JSON."""
+
+
+class ResponseStore:
+    """Responses by id. The least recently used ones leave first."""
+
+    def __init__(self, max_responses: int, max_bytes: int) -> None:
+        """max_responses: 0: nothing is kept. max_bytes: sum of num_bytes."""
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
+
+    @property
+    def is_on(self) -> bool:
+        """True if responses can be kept."""
+        return self._max_responses > 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Sum of the sizes of all responses."""
+        return self._num_bytes
+
+    def put(self, response_id: str, response: StoredResponse) -> None:
+        """Keeps a response. One that is larger than the store is not kept."""
+        if response.num_bytes > self._max_bytes or not self.is_on:
+            return
+        self._responses[response_id] = response
+        self._num_bytes += response.num_bytes
+        while len(self._responses) > self._max_responses or self._num_bytes > self._max_bytes:
+            _, oldest = self._responses.popitem(last=False)
+            self._num_bytes -= oldest.num_bytes
+
+    def find(self, response_id: str, owner: str) -> StoredResponse | None:
+        """Returns a response of the owner, and counts as its use; None: there is none."""
+        response = self._responses.get(response_id)
+        if response is None or response.owner != owner:
+            return None
+        self._responses.move_to_end(response_id)
+        return response
+
+    def remove(self, response_id: str, owner: str) -> bool:
+        """Removes a response of the owner. Returns False if there is none."""
+        if self.find(response_id, owner) is None:
+            return False
+        self._num_bytes -= self._responses.pop(response_id).num_bytes
+        return True

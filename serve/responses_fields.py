@@ -1,0 +1,334 @@
+"""Body of POST /v1/responses, and its translation to a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Discriminator, Field, PlainValidator, Tag, model_validator
+
+from ..common.shown_value import shown
+from ..runtime.sampling_fields import INT32_MAX, MAX_LOG_PROBS
+from .openai_chat_fields import ChatRequest, Message, NoAnnotations
+from .openai_fields import Fields, Metadata, SamplingFields, never, only, sampling_values
+from .responses_answer import item_id
+from .turns import ASSISTANT, Turns, content_of
+
+LOG_PROBS: Final = "message.output_text.logprobs"
+ENCRYPTED_REASONING: Final = "reasoning.encrypted_content"
+_ONLY_TEXT: Final = "the model reads only text"
+
+
+def _text_parts(value: Any) -> Any:
+    """Returns a text as one part. Names the first part that cannot be used; the declared type checks the rest."""
+    if isinstance(value, str):
+        return [{"type": "input_text", "text": value}]
+    if isinstance(value, list):
+        for i, part in enumerate(value):
+            kind = part.get("type") if isinstance(part, dict) else None
+            if kind not in ("input_text", "output_text", "text"):
+                raise ValueError(
+                    f"[{i}] is of type {shown(kind)}; accepted: 'input_text' and 'output_text', because {_ONLY_TEXT}"
+                )
+        return value
+    raise ValueError(f"is {shown(value)}; accepted: a text, or a list of text parts")
+
+
+class InputText(Fields):
+    """A text part of a message, or of a function's result."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+    annotations: NoAnnotations = Field(default_factory=list)
+    logprobs: list[Any] = Field(default_factory=list)
+    """No effect: a field of answers, which clients send back."""
+
+
+TextContent: TypeAlias = Annotated[list[InputText], BeforeValidator(_text_parts)]
+
+
+class Item(Fields):
+    """Base of input items. id and status come from answers that clients send back; they have no effect."""
+
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+
+class MessageItem(Item):
+    """A message."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: TextContent
+    phase: str | None = None
+    """No effect."""
+
+
+class CallItem(Item):
+    """A function call of the assistant."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: Annotated[str, Field(min_length=1)]
+    arguments: str
+
+
+class CallOutputItem(Item):
+    """A function's result."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: TextContent
+    name: str | None = None
+    """No effect: call_id names the call."""
+
+
+class ReasoningText(Fields):
+    """A part of the assistant's reasoning."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class ReasoningItem(Item):
+    """The assistant's reasoning. The template gets its content, or else its summary."""
+
+    type: Literal["reasoning"]
+    summary: list[ReasoningText] = Field(default_factory=list)
+    content: list[ReasoningText] = Field(default_factory=list)
+    encrypted_content: Annotated[str, never("reasoning is not encrypted here; send the item's content")] | None = None
+
+
+_ITEMS: Final = ("message", "function_call", "function_call_output", "reasoning")
+
+
+def _known_items(value: Any) -> Any:
+    """Returns a text as the user's message. Names the first item of another type; the declared types check the rest."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if isinstance(value, list) and value:
+        for i, item in enumerate(value):
+            kind = _type_of_item(item)
+            if kind not in _ITEMS:
+                raise ValueError(f"[{i}] is of type {shown(kind)}; accepted: {', '.join(map(repr, _ITEMS))}")
+        return value
+    raise ValueError(f"is {shown(value)}; accepted: a text, or a list of one item or more")
+
+
+def _type_of_item(value: Any) -> Any:
+    """Returns the type of an item. Only messages may lack it."""
+    given = value.get("type") if isinstance(value, dict) else None
+    return "message" if given is None and isinstance(value, dict) else given
+
+
+InputItem: TypeAlias = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[CallOutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(_type_of_item),
+]
+
+
+class FunctionTool(Fields):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: Annotated[str, Field(min_length=1)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool = False
+    defer_loading: Annotated[bool, only(False, "all tools are in the prompt")] = False
+
+    def of_chat(self) -> dict[str, Any]:
+        """Returns the tool in the format of chats, with the fields that the client set."""
+        return {"type": "function", "function": self.model_dump(exclude_unset=True, exclude={"type", "defer_loading"})}
+
+
+def _known_tools(value: Any) -> Any:
+    if isinstance(value, list):
+        for i, tool in enumerate(value):
+            kind = tool.get("type") if isinstance(tool, dict) else None
+            if kind != "function":
+                raise ValueError(
+                    f"[{i}] is of type {shown(kind)}; accepted: 'function', because the server runs no tools itself"
+                )
+    return value
+
+
+def _tool_choice(value: Any) -> Any:
+    """Returns the choice in the format of chats."""
+    if value in ("none", "auto", "required"):
+        return value
+    if isinstance(value, dict) and set(value) == {"type", "name"} and value["type"] == "function":
+        return {"type": "function", "function": {"name": value["name"]}}
+    raise ValueError(
+        f"is {shown(value)}; expected 'none', 'auto', 'required' or {{'type': 'function', 'name': 'NAME'}}"
+    )
+
+
+class TextFormat(Fields):
+    """The format that the answer's text must have."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema_: Annotated[dict[str, Any] | bool | None, Field(alias="schema")] = None
+    description: str | None = None
+    strict: bool | None = None
+    """Both values have the same effect: answers always match the schema."""
+
+    @model_validator(mode="after")
+    def _one_form(self) -> TextFormat:
+        given = self.model_fields_set - {"type"}
+        if self.type != "json_schema" and given:
+            raise ValueError(f"type '{self.type}' has {sorted(given)}; accepted: []")
+        if self.type == "json_schema" and self.schema_ is None:
+            raise ValueError("type 'json_schema' has no schema; expected a JSON schema")
+        return self
+
+    def of_chat(self) -> dict[str, Any]:
+        """Returns the format of chats."""
+        if self.type != "json_schema":
+            return {"type": self.type}
+        return {"type": self.type, "json_schema": {"name": self.name or "answer", "schema": self.schema_}}
+
+
+class TextConfig(Fields):
+    """Options of the answer's text."""
+
+    format: TextFormat | None = None
+    verbosity: Annotated[str, only("medium", "the model decides how much it writes")] = "medium"
+
+
+class ReasoningConfig(Fields):
+    """Options of the model's reasoning."""
+
+    effort: Annotated[str, Field(min_length=1)] | None = None
+    """Becomes the template's variable reasoning_effort."""
+    summary: Annotated[str, only("auto", "reasoning is shown, not summarised")] | None = None
+    generate_summary: Annotated[str, only("auto", "reasoning is shown, not summarised")] | None = None
+    """Older name of summary."""
+
+
+class ResponseStreamOptions(Fields):
+    """Options of a stream."""
+
+    include_obfuscation: Annotated[bool, only(False, "events are not padded")] = False
+
+
+def _include(value: Any) -> Any:
+    for i, name in enumerate(value if isinstance(value, list) else ()):
+        if name not in (LOG_PROBS, ENCRYPTED_REASONING):
+            raise ValueError(f"[{i}] is {shown(name)}; accepted: '{LOG_PROBS}', '{ENCRYPTED_REASONING}'")
+    return value
+
+
+class ResponseRequest(SamplingFields):
+    """Body of POST /v1/responses."""
+
+    input: Annotated[list[InputItem], BeforeValidator(_known_items)]
+    instructions: str | None = None
+    """The first system message. Not carried over to responses that name this one as the previous one."""
+    previous_response_id: Annotated[str, Field(min_length=1)] | None = None
+    tools: Annotated[list[FunctionTool], BeforeValidator(_known_tools)] = Field(default_factory=list)
+    tool_choice: Annotated[Any, PlainValidator(_tool_choice)] = "auto"
+    parallel_tool_calls: bool = True
+    """False: an answer has at most one call."""
+    text: TextConfig = Field(default_factory=TextConfig)
+    reasoning: ReasoningConfig = Field(default_factory=ReasoningConfig)
+    max_output_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOG_PROBS)] = 0
+    include: Annotated[list[str], BeforeValidator(_include)] = Field(default_factory=list)
+    """reasoning.encrypted_content has no effect: reasoning items have their text, which clients can send back."""
+    store: bool | None = None
+    """True: the response is kept for other requests. None: the same if the server stores responses at all."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Additional variables for the template."""
+    metadata: Metadata = Field(default_factory=dict)
+    stream_options: ResponseStreamOptions | None = None
+    user: str | None = None
+    """No effect; the same holds for the next three fields and max_tool_calls."""
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Literal["auto", "default"] = "auto"
+    max_tool_calls: Annotated[int, Field(ge=1)] | None = None
+    """Limits calls of tools that the server runs itself; there are none."""
+    prompt_cache_retention: Annotated[str, only("in_memory", "prompts are kept in memory")] = "in_memory"
+    truncation: Annotated[str, only("disabled", "items are not dropped from long conversations")] = "disabled"
+    background: Annotated[bool, only(False, "a response is generated while its client waits")] = False
+    conversation: Annotated[Any, never("conversations are not stored; give previous_response_id")] = None
+    prompt: Annotated[Any, never("prompts are not stored; give instructions and input")] = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ResponseRequest:
+        if self.top_logprobs and not self.has_log_probs:
+            raise ValueError(f"top_logprobs is given, but include has no '{LOG_PROBS}'")
+        if self.has_log_probs and self.tools and self.tool_choice != "none":
+            raise ValueError(f"include has '{LOG_PROBS}' with tools; accepted: tool_choice 'none', or no tools")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is given, but stream is false")
+        name = self.tool_choice["function"]["name"] if isinstance(self.tool_choice, dict) else None
+        names = [tool.name for tool in self.tools]
+        if name is not None and name not in names:
+            raise ValueError(f"tool_choice.name is {shown(name)}; expected one of {shown(names)}")
+        return self
+
+    @property
+    def has_log_probs(self) -> bool:
+        """True if the answer's text has log probs."""
+        return LOG_PROBS in self.include
+
+
+def chat_of(fields: ResponseRequest, history: Sequence[Message]) -> ChatRequest:
+    """Translates a request to a chat. history: messages of the previous responses.
+
+    Raises pydantic's ValidationError for fields that contradict each other.
+    """
+    messages = [Message(role="system", content=fields.instructions)] if fields.instructions is not None else []
+    content: dict[str, Any] = {
+        **sampling_values(fields),
+        "messages": [*messages, *history, *messages_of(fields.input)],
+        "chat_template_kwargs": fields.chat_template_kwargs,
+        "tools": [tool.of_chat() for tool in fields.tools] or None,
+        "tool_choice": fields.tool_choice,
+        "parallel_tool_calls": fields.parallel_tool_calls,
+        "max_completion_tokens": fields.max_output_tokens,
+        "reasoning_effort": fields.reasoning.effort,
+        "response_format": None if fields.text.format is None else fields.text.format.of_chat(),
+        "logprobs": fields.has_log_probs,
+        "top_logprobs": fields.top_logprobs,
+    }
+    return ChatRequest.model_validate(content)
+
+
+def messages_of(items: Sequence[InputItem]) -> list[Message]:
+    """Translates input items to the messages of a chat."""
+    turns = Turns()
+    for item in items:
+        if isinstance(item, ReasoningItem):
+            turns.add_reasoning("\n".join(part.text for part in item.content or item.summary))
+        elif isinstance(item, CallItem):
+            turns.add_call(item.call_id, item.name, item.arguments)
+        elif isinstance(item, CallOutputItem):
+            turns.add(Message(role="tool", tool_call_id=item.call_id, content=content_of(_texts(item.output))))
+        elif item.role == ASSISTANT:
+            turns.add_text(_texts(item.content))
+        else:
+            turns.add(Message(role=item.role, content=content_of(_texts(item.content))))
+    return turns.finish()
+
+
+def listed(item: InputItem) -> dict[str, Any]:
+    """Returns an input item in the form in which clients can list it, with an id."""
+    fields = item.model_dump(exclude_none=True)
+    if isinstance(item, MessageItem):
+        kind = "output_text" if item.role == ASSISTANT else "input_text"
+        more: dict[str, Any] = {"annotations": []} if item.role == ASSISTANT else {}
+        fields["content"] = [{"type": kind, "text": part.text, **more} for part in item.content]
+    elif isinstance(item, CallOutputItem):
+        fields["output"] = [{"type": "input_text", "text": part.text} for part in item.output]
+    return {"id": item_id(item.type), "status": "completed", **fields}
+
+
+def _texts(content: Sequence[InputText]) -> list[str]:
+    return [part.text for part in content]
