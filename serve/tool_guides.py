@@ -79,12 +79,13 @@ def tool_guide(
     calls = [function.rule(is_forced=is_forced) for function in functions]
     made = form.grammar(calls, is_single=is_single, token=token)
     marker = token(made.marker)
+    between = f"/{made.between}/ " if made.between else ""
     rules = [
         "%llguidance {}",
         *made.rules,
         f"body: {made.body}",
         f"marked: {marker}{'?' if made.is_marker_optional else ''} body",
-        f"calls: marked{'' if is_single or not made.repeats else f' (/{made.between}/ marked)*'}",
+        f"calls: marked{'' if is_single or not made.repeats else f' ({between}marked)*'}",
     ]
     if is_forced:
         rules.append("start: calls")

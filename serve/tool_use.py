@@ -81,11 +81,13 @@ async def tool_use_of(service: Service, fields: ChatRequest, adapter: str | None
 
 async def _form_of(service: Service, adapter: str | None) -> str | None:
     """Returns the name of the format of calls: the one that the server was started with, or else the template's."""
-    name = service.options.tool_call_parser
-    if name != AUTO:
-        return ALIASES.get(name, name)
+    chosen = ALIASES.get(service.options.tool_call_parser, service.options.tool_call_parser)
     template = await service.prompts.template_of(adapter)
-    return None if template is None else form_of_template(template.text(with_tools=True))
+    shown = None if template is None else form_of_template(template.text(with_tools=True))
+    # Some formats have variants, which one name stands for.
+    if chosen == AUTO or (shown is not None and type(FORMS[shown]) is type(FORMS[chosen])):
+        return shown
+    return chosen
 
 
 async def _check(

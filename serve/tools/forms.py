@@ -2,26 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
+from .call_lists import CallListForm
+from .deepseek import DeepSeekForm
 from .form import CallForm
+from .glm import GlmForm
 from .hermes import HermesForm
 from .llama3 import Llama3Form
+from .mistral import MistralForm
+from .qwen3_coder import Qwen3CoderForm
 
 HERMES: Final = "hermes"
 LLAMA3_JSON: Final = "llama3_json"
 AUTO: Final = "auto"
 """Value of --tool_call_parser: the template decides."""
+_PHI4: Final = "<|tool_call|>", "<|/tool_call|>"
+_FUNCTOOLS: Final = "functools", ""
 
-FORMS: Final[Mapping[str, CallForm]] = {HERMES: HermesForm(), LLAMA3_JSON: Llama3Form()}
+FORMS: Final[Mapping[str, CallForm]] = {
+    HERMES: HermesForm(),
+    LLAMA3_JSON: Llama3Form(),
+    "qwen3_coder": Qwen3CoderForm(),
+    "mistral": MistralForm(is_named=False),
+    "mistral_named": MistralForm(is_named=True),
+    "glm45": GlmForm(),
+    "deepseek_v3": DeepSeekForm(is_fenced=True),
+    "deepseek_v31": DeepSeekForm(is_fenced=False),
+    "granite": CallListForm("<|tool_call|>", others=[("<tool_call>", "")]),
+    "phi4_mini": CallListForm(*_PHI4, others=[_FUNCTOOLS]),
+    "phi4_mini_json": CallListForm(*_FUNCTOOLS, others=[_PHI4]),
+}
 """Formats by their names for --tool_call_parser."""
-ALIASES: Final[Mapping[str, str]] = {"llama4_json": LLAMA3_JSON}
+ALIASES: Final[Mapping[str, str]] = {"llama4_json": LLAMA3_JSON, "qwen3_xml": "qwen3_coder", "glm47": "glm45"}
 """vLLM's names of parsers whose format is another one's."""
-MARKERS: Final = (("<tool_call>", HERMES), ("<|python_tag|>", LLAMA3_JSON), ('"parameters": dictionary', LLAMA3_JSON))
-"""Texts in templates and the formats that they show. The first one that a template has decides."""
+_DEEPSEEK: Final = "<｜tool▁call▁begin｜>"
+MARKERS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
+    ("qwen3_coder", ("<function=",)),
+    ("glm45", ("<arg_key>",)),
+    ("mistral_named", ("[TOOL_CALLS]", "[ARGS]")),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("deepseek_v3", (_DEEPSEEK, "```json")),
+    ("deepseek_v31", (_DEEPSEEK,)),
+    ("phi4_mini_json", ("functools[",)),
+    ("phi4_mini", ("<|/tool|>",)),
+    ("granite", ("<|tool_call|>",)),
+    (HERMES, ("<tool_call>",)),
+    (LLAMA3_JSON, ("<|python_tag|>",)),
+    (LLAMA3_JSON, ('"parameters": dictionary',)),
+)
+"""Formats, and texts that templates with this format have. The first format whose texts a template has is chosen."""
 
 
 def form_of_template(template: str) -> str | None:
     """Returns the name of the format in which a chat template writes calls; None: it has no known marker."""
-    return next((name for marker, name in MARKERS if marker in template), None)
+    return next((name for name, texts in MARKERS if all(text in template for text in texts)), None)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from .form import CallRule, literal
-from .reader import SPACE, Emit, Marks, Steps, TextReader
+from .reader import SPACE, Emit, Marks, Steps, TextReader, drop
 from .sink import PartSink
 
 MAX_DEPTH: Final = 100
@@ -126,7 +126,7 @@ def read_arguments(reader: TextReader, sink: PartSink) -> Steps[bool]:
     is_whole = yield from read_value(reader, sink.arguments)
     if not is_whole and reader.ended:
         # The last characters may be part of a number or of an escape sequence.
-        yield from reader.rest(lambda _: None)
+        yield from reader.rest(drop)
     else:
         sink.end()
     return is_whole
@@ -248,3 +248,9 @@ def json_call_rules(calls: Sequence[CallRule], key: str) -> list[str]:
             for name, call in zip(names, calls, strict=True)
         ),
     ]
+
+
+def list_body(*, is_single: bool) -> str:
+    """Returns an expression in Lark of a list of the rule `call`, or of one."""
+    more = "" if is_single else " (COMMA call)*"
+    return f'"[" call{more} "]"'

@@ -14,6 +14,10 @@ Emit: TypeAlias = Callable[[str], None]
 SPACE: Final = " \t\r\n"
 
 
+def drop(text: str) -> None:
+    """Emits nothing."""
+
+
 class Marks:
     """Texts to search for. Of two at the same place, the longer one is found."""
 

@@ -195,6 +195,18 @@ def test_any_json_is_read_as_it_is_written(value: object, indent: int | None, is
 MARKED = {
     "qwen": ('<tool_call>\\n{"name": "', HERMES),
     "llama": ('{"name": function name, "parameters": dictionary of', LLAMA3_JSON),
+    "qwen coder": ("'\\n<tool_call>\\n<function=' + tool_call.name + '>\\n'", "qwen3_coder"),
+    "mistral": ("[TOOL_CALLS][", "mistral"),
+    "mistral with names": ("'[TOOL_CALLS]' + call.name + '[ARGS]'", "mistral_named"),
+    "glm": ("<tool_call>{{ name }}\n<arg_key>", "glm45"),
+    "deepseek v3": (
+        "'<｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + name + '\\n' + '```json'",
+        "deepseek_v3",
+    ),
+    "deepseek v3.1": ("'<｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>'", "deepseek_v31"),
+    "granite": ("respond with <|tool_call|> followed by a JSON list", "granite"),
+    "phi": ("'<|tool|>' + message['tools'] + '<|/tool|>'", "phi4_mini"),
+    "phi with functools": ("formatted as functools[{", "phi4_mini_json"),
     "none": ("{{ tools | tojson }}", None),
 }
 
@@ -205,5 +217,5 @@ def test_a_template_shows_its_form(template: str, form: str | None) -> None:
 
 
 def test_every_alias_and_marker_is_a_form() -> None:
-    assert set(ALIASES.values()) | {form for _, form in MARKERS} <= set(FORMS)
+    assert set(ALIASES.values()) | {form for form, _ in MARKERS} <= set(FORMS)
     assert not set(ALIASES) & {*FORMS, AUTO}

@@ -120,6 +120,7 @@ TEMPLATES = {
     "the one for tools": ("auto", {"default": "<tool_call>", "tool_use": "<|python_tag|>"}, "llama3_json"),
     "a flag's": ("hermes", {"default": "<|python_tag|>"}, "hermes"),
     "an alias": ("llama4_json", None, "llama3_json"),
+    "a variant of a flag's": ("mistral", {"default": "[TOOL_CALLS]f[ARGS]"}, "mistral_named"),
     "no template": ("auto", None, None),
     "no marker": ("auto", {"default": "{{ tools }}"}, None),
 }

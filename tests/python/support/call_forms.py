@@ -1,0 +1,57 @@
+"""Writes calls in the formats of models, as their templates do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Call = tuple[str, dict[str, Any]]
+
+
+def dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def as_text(value: Any) -> str:
+    """Values between tags: texts are written as they are."""
+    return value if isinstance(value, str) else dumps(value)
+
+
+def objects(calls: Sequence[Call], key: str = "arguments") -> str:
+    return ", ".join(dumps({"name": name, key: arguments}) for name, arguments in calls)
+
+
+def qwen3_coder(name: str, arguments: Mapping[str, Any]) -> str:
+    parameters = "".join(f"<parameter={key}>\n{as_text(value)}\n</parameter>\n" for key, value in arguments.items())
+    return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
+
+
+def glm(name: str, arguments: Mapping[str, Any]) -> str:
+    pairs = "".join(
+        f"<arg_key>{key}</arg_key>\n<arg_value>{as_text(value)}</arg_value>\n" for key, value in arguments.items()
+    )
+    return f"<tool_call>{name}\n{pairs}</tool_call>"
+
+
+def deepseek(calls: Sequence[str]) -> str:
+    inner = "".join(f"<｜tool▁call▁begin｜>{call}<｜tool▁call▁end｜>" for call in calls)
+    return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
+
+
+WRITERS: Mapping[str, Callable[[Sequence[Call]], str]] = {
+    "hermes": lambda calls: "\n".join(f"<tool_call>\n{objects([call])}\n</tool_call>" for call in calls),
+    "llama3_json": lambda calls: "; ".join(objects([call], "parameters") for call in calls),
+    "qwen3_coder": lambda calls: "\n".join(qwen3_coder(*call) for call in calls),
+    "mistral": lambda calls: f"[TOOL_CALLS][{objects(calls)}]",
+    "mistral_named": lambda calls: "".join(f"[TOOL_CALLS]{name}[ARGS]{dumps(value)}" for name, value in calls),
+    "glm45": lambda calls: "\n".join(glm(*call) for call in calls),
+    "deepseek_v3": lambda calls: deepseek(
+        [f"function<｜tool▁sep｜>{name}\n```json\n{dumps(value)}\n```" for name, value in calls]
+    ),
+    "deepseek_v31": lambda calls: deepseek([f"{name}<｜tool▁sep｜>{dumps(value)}" for name, value in calls]),
+    "granite": lambda calls: f"<|tool_call|>[{objects(calls)}]",
+    "phi4_mini": lambda calls: f"<|tool_call|>[{objects(calls)}]<|/tool_call|>",
+    "phi4_mini_json": lambda calls: f"functools[{objects(calls)}]",
+}
+"""Answers that are calls, by form."""

@@ -1,0 +1,197 @@
+"""Calls in each format: what a model writes, a guide accepts, and the parser returns it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import llguidance
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptrt.serve.errors import ApiError
+from adaptrt.serve.tool_guides import GuidedFunction, tool_guide
+from adaptrt.serve.tools.forms import FORMS
+from support.answers import Answer, split
+from support.call_forms import WRITERS, Call
+
+TOKENIZER = llguidance.LLTokenizer("byte")
+SEARCH = {
+    "type": "object",
+    "properties": {
+        "query": {"type": "string"},
+        "limit": {"type": "integer"},
+        "exact": {"type": "boolean"},
+        "sort": {"enum": ["new", "old"]},
+        "where": {"type": "object", "properties": {"tags": {"type": "array", "items": {"type": "string"}}}},
+        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    },
+    "required": ["query"],
+    "additionalProperties": False,
+}
+FUNCTIONS: dict[str, Any] = {"search": SEARCH, "search_all": None}
+# llguidance's JSON has no DEL that is not escaped.
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\x7f"), max_size=6)
+OPTIONAL = {
+    "limit": st.integers(-5, 10**20),
+    "exact": st.booleans(),
+    "sort": st.sampled_from(["new", "old"]),
+    "where": st.fixed_dictionaries({}, optional={"tags": st.lists(TEXTS, max_size=2)}),
+    "note": st.none() | st.sampled_from(["a b", "</tool_call>", "é\n"]),
+}
+ODD = st.sampled_from(
+    [
+        *("", "\n", "a\n", " ", "</", "</parameter>", "</arg_value>", "</tool_call>", "<tool_call>", "[TOOL_CALLS]"),
+        *('"', "\\", "}", "]", "```", "<function=search>", "日本", "🎉", "functools[", "[ARGS]{", "x"),
+    ]
+)
+QUERIES = st.lists(ODD, max_size=4).map("".join) | TEXTS
+SEARCHES = st.tuples(st.just("search"), st.fixed_dictionaries({"query": QUERIES}, optional=OPTIONAL))
+CALLS = st.lists(SEARCHES | st.just(("search_all", {})), min_size=1, max_size=3)
+ANSWERS = Path(__file__).parent / "answers"
+
+
+def in_order(calls: Sequence[Call]) -> list[Call]:
+    """Guides write arguments in the order of the schema."""
+    return [(name, {key: values[key] for key in SEARCH["properties"] if key in values}) for name, values in calls]
+
+
+def pieces_of(text: str, size: int) -> list[str]:
+    return [text[i : i + size] for i in range(0, len(text), size)]
+
+
+@lru_cache
+def grammar(form: str, **options: Any) -> str:
+    functions = [
+        GuidedFunction(name, parameters, True, f"tools[{i}].function")
+        for i, (name, parameters) in enumerate(FUNCTIONS.items())
+    ]
+    asked = {"is_forced": True, "is_single": False, "content": None, **options}
+    return str(tool_guide(FORMS[form], functions, special=lambda _: None, **asked).guide)
+
+
+@lru_cache
+def matcher(text: str) -> llguidance.LLMatcher:
+    made = llguidance.LLMatcher(TOKENIZER, llguidance.grammar_from("grammar", text))
+    assert not made.is_error(), made.get_error()
+    return made
+
+
+def accepts(text: str, answer: str) -> bool:
+    """True if a guide lets a model write the whole answer and end there."""
+    made = matcher(text)
+    made.reset()
+    tokens = TOKENIZER.tokenize_str(answer)
+    return bool(made.try_consume_tokens(tokens) == len(tokens) and made.is_accepting())
+
+
+def closes_early(form: str, calls: Sequence[Call]) -> bool:
+    """True if a text has the tag that ends it: a parser can see past it, a guide cannot."""
+    end = {"qwen3_coder": "\n</parameter>\n", "glm45": "</arg_value>"}.get(form)
+    texts = [value for _, values in calls for value in values.values() if isinstance(value, str)]
+    return end is not None and any(end in f"{text}\n" for text in texts)
+
+
+@pytest.mark.parametrize("form", WRITERS)
+@given(calls=CALLS, size=st.integers(1, 40))
+def test_written_calls_are_accepted_and_found(form: str, calls: list[Call], size: int) -> None:
+    calls = in_order(calls)
+    answer = WRITERS[form](calls)
+    assert split(form, pieces_of(answer, size), FUNCTIONS) == Answer("", "", calls, "c" * len(calls))
+    if not closes_early(form, calls):
+        assert accepts(grammar(form), answer), answer
+        assert accepts(grammar(form, is_single=True), answer) == (len(calls) == 1)
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_a_guide_accepts_only_calls_that_follow_the_schema(form: str) -> None:
+    write = WRITERS[form]
+    for wrong in ({}, {"query": "a", "limit": "x"}, {"query": "a", "sort": "up"}, {"query": "a", "more": 1}):
+        assert not accepts(grammar(form), write([("search", wrong)])), wrong
+    assert not accepts(grammar(form), write([("other", {})]))
+    assert not accepts(grammar(form), "Hello")
+    text = grammar(form, is_forced=False)
+    assert accepts(text, "Hello")
+    assert accepts(text, "")
+    assert not accepts(text, write([("search", {})]))
+    if form != "llama3_json":
+        assert accepts(text, "Hello " + write([("search", {"query": "a"})]))
+
+
+@pytest.mark.parametrize("form", WRITERS)
+@given(data=st.data())
+def test_any_text_is_split_alike_however_it_is_cut(form: str, data: st.DataObject) -> None:
+    whole = WRITERS[form](data.draw(CALLS))
+    inner = data.draw(st.lists(ODD, max_size=3).map("".join))
+    at = data.draw(st.integers(0, len(whole)))
+    end = data.draw(st.integers(at, len(whole)))
+    answer = data.draw(QUERIES) + whole[:at] + inner + whole[end:] + data.draw(QUERIES)
+    expected = split(form, [answer], FUNCTIONS)
+    for size in (1, 3):
+        assert split(form, pieces_of(answer, size), FUNCTIONS) == expected
+
+
+CORPUS = [
+    pytest.param(path.stem.partition(".")[0], case, id=f"{path.stem}: {case['about']}")
+    for path in sorted(ANSWERS.glob("*.json"))
+    for case in json.loads(path.read_text())
+]
+
+
+@pytest.mark.parametrize(("form", "case"), CORPUS)
+def test_answers_as_models_write_them(form: str, case: dict[str, Any]) -> None:
+    calls = [(name, arguments) for name, arguments in case.get("calls", [])]
+    expected = Answer(case.get("text", ""), case.get("reasoning", ""), calls, case["order"])
+    answer = case["answer"]
+    for size in (len(answer), 1, 2, 7):
+        assert split(form, pieces_of(answer, size), FUNCTIONS) == expected
+
+
+@pytest.mark.parametrize(
+    ("parameters", "field"),
+    [
+        ({"properties": {}, "additionalProperties": True}, "additionalProperties"),
+        ({"type": "object"}, "additionalProperties"),
+        ({"properties": {}, "anyOf": [{}]}, "anyOf"),
+        ({"properties": {"a": {"type": "string", "pattern": "b"}}}, "properties.a.pattern"),
+        ({"properties": {"a": {"anyOf": [{"type": "string", "maxLength": 2}, {}]}}}, "properties.a.anyOf"),
+        ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"type": "string"}}}, "properties.a.$ref"),
+    ],
+)
+@pytest.mark.parametrize("form", ["qwen3_coder", "glm45"])
+def test_tags_cannot_enforce_every_schema(form: str, parameters: dict[str, Any], field: str) -> None:
+    def made(*, is_strict: bool) -> str:
+        function = GuidedFunction("f", parameters, is_strict, "tools[0].function")
+        options: dict[str, Any] = {"is_forced": True, "is_single": True, "content": None}
+        return str(tool_guide(FORMS[form], [function], special=lambda _: None, **options).guide)
+
+    with pytest.raises(ApiError, match="of 'f' cannot be enforced, because the model writes arguments") as raised:
+        made(is_strict=True)
+    assert raised.value.param == f"tools[0].function.parameters.{field}"
+    assert accepts(made(is_strict=False), WRITERS[form]([("f", {"a": "x"} if "a" in field else {})]))
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_functions_that_are_not_strict_take_any_arguments(form: str) -> None:
+    functions = [GuidedFunction("search", SEARCH, False, "tools[0].function")]
+    options: dict[str, Any] = {"is_forced": False, "is_single": True, "content": None}
+    guide = str(tool_guide(FORMS[form], functions, special=lambda _: None, **options).guide)
+    assert accepts(guide, WRITERS[form]([("search", {"limit": "none", "more": {"a": [1]}})]))
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_markers_that_are_special_tokens_are_written_as_tokens(form: str) -> None:
+    functions = [GuidedFunction("search", SEARCH, True, "tools[0].function")]
+    numbers = {mark: 1000 + i for i, mark in enumerate(FORMS[form].marks)}
+    options: dict[str, Any] = {"is_forced": False, "is_single": False, "content": None}
+    guide = str(tool_guide(FORMS[form], functions, special=numbers.get, **options).guide)
+    assert "<[1000]>" in guide
+    answer = WRITERS[form]([("search", {"query": "q"})])
+    used = {f"<[{number}]>" for mark, number in numbers.items() if mark in answer}
+    assert all(number in guide for number in used)
+    literals = [mark for mark in numbers if f'"{mark}"' in guide]
+    assert not literals
