@@ -9,9 +9,9 @@
 
 namespace adaptrt {
 
-// Layout of keys and values for attention, and the interface of its kernels. Slots of a KV block form groups
-// of kKeyGroup for every instruction set. A block has whole groups, so the last one may have slots without
-// tokens. With ki = k_interleave(dtype), and columns(head_dim) = head_dim rounded up to a multiple of 16:
+// Layout of keys and values for attention, and the interface of its kernels. The slots of a KV block form
+// groups of kKeyGroup slots, for every instruction set. A block has whole groups, so its last slots may have
+// no tokens. With ki = k_interleave(dtype), and columns(head_dim) = head_dim rounded up to a multiple of 16:
 //
 //   keys:   [head_dim / ki][slots][ki]           a panel of the matrix [slots, head_dim]
 //   values: [slots / ki][columns(head_dim)][ki]  a panel of the matrix [columns(head_dim), slots]

@@ -30,12 +30,12 @@ struct KernelTable;
 /// that this CPU cannot run.
 [[nodiscard]] EngineInfo cpu_engine_info(const Program& program, std::string_view kernels);
 
-/// Numbers of tokens that used the neurons and experts of a body. The choice of weights that stay in memory
-/// may depend on it. Results do not depend on it.
+/// Numbers of tokens that used the neurons and experts of a body. They may decide which weights stay in
+/// memory, but results do not depend on them.
 struct WeightUsage {
   std::int64_t tokens = 0;  ///< number of counted tokens; 0: nothing is known
-  /// By op. ReLU-gated layer: number of tokens that opened each neuron's gate. Experts: number of tokens that
-  /// chose each expert.
+  /// Counts by the op's index. ReLU-gated layer: number of tokens that opened each neuron's gate. Experts:
+  /// number of tokens that chose each expert.
   std::map<std::size_t, std::vector<std::uint32_t>> of_ops;
 };
 

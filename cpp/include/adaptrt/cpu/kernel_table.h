@@ -38,9 +38,9 @@ struct GemmCall {
   float* out = nullptr;
   std::int64_t out_stride = 0;
   std::int64_t rows = 0;
-  /// For tables with part_bytes: the range of inputs to multiply now, with whole quantisation groups if there
-  /// are several. The parts of a panel come in order; before the last one, `out` holds intermediate sums.
-  /// nullopt: all inputs.
+  /// For tables with part_bytes: the range of inputs to multiply now, nullopt for all. If there are several
+  /// quantisation groups, a part has whole groups. The parts of a panel come in order; before the last one,
+  /// `out` holds intermediate sums.
   std::optional<InputRange> part = std::nullopt;
   /// The next panel, to be prefetched; nullptr if it is unknown.
   const std::byte* next_panel = nullptr;
@@ -107,16 +107,17 @@ struct ColumnGemm {
 
 /// out[rows, width] = a[rows, k] * panel[width, k]^T for a panel of QuantAlgo::kW8A16 or kW4A16.
 ///
-/// For each group of inputs, activations are multiplied by the integers (for kW4A16 without zero points, by u
-/// - 8) and summed in the order of a PanelGemm over those inputs. Then (zero - 8) times the sum of the
-/// activations is subtracted, and the result times the scale is added to the earlier groups. The bits depend
+/// For each group of inputs, activations are multiplied by integers and summed in the order of a PanelGemm
+/// over those inputs. The integers are q for kW8A16. For kW4A16 they are u - 8 with zero points, and
+/// u - 2^(bits - 1) without. If there are zero points, (zero - middle_of_zeros()) times the sum of the
+/// activations is then subtracted. The result times the scale is added to the earlier groups. The bits depend
 /// neither on the other rows nor on `expanded`.
 struct QuantizedGemm {
   GemmCall call;                       ///< a: type `activation`; panel: of a quantised PanelMatrix
   DType activation = DType::kFloat32;  ///< kFloat32 or kBFloat16
   const std::byte* a_steps = nullptr;  ///< see PanelGemm
   std::int64_t a_step_bytes = 0;
-  /// With zero points: the results of sum_groups for each row, [rows, groups].
+  /// The results of sum_groups for each row, [rows, groups]; read only if there are zero points.
   const float* a_sums = nullptr;
   Quantization quantization;
   /// The result of expand_panel for the panel; nullptr: the kernel decodes the weights.
@@ -145,8 +146,8 @@ struct W4A8Gemm {
   Quantization quantization;
 };
 
-/// out [heads, head_dim] = x [heads, head_dim] * factor, stored as `out_type`. Before that, the pairs (x[i],
-/// x[half + i]) of each head are rotated by the angles with the given cosine and sine [half].
+/// Rotates the pairs (x[i], x[half + i]) of each head by the angles with the given cosine and sine [half].
+/// Then out [heads, head_dim] = x [heads, head_dim] * factor, stored as `out_type`.
 struct HeadRotation {
   const float* cosine = nullptr;
   const float* sine = nullptr;
@@ -173,7 +174,7 @@ struct ActivatedTile {
   std::byte* out = nullptr;  ///< may be x, with `stride` floats between rows
   std::int64_t out_stride = 0;
   DType out_type = DType::kFloat32;
-  /// For relu_mul and relu_mul_relu: values of x up to it count as 0.
+  /// For relu_mul and relu_mul_relu: values of x that are not greater count as 0.
   float threshold = 0.0F;
 };
 
@@ -203,8 +204,8 @@ struct ScatteredRows {
   std::int64_t out_stride = 0;
 };
 
-/// KernelTable::block_rows of kernels that read unpacked rows, or activations other than bfloat16. With it
-/// the sums of a tile (of two parts at the same time) stay in the L1 cache.
+/// KernelTable::block_rows of kernels that read unpacked rows, or activations other than bfloat16. The sums
+/// of two tiles of so many rows fit in the L1 cache.
 inline constexpr std::int64_t kVectorBlockRows = 48;
 
 /// Rows of `bytes` bytes, `stride` bytes apart.
@@ -240,25 +241,26 @@ struct KernelTable {
 
   /// Number of bfloat16 activation rows that a panel is multiplied by at a time.
   std::int64_t block_rows;
-  /// Maximum number of bytes of activations that stay in the cache while panels are multiplied one after
-  /// another; for a panel a quarter of it. Longer inputs are split into parts of part_bytes (for a panel a
-  /// quarter), which leaves cache space for the sums of several panels. 0: these kernels take no parts.
+  /// Maximum number of bytes of the activations of a block of rows, and four times the maximum number of
+  /// bytes of a panel: so much stays in the cache while panels are multiplied one after another. Longer
+  /// inputs are split into parts of part_bytes, counted in the same way, which leaves cache space for the
+  /// sums of several panels. Panels count only for more than streamed_rows rows. 0: no parts.
   std::int64_t whole_bytes;
   std::int64_t part_bytes;
-  /// Maximum number of rows for which a panel is streamed from memory. With more rows, the current panel and
-  /// the next one, which is prefetched, are in the cache.
+  /// Maximum number of rows for which a panel is streamed from memory. With more rows, the current panel is
+  /// in the cache, and the next one is prefetched to it.
   std::int64_t streamed_rows;
   /// Maximum number of rows for which unpacked bfloat16 rows are as fast as packed ones. It applies to gemm
-  /// and compressed_gemm, and to quantized_gemm of one row with integers of few bits. 0: always packed, or
-  /// never.
+  /// and compressed_gemm; for quantized_gemm the maximum is one row, and codebook_gemm reads only packed
+  /// rows. 0: all rows are packed, or none if pack_rows is nullptr.
   std::int64_t few_rows;
   /// Copies `count` bfloat16 rows into PackedSteps for PanelGemm::a_steps. The 64 bytes of row r from byte 64
   /// s go to out + s * step_bytes + 64 r. The rest of a row's last step, and rows up to a whole block, are
   /// zeros. nullptr: these kernels read unpacked rows.
   void (*pack_rows)(const SourceRows& rows, std::int64_t count, std::byte* out, std::int64_t step_bytes);
   /// Copies `count` rows, `bytes` long and `stride` bytes apart, to rows `out_stride` bytes apart, with
-  /// non-temporal stores: for more data than the caches hold until it is read. nullptr: these kernels have
-  /// none.
+  /// non-temporal stores. For data that would leave the caches before it is read. nullptr: these kernels have
+  /// no such stores.
   void (*stream_rows)(const std::byte* rows, std::int64_t stride, std::int64_t count, std::int64_t bytes,
                       std::byte* out, std::int64_t out_stride);
   /// Releases per-thread state of these kernels (AMX tiles). For the caller's threads, after a step.
@@ -314,13 +316,13 @@ struct KernelTable {
   std::int64_t int4_decoded_rows;
   void (*int8_gemm)(const Int8Gemm& gemm);
   /// Rounds a row of `type` to q = round(x / scale), to nearest even, with scale = max|x| / 127. Writes q +
-  /// 128 to out[n], then 128 up to a multiple of 4. Rows with all values below 2^-100 become 0. A row with
-  /// NaN or infinity gets the scale NaN.
+  /// 128 to out[n], and pads it with 128 to a multiple of 4. If all |x| are below 2^-100, q and scale are 0.
+  /// A row with NaN or infinity gets the scale NaN.
   void (*quantize_row)(const std::byte* x, DType type, std::int64_t n, std::uint8_t* out, float* scale);
   void (*w4a8_gemm)(const W4A8Gemm& gemm);
-  /// Rearranges a row of n bytes from quantize_row in place for w4a8_gemm: q, with each kOrderedInputs of
-  /// them in the order of int8_order(), padded with zeros to a multiple of kOrderedInputs. Writes the sum of
-  /// each group's q to sums[groups].
+  /// Rearranges a row of n bytes from quantize_row in place for w4a8_gemm. The row then holds q in the order
+  /// that int8_order() gives for each kOrderedInputs inputs, padded with zeros to a multiple of
+  /// kOrderedInputs. Writes the sum of each group's q to sums[groups].
   void (*arrange_int8_row)(std::uint8_t* row, std::int64_t n, const Quantization& how, std::int32_t* sums);
 
   /// out[n] = x / sqrt(mean(x^2) + epsilon) * weight, stored as `out_type`. `out` may be `x`.
@@ -361,9 +363,9 @@ struct KernelTable {
   void (*softcap)(float cap, std::int64_t n, float* x);
   /// relu(x) = max(x, 0).
   void (*relu)(const ActivatedTile& tile);
-  /// x * linear, but +0 if x + bias is at most the threshold, for any factor.
+  /// (x + bias) * (linear + linear_bias), but +0 if x + bias is at most the threshold, for any factor.
   void (*relu_mul)(const ActivatedTile& tile);
-  /// The same with the factor max(linear, 0).
+  /// The same with the factor max(linear + linear_bias, 0).
   void (*relu_mul_relu)(const ActivatedTile& tile);
   /// gates[n] become the lowest float if their score is below `least`. NaN scores do not change them.
   void (*close_gates)(const float* scores, float least, std::int64_t n, float* gates);

@@ -13,12 +13,12 @@
 namespace adaptrt {
 namespace {
 
-/// 2^x of x <= 126, beyond which the reciprocal of a power is not a normal number.
+/// 2^min(x, 126): the reciprocal of a greater power is not a normal number.
 inline Simd::Vec bounded_power_for_bfloat16(Simd::Vec x) {
   return exp2_of<true>(Simd::min(Simd::set(126.0F), x));
 }
 
-/// x / (1 + 2^power), which is rounded to bfloat16: within 1.8e-4 of it.
+/// x / (1 + 2^power), with a relative error of at most 1.8e-4. For results that are rounded to bfloat16.
 inline Simd::Vec times_sigmoid_for_bfloat16(Simd::Vec x, Simd::Vec power) {
   const Simd::Vec divisor = Simd::add(Simd::set(1.0F), bounded_power_for_bfloat16(power));
   return Simd::mul(x, Simd::about_reciprocal(divisor));
@@ -95,7 +95,7 @@ inline Simd::Vec biased(const float* x, const float* bias, std::int64_t i, std::
   return bias == nullptr ? value : Simd::add(value, Simd::load(bias + i, lanes));
 }
 
-/// `kIsGatedAlone`: there is a factor, and there are no biases, as in most models.
+/// kIsGatedAlone: there is a factor, and there are no biases, as in most models.
 template <class Function, bool kIsGatedAlone>
 inline void activate_rows(const ActivatedTile& tile) {
   const auto rows = [&](const auto& function, const auto& store) {
@@ -136,7 +136,7 @@ inline void activate_rows(const ActivatedTile& tile) {
   }
 }
 
-/// `kActivatesFactor`: negative factors count as zero too.
+/// kActivatesFactor: negative factors count as zero too.
 template <bool kActivatesFactor>
 void relu_mul(const ActivatedTile& tile) {
   const Simd::Vec threshold = Simd::set(tile.threshold);

@@ -49,7 +49,7 @@ KeyColumns columns_of(const FetchingTile& tile) {
   return columns;
 }
 
-/// out[kRows][vector] = queries * keys of kVectors vectors of slots from the `first`.
+/// out[kRows][vector] = queries * keys, for kVectors vectors of slots starting with `first`.
 template <class Weights, int kRows, int kVectors>
 void score_tile(const AttentionTile& tile, std::int64_t row, std::int64_t key_bytes,
                 const KeyColumns& columns, std::int64_t first, float* out) {
@@ -84,7 +84,7 @@ void score_tile(const AttentionTile& tile, std::int64_t row, std::int64_t key_by
   }
 }
 
-/// sums[kRows][vector] += probabilities * values of kVectors vectors of columns.
+/// out[kRows][vector] += probabilities * values, for kVectors vectors of columns from `column` on.
 template <class Weights, int kRows, int kVectors>
 void weigh_tile(const FetchingTile& tile, const RowBlock<Weights>& block, std::int64_t column, float* out) {
   const std::int64_t stride = whole_groups(tile.head_dim);
@@ -134,7 +134,7 @@ inline void with_constant(std::int64_t n, const Body& body) {
   body(std::integral_constant<int, kMost>());
 }
 
-/// Groups that begin at or before a position.
+/// Number of groups that begin at or before a position.
 inline std::int64_t groups_until(const AttentionTile& tile, std::int64_t position) {
   std::int64_t groups = tile.num_groups;
   while (groups > 0 && tile.groups[groups - 1].first_position > position) --groups;
@@ -166,7 +166,8 @@ void weigh_columns(const FetchingTile& tile, const RowBlock<Weights>& block) {
 }
 
 /// Two blocks of rows alternate: the scores of one are multiplied while those of the block before become
-/// probabilities. Their long chains of dependent instructions would otherwise leave the multipliers idle.
+/// probabilities. Probabilities need long chains of dependent instructions, which would otherwise leave the
+/// multipliers idle.
 template <class Weights, bool kScaled>
 void attend_stored(const FetchingTile& tile) {
   RowBlock<Weights> blocks[2];
@@ -191,7 +192,7 @@ void attend_stored(const FetchingTile& tile) {
   }
 }
 
-/// Writes pairs of int8 as the panel that Weights read: `count` lanes of the even and odd k's rows.
+/// Writes pairs of int8 in the panel layout of Weights.
 template <class Weights>
 inline void store_pairs(Simd::Pair pair, std::byte* to, std::int64_t row_bytes) {
   if constexpr (Weights::kInterleave == 2) {
@@ -208,7 +209,7 @@ class WidenedGroups {
  public:
   explicit WidenedGroups(const FetchingTile& tile) {
     constexpr std::int64_t kPair = 2;
-    // Bytes of a slot or column in the widened panels; for both k of a pair if they are in different rows.
+    // Bytes of a slot or column in a line of the widened panels.
     constexpr std::int64_t kStep = Weights::kColumnBytes;
     constexpr std::int64_t kRowsOfPair = kPair / Weights::kInterleave;
     const std::int64_t columns = whole_groups(tile.head_dim);
@@ -252,7 +253,7 @@ class WidenedGroups {
   std::array<KeyGroup, kTileGroups> groups_;
 };
 
-/// int8 keys and values, multiplied by bfloat16 in the registers that they are widened in.
+/// int8 keys and values that are widened in registers and multiplied there by bfloat16.
 struct StoredInt8 : Int8BFloat16 {
   static auto load(const std::byte* from) { return decode<0>(Int8BFloat16::load(from, Simd::kLanes)); }
 };

@@ -22,8 +22,8 @@
 namespace adaptrt {
 namespace {
 
-/// Type of the expanded panels. put() writes two inputs of some outputs; they begin at `out` and at out +
-/// line.
+/// Type of the expanded panels. put() writes two inputs of some outputs. If an input has a line of its own,
+/// the second one begins at out + line.
 struct CodebookBFloat16 {
   using Weights = BFloat16Weights;
   static constexpr DType kType = DType::kBFloat16;
@@ -144,11 +144,11 @@ class CodebookExpander {
     }
   }
 
-  /// Inputs of one group.
+  /// Consecutive inputs of one group.
   struct Stretch {
     const std::byte* words;
     const std::byte* scales;
-    std::int64_t count;  ///< words of an output
+    std::int64_t count;  ///< number of words per output
     std::byte* out;
     std::int64_t columns;
   };
@@ -192,7 +192,7 @@ class CodebookExpander {
 #ifdef __AVX512BF16__
   static constexpr bool kMakesRows = true;
 
-  /// The same of whole vectors of columns.
+  /// The same for whole vectors of columns.
   template <class Words, class Fetch>
   void expand_rows(const Words& how, const Stretch& stretch, std::int64_t column, const Fetch& fetch) const {
     constexpr std::int64_t kMadeBytes = CodebookBFloat16::kPairBytes;
@@ -278,7 +278,7 @@ constexpr std::int64_t codebook_rows_of() {
   return kCanStream<typename Made::Weights> ? kStreamRows : 0;
 }
 
-/// nullptr where panels are not streamed.
+/// nullptr if panels are not streamed.
 template <class Made>
 constexpr CodebookGemm codebook_gemm_of() {
   if constexpr (kCanStream<typename Made::Weights>) return &codebook_gemm<Made>;

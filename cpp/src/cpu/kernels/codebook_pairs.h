@@ -1,7 +1,7 @@
 #pragma once
 
-// Expands words with a codebook to weights, as many at once as a line of a bfloat16 panel has. Included by
-// codebook_gemm.h for CPUs with products of bfloat16 pairs.
+// Expands words with a codebook to weights, a line of a bfloat16 panel at once. Included by codebook_gemm.h
+// for CPUs with products of bfloat16 pairs.
 
 #include <cstddef>
 #include <cstdint>
@@ -46,8 +46,8 @@ class CodebookPairs {
   Simd::TwoVecs scales_[kTileVectors];
 };
 
-/// The same for scales that are powers of two, and for numbers that bfloat16 represents exactly and that are
-/// zero or from 1/2 to 8. The power is added to their exponents.
+/// The same for scales that are powers of two, whose exponents are added to those of the numbers. bfloat16
+/// must represent all numbers exactly, and they must be zero or from 1/2 to 8.
 class ScaledByPowers {
  public:
   static constexpr std::int64_t kBytes = TableWords::kBytes;
@@ -56,8 +56,8 @@ class ScaledByPowers {
 
   explicit ScaledByPowers(WeightCode code) : table_(Simd::load_pair_table(code_table(code).data())) {}
 
-  /// Returns true if all scales are powers of two such that no product is infinite or subnormal. If not, no
-  /// weights can be made.
+  /// Returns true if all scales are powers of two such that no product is infinite or subnormal. Otherwise
+  /// this class cannot make the weights.
   bool set_scales(const std::byte* scales, DType type) {
     bool are_powers = true;
     ADAPTRT_UNROLL

@@ -11,9 +11,9 @@
 namespace adaptrt {
 namespace {
 
-// A word becomes pairs of numbers. product() multiplies them by the result of scales_of(). If the CPU has
-// products of bfloat16 pairs, whole vectors of words become rows as well: the two inputs of an output are
-// neighbours, and outputs follow one another.
+// pair() turns a word into pairs of numbers; product() multiplies them by the result of scales_of(). For CPUs
+// with products of bfloat16 pairs, row() makes the numbers of a whole vector of words in the order of a
+// panel: the two inputs of an output are neighbours, and outputs follow one another.
 
 /// True for codes whose words are TableWords.
 inline bool is_table(WeightCode code) {
@@ -35,7 +35,7 @@ class TableWords {
     return {Simd::look_up<4 * kPair>(word, table_), Simd::look_up<4 * kPair + 16>(word, table_)};
   }
 #ifdef __AVX512BF16__
-  /// Maximum number of rows of a tile whose sums have registers in addition to those that expand weights.
+  /// Maximum number of rows of a tile whose sums fit in the registers that expanding weights leaves free.
   static constexpr int kMostRows = 3;
   struct Row {
     Simd::Words low;
@@ -55,7 +55,7 @@ class TableWords {
   Simd::Table table_;
 };
 
-/// Words of a byte an input, which are numbers as they are loaded.
+/// Words with one byte per input. Loading them makes the numbers.
 struct CodebookByteWords {
   using Word = Simd::Pair;
   static constexpr std::int64_t kBytes = 2;

@@ -1,8 +1,8 @@
 #pragma once
 
 // Products of few rows that read only the columns of inputs that are not zero. The sums are those of
-// sparse_gemm.h: a column that is skipped has only products with zero. Included after simd_*.h, gemm.h and
-// sparse_gemm.h; gemm.h says why.
+// sparse_gemm.h: a skipped column would only add zeros. Included after simd_*.h, gemm.h and sparse_gemm.h;
+// gemm.h says why.
 
 #include <algorithm>
 #include <cstddef>
@@ -42,7 +42,7 @@ class ColumnFetcher {
   }
 
  private:
-  /// Columns.
+  /// Number of columns to prefetch before the first one is read.
   static constexpr std::int64_t kAhead = 8;
 
   const std::byte* const* columns_;
@@ -53,7 +53,7 @@ class ColumnFetcher {
   std::int64_t at_ = 0;
 };
 
-/// Where the sums of output `column` of ColumnGemm::out begin, of row 0.
+/// Address of the sum of row 0 and output `column` in ColumnGemm::out.
 inline float* sums_of_column(const ColumnGemm& gemm, std::int64_t column) {
   const std::int64_t panel = column / kPanelColumns;
   return gemm.out + panel * gemm.rows * kPanelColumns + column % kPanelColumns;
@@ -70,10 +70,11 @@ struct GroupColumns {
 /// Read instead of a missing column of a group.
 alignas(kCacheLine) inline constexpr std::byte kZeroColumn[kMostColumnOutputs * 2] = {};
 
-/// Groups that all outputs are multiplied with before the next ones.
+/// Number of groups that all outputs are multiplied by before the next groups.
 inline constexpr std::int64_t kGroupsAtOnce = 16;
 
-/// Puts the groups from live input `next` on into `groups`; returns how many they are.
+/// Fills `groups`, starting with the group of live input number *next, and advances *next. Returns the number
+/// of groups.
 template <class Weights>
 std::int64_t take_groups(const ColumnGemm& gemm, std::int64_t* next,
                          GroupColumns<Weights> (&groups)[kGroupsAtOnce]) {
@@ -101,7 +102,7 @@ typename Weights::B load_group(const GroupColumns<Weights>& from, std::int64_t o
   }
 }
 
-/// Sums of each element, of which group g of inputs goes to number g % kChains, as in gemm_tile.
+/// kChains sums for each element; group g of inputs is added to sum g % kChains, as in gemm_tile.
 template <int kRows>
 struct ColumnSums {
   static constexpr int kChains = chains_of(kTileVectors);
@@ -112,7 +113,7 @@ struct ColumnSums {
     if constexpr (kChains == 2) std::fill_n(others_, kRows * gemm.width, 0.0F);
   }
 
-  /// Outputs from `column` on.
+  /// Address of the sums of one chain from output `column` on.
   [[nodiscard]] float* at(int chain, std::int64_t column) {
     float* first = sums_of_column(gemm_, column);
     return chain == 0 ? first : others_ + (first - gemm_.out);

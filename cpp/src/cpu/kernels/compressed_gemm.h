@@ -23,7 +23,7 @@ inline constexpr std::int64_t kPairRowBytes = kPanelColumns * kPairBytes;
 inline constexpr std::int64_t kPieceRowPairBytes = kPiecePairs * kPairRowBytes;
 /// Cache lines of a piece.
 inline constexpr int kPieceLines = static_cast<int>(kCompressedPieceBytes / kCacheLine);
-/// Bytes of a row of pieces, which hold the same inputs.
+/// Bytes of a row of pieces. All pieces of a row hold the same inputs.
 inline constexpr std::int64_t kPieceRowBytes = kPiecesAcross * kCompressedPieceBytes;
 
 /// Expands a compressed panel to bfloat16, some inputs at a time.
@@ -95,8 +95,8 @@ class PanelExpander {
 
   CompressedPanel panel_;
   PieceExpander pieces_;
-  std::int64_t next_ = 0;  ///< exception
-  std::int64_t place_;     ///< of it
+  std::int64_t next_ = 0;  ///< number of the next outlier
+  std::int64_t place_;     ///< number of its element in the panel; the maximum after the last outlier
 };
 
 /// Rows of pieces to multiply by the first tile of activations.
@@ -109,11 +109,11 @@ struct PieceRows {
 };
 
 /// Maximum number of rows for which the pairs of a piece stay in registers until all rows are multiplied.
-/// With more rows, it is better to keep each value of a for all pieces of a row.
+/// With more rows, it is faster to keep each value of `a` for all pieces of a row.
 inline constexpr int kRegisterRows = 2;
 
-/// out[kRows, kPanelColumns] = a * rows of pieces, or += after the first rows. gemm.call.a belongs to
-/// rows.begin.
+/// out[kRows, kPanelColumns] = a * rows of pieces, or += after the first rows. gemm.call.a begins with the
+/// first input of rows.begin.
 template <class Weights, int kRows, int kLines>
 void compressed_tile(const PanelGemm& gemm, PanelExpander* expander, PieceRows rows, const std::byte* next) {
   using A = typename Weights::A;
@@ -220,7 +220,7 @@ void compressed_gemm(const PanelGemm& gemm, std::int64_t outliers) {
   for (std::int64_t begin = 0; begin < piece_rows; begin += kPartRows) {
     const std::int64_t end = std::min(begin + kPartRows, piece_rows);
     const std::byte* next = end < piece_rows ? expander.source(end) : gemm.call.next_panel;
-    // Prefetching cached lines costs almost no time.
+    // There is nothing to prefetch; prefetching cached lines instead costs almost no time.
     if (next == nullptr) next = expander.source(begin);
     part.call.a = static_cast<const A*>(gemm.call.a) + begin * kPieceInputs;
     part.call.k = (end - begin) * kPieceInputs;
@@ -244,7 +244,7 @@ void compressed_gemm(const PanelGemm& gemm, std::int64_t outliers) {
 
 using CompressedGemm = void (*)(const PanelGemm& gemm, std::int64_t outliers);
 
-/// nullptr where panels are not streamed.
+/// nullptr if panels are not streamed.
 template <class Weights>
 constexpr CompressedGemm compressed_gemm_of() {
   if constexpr (kCanStream<Weights>) return &compressed_gemm<Weights>;

@@ -15,7 +15,7 @@ namespace {
 
 struct NamedTable {
   std::string_view name;
-  /// To be called only where the CPU can run it.
+  /// Must be called only if the CPU can run the table.
   const KernelTable& (*table)();
 };
 
@@ -37,7 +37,7 @@ const NamedTable* find_table(std::string_view name) {
   return found == kTables.end() ? nullptr : found;
 }
 
-/// Among the existing tables.
+/// Returns fit_kernels() of this CPU without the tables that were not compiled.
 std::vector<KernelFit> fit_tables() {
   auto fits = fit_kernels(read_cpu());
   std::erase_if(fits,

@@ -35,7 +35,7 @@ inline Simd::Vec load_as(const std::byte* x, DType type, std::int64_t index, std
   return Simd::zero();
 }
 
-/// Calls body(store) with a store(index, x, lanes) to `out` of that type, which is looked at once.
+/// Calls body(store), where store(index, x, lanes) stores to `out` as `type`. Tests the type only once.
 template <class Body>
 inline void with_store(std::byte* out, DType type, const Body& body) {
   switch (type) {
@@ -57,8 +57,8 @@ inline void with_store(std::byte* out, DType type, const Body& body) {
   }
 }
 
-/// The sum of term(first lane, lanes, sum before) over vectors. Four sums, so that additions do not wait for
-/// each other; vector i goes to sum i % 4.
+/// Sum over vectors, where term(first lane, lanes, sum) returns the sum with a vector's term added. There are
+/// four sums, so that additions do not wait for each other; vector i goes to sum i % 4.
 template <class Term>
 inline float sum_of_vectors(std::int64_t n, const Term& term) {
   constexpr std::int64_t kSums = 4;
@@ -193,15 +193,15 @@ inline void rotate_heads(const HeadRotation& rotation) {
   });
 }
 
-/// Maximum lane of magnitudes' bits.
+/// Returns the maximum lane.
 inline std::uint32_t greatest_lane(Simd::Words bits) {
   std::uint32_t each[Simd::kLanes];
   Simd::store_words(reinterpret_cast<std::byte*>(each), bits, Simd::kLanes);
   return *std::max_element(each, each + Simd::kLanes);
 }
 
-/// Maximum of the bits of x[n] without the sign. These bits have the order of the magnitudes, with infinity
-/// and then NaN at the top.
+/// Returns the maximum of the bits of n values without their signs. These bits have the order of the
+/// magnitudes, with infinity and then NaN at the top. load(first lane, lanes) loads the values.
 template <class Load>
 inline std::uint32_t greatest_magnitude(std::int64_t n, const Load& load) {
   Simd::Words bits = Simd::zero_words();

@@ -5,9 +5,9 @@
 namespace adaptrt {
 namespace {
 
-/// exp(x) = 2^n exp(r) with n = round(x / ln 2), r = x - n ln 2 (ln 2 in two parts, the first of which times
-/// n is exact), and exp(r) by its Taylor polynomial of degree 7, which is off by less than 6e-9 for |r| <=
-/// ln(2) / 2.
+/// exp(x) = 2^n exp(r) with n = round(x / ln 2) and r = x - n ln 2. ln 2 has two parts; n times the first one
+/// is exact. exp(r) is its Taylor polynomial of degree 7, which is off by less than 6e-9 for |r| <= ln(2)
+/// / 2.
 inline Simd::Vec exp_of(Simd::Vec x) {
   constexpr float kLowest = -87.33F;       // exp of less is not a normal number
   constexpr float kHighest = 88.37F;       // exp of more is not finite
@@ -34,9 +34,9 @@ inline Simd::Vec softcap_of(Simd::Vec x, Simd::Vec cap, Simd::Vec two_by_cap) {
   return Simd::sub(cap, Simd::div(Simd::add(cap, cap), Simd::add(power, Simd::set(1.0F))));
 }
 
-/// 2^x for x <= 126: 2^n p(x - n) with n = round(x) and the polynomial with p(0) = 1 that has the smallest
-/// maximum relative error for |r| <= 1/2: 9e-8, or 1.1e-4 if the result is rounded to bfloat16. 0 for x <=
-/// -150.
+/// 2^x = 2^n p(r) for x <= 126, with n = round(x) and r = x - n. p is the polynomial with p(0) = 1 that has
+/// the smallest maximum relative error for |r| <= 1/2: 9e-8, or 1.1e-4 for results that are rounded to
+/// bfloat16. 0 for x <= -150.
 template <bool kToBFloat16>
 inline Simd::Vec exp2_of(Simd::Vec x) {
   // NaN passes through, because max returns the second operand.

@@ -26,12 +26,12 @@ namespace avx512 {
 #include "families.def"
 }  // namespace avx512
 
-/// Only Simd::dot differs from avx512.
+/// Differs from avx512 only in Simd::dot, which only the int8 family uses.
 namespace avx512_vnni {
 ADAPTRT_DECLARE_FAMILY(int8);
 }  // namespace avx512_vnni
 
-/// Has only the families with bfloat16 operands; the others are those of avx512.
+/// Compiled only for the families with bfloat16 operands; the table takes the others from avx512.
 namespace avx512_bf16 {
 #define ADAPTRT_FAMILY(name, operands) ADAPTRT_DECLARE_FAMILY(name);
 #include "families.def"

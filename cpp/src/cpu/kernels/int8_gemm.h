@@ -17,14 +17,14 @@
 namespace adaptrt {
 namespace {
 
-/// Rows up to which memory is the limit, if they are more than one tile.
+/// Maximum number of rows for which memory is the limit, if there is more than one tile of rows.
 inline constexpr std::int64_t kInt8StreamRows = 24;
-/// Number of steps of four inputs that all tiles use before the next are read: these and the following ones
-/// fit in the first-level cache.
+/// Number of steps of four inputs that all tiles are multiplied by before the next steps. The current and the
+/// next steps fit in the first-level cache.
 inline constexpr std::int64_t kInt8StreamSteps = 64;
 
-/// A stretch of k, in steps of four inputs, that a tile is multiplied over. Sums of integers are exact, so a
-/// tile may wait in `out` between stretches.
+/// A stretch of k, in steps of four inputs, that a tile is multiplied by. Sums of integers are exact, so a
+/// tile's sums may be stored in `out` between stretches.
 struct Int8Part {
   std::int64_t begin;
   std::int64_t end;
@@ -34,8 +34,8 @@ struct Int8Part {
   [[nodiscard]] bool ends() const { return end == steps; }
 };
 
-/// kRows rows times kVectors vectors of columns, the last one of last_lanes columns. Between parts, `out`
-/// holds integers. `prefetch` is a Prefetch or a StepPrefetch.
+/// Multiplies kRows rows by kVectors vectors of columns; the last one has last_lanes columns. Between parts,
+/// `out` holds integers. `prefetch` is a Prefetch or a StepPrefetch.
 template <int kRows, int kVectors, bool kPartial, int kLines, class Fetch>
 void int8_tile(const Int8Gemm& gemm, const QuantizedPanel& panel, Int8Part part, std::int64_t row,
                std::int64_t column, std::int64_t last_lanes, Fetch prefetch) {
@@ -94,7 +94,7 @@ void int8_tile(const Int8Gemm& gemm, const QuantizedPanel& panel, Int8Part part,
     for (int v = 0; v < kVectors; ++v) {
       const std::int64_t lanes = lanes_of(v);
       const std::int64_t offset = column + v * Simd::kLanes;
-      // Activations were 128 too great.
+      // Activations are stored with 128 added.
       const Simd::Words excess = Simd::load_words(panel.extra + offset * 4, lanes);
       const Simd::Vec sum = Simd::words_to_floats(Simd::subtract_words(sums[r][v], excess));
       const Simd::Vec scale = Simd::load(reinterpret_cast<const float*>(panel.scales) + offset, lanes);
@@ -116,13 +116,14 @@ void int8_rows(const Int8Gemm& gemm, const QuantizedPanel& panel, Int8Part part,
   int8_tile<kRows, kVectors, kPartial, kLines>(gemm, panel, part, row, column, last_lanes, prefetch);
 }
 
-/// Multiplies a group of whole vectors of columns. All tiles use a stretch of k before the next is read, so
-/// that each stretch is read from memory once; meanwhile they prefetch the next one to the first-level cache.
+/// Multiplies a group of whole vectors of columns. All tiles are multiplied by a stretch of k before the next
+/// one is read, so that each stretch is read from memory once. Meanwhile they prefetch the next stretch to
+/// the first-level cache.
 inline void int8_streamed(const Int8Gemm& gemm, const QuantizedPanel& panel, std::int64_t column) {
   const std::int64_t row_bytes = gemm.call.width * 4;
   const std::int64_t steps = (gemm.call.k + 3) / 4;
   const std::int64_t tiles = (gemm.call.rows + kTileRows - 1) / kTileRows;
-  const std::int64_t bytes = (row_bytes + tiles - 1) / tiles;  // that each tile fetches with each step
+  const std::int64_t bytes = (row_bytes + tiles - 1) / tiles;  // each tile prefetches so many with each step
   const std::byte* next_panel = gemm.call.next_panel == nullptr ? panel.weights : gemm.call.next_panel;
   for (std::int64_t begin = 0; begin < steps; begin += kInt8StreamSteps) {
     const Int8Part part{begin, std::min(begin + kInt8StreamSteps, steps), steps};
@@ -141,8 +142,8 @@ inline void int8_streamed(const Int8Gemm& gemm, const QuantizedPanel& panel, std
   }
 }
 
-/// Multiplies a group of whole vectors of columns for a single tile, or for so many tiles that multiplying
-/// takes longer than reading. Each tile goes over all of k, and its sums stay in registers.
+/// Multiplies a group of whole vectors of columns, for a single tile or for so many that multiplying takes
+/// longer than reading. Each tile is multiplied by all of k, and its sums stay in registers.
 inline void int8_multiplied(const Int8Gemm& gemm, const QuantizedPanel& panel, std::int64_t column) {
   constexpr std::int64_t kGroupBytes = kTileVectors * Simd::kLanes * 4;
   constexpr int kStreamLines =
@@ -188,7 +189,7 @@ inline void int8_gemm(const Int8Gemm& gemm) {
 
 inline void quantize_row(const std::byte* x, DType type, std::int64_t n, std::uint8_t* out, float* scale) {
   constexpr std::uint32_t kInfinity = 0x7f800000U;
-  constexpr float kLeast = 0x1p-100F;      // 127 divided by less might not be finite
+  constexpr float kLeast = 0x1p-100F;      // 127 divided by a smaller number might not be finite
   constexpr float kRounder = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer, in the low bits
   const auto lanes_at = [&](std::int64_t i) { return std::min<std::int64_t>(Simd::kLanes, n - i); };
   const std::uint32_t greatest_bits =

@@ -12,8 +12,7 @@ struct Need {
   std::string_view obstacle;
 };
 
-// Features that each table needs in addition to the table before it, then the other tables. The first missing
-// feature is the one to report.
+// A table needs one of these features and all features after it. The first one that is missing is reported.
 constexpr auto kNeeds = std::to_array<Need>({
     {&Cpu::amx, "this CPU has no AMX for bfloat16 and int8"},
     {&Cpu::amx_permitted, "Linux refused the tile registers of AMX"},
@@ -44,15 +43,15 @@ bool multiplies_bfloat16_faster(const Cpu& cpu) {
 struct Row {
   std::string_view name;
   std::span<const Need> needs;
-  /// True if it comes before the next row that can run, if both can run. True for the last row.
+  /// True if it comes before the next row that can run. True for the last row.
   bool (*is_faster)(const Cpu& cpu);
 };
 
 constexpr auto kRows = std::to_array<Row>({
-    // Measured at 15 to 30 times the rate of vdpbf16ps. A unit only for products exists for nothing else.
+    // Measured at 15 to 30 times the rate of vdpbf16ps.
     {"avx512_amx", needs_from(&Cpu::amx), always},
     {"avx512_bf16", needs_from(&Cpu::avx512_bf16), multiplies_bfloat16_faster},
-    // Float32 FMA, also of bfloat16 weights; 8-bit products by one instruction instead of three.
+    // Float32 FMA for bfloat16 weights too; one instruction instead of three for 8-bit products.
     {"avx512_vnni", needs_from(&Cpu::avx512_vnni), always},
     // Twice the width of AVX2 at the same instructions a cycle, or the same rate with fewer instructions.
     {"avx512", needs_from(&Cpu::avx512), always},

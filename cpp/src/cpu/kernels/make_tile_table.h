@@ -16,14 +16,14 @@
 namespace adaptrt {
 namespace {
 
-/// A tile of sums, the activations of a part of k, and two panels' weights for it fit in the second-level
-/// cache.
+/// The second-level cache holds the sums of a block of rows, its activations for a part of k, and the weights
+/// of two panels for that part.
 inline constexpr std::int64_t kTiledRows = 512;
 inline constexpr std::int64_t kWholeBytes = 1024 * 1024;
 inline constexpr std::int64_t kPartBytes = 512 * 1024;
 
-/// Returns `vectors` with the products of bfloat16 and int8 on tile registers. `vectors` must have kernels of
-/// the same Simd, which rounds to bfloat16 for both.
+/// Returns the table `vectors` with the products of bfloat16 and int8 on tile registers. The kernels of
+/// `vectors` must use the same Simd, so that all round to bfloat16 in the same way.
 inline KernelTable make_tile_table(const char* name, const KernelTable& vectors) {
   KernelTable table = vectors;
   table.name = name;

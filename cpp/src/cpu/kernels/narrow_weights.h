@@ -19,20 +19,21 @@ namespace {
 template <class Packed>
 inline constexpr int kWordLines = 1;
 
-/// True if panels and their groups consist of whole words. That is so for all numbers of bits except four.
+/// True for words of two and three bits: panels and their groups consist of whole words.
 template <class Packed>
 inline constexpr bool kHasWholeWords = false;
 
-/// Integer that represents zero in words of few bits. With zero points, the sums are of u - kInt4Zero for any
-/// number of bits.
+/// Integer that decoders of two and three bits subtract from u. With zero points it is kInt4Zero for any
+/// number of bits; the rest of the zero point is subtracted later.
 inline int zero_of(const Quantization& how) {
   return how.zero_points ? kInt4Zero : 1 << (how.bits - 1);
 }
 
-/// Pairs of inputs whose bits lie in one word of three bits; the last pair of a Word is in all of them.
+/// Number of pairs of inputs whose three bits lie in one uint32. The three uint32 of a Word have one bit each
+/// of its last pair.
 inline constexpr int kThreeBitPairs = 5;
 
-/// Words of packed_inputs(kBits) inputs; a value is u minus a zero.
+/// Words of packed_inputs(kBits) inputs. A decoded value is u - zero_of().
 template <int kBits>
 struct NarrowWords {
   static constexpr int kInputs = static_cast<int>(packed_inputs(kBits));
@@ -49,7 +50,8 @@ struct NarrowWords {
     }
     return word;
   }
-  /// Words with the bits of a pair of inputs at shift_of(pair), in both halves.
+  /// Returns words that have the bits of the even and the odd input of a pair at shift_of(pair) in their
+  /// lower and upper halves.
   template <int kPair>
   static Simd::Words words_of(const Word& word) {
     if constexpr (kBits == 2) {
@@ -91,8 +93,8 @@ class NarrowBFloat16 : public NativePairs, public NarrowWords<kBits> {
   using Words::load;
   static constexpr int kUnits = Words::kInputs / 2;
   explicit NarrowBFloat16(const Quantization& how) {
-    // The same for all values of the bits above that the permutation looks at. These integers are whole in
-    // the upper halves of float32.
+    // The permutation also reads the bits above the kBits, so values repeat for all their combinations. The
+    // upper half of a float32 represents such small integers exactly.
     const auto value = [&](int index) {
       return static_cast<short>(
           std::bit_cast<std::uint32_t>(static_cast<float>(index % (1 << kBits) - zero_of(how))) >> 16);
@@ -151,7 +153,7 @@ inline constexpr bool kHasWholeWords<NarrowBFloat16<kBits>> = true;
 template <int kBits>
 inline constexpr bool kHasWholeWords<NarrowFloat32<kBits>> = true;
 
-/// Returns the decoder for the words of a panel. For some kinds of words it depends on the quantisation.
+/// Returns the decoder for the words of a panel. Some decoders depend on the quantisation.
 template <class Packed>
 Packed decoder_of(const Quantization& how) {
   if constexpr (std::is_constructible_v<Packed, const Quantization&>) {
@@ -191,7 +193,7 @@ struct PackedFor<BFloat16Weights> {
   using Narrow = NarrowBFloat16<kBits>;
 };
 
-/// Calls body(std::type_identity) with the decoder among `Choices` for the integers of a kW4A16.
+/// Calls body(std::type_identity<D>), where D is the decoder in `Choices` for the bits of kW4A16.
 template <class Choices, class Body>
 void with_bits(const Quantization& how, const Body& body) {
   switch (how.bits) {

@@ -11,12 +11,12 @@
 namespace adaptrt {
 namespace {
 
-/// Prefetches a panel that is decoded while a few rows are multiplied, and after its end the beginning of the
-/// next data. Simd::kFetching says how far ahead.
+/// Prefetches a panel that is decoded while a few rows are multiplied, and then the beginning of the data
+/// after it. Simd::kFetching says how far ahead.
 class PanelStream {
  public:
-  /// Prefetches `steps` steps from `begin` on, `step_bytes` apart. `next`: data with the same distances that
-  /// is read afterwards; nullptr if it is unknown.
+  /// Prefetches `steps` steps from `begin` on, `step_bytes` apart. `next`: data that is read afterwards, with
+  /// steps as far apart; nullptr if it is unknown.
   PanelStream(const std::byte* begin, std::int64_t steps, std::int64_t step_bytes, const std::byte* next)
       : step_bytes_(step_bytes) {
     const std::int64_t ahead = Simd::kFetching.decoded_ahead / step_bytes;
@@ -42,12 +42,12 @@ class PanelStream {
  private:
   const std::byte* from_ = nullptr;
   std::int64_t step_bytes_ = 0;
-  std::int64_t steps_left_ = 0;  ///< before next_
+  std::int64_t steps_left_ = 0;  ///< number of steps before next_
   const std::byte* next_ = nullptr;
 };
 
-/// Returns the stream for a group of whole vectors of columns of a panel `width` wide, from `column` on. The
-/// next such group, or the next panel, is read afterwards. A column has `column_bytes` of each line.
+/// Returns the stream for a group of whole vectors of columns of a panel with `width` columns, from `column`
+/// on. The next group or the next panel is read after it. A column has `column_bytes` bytes of each line.
 inline PanelStream stream_of_columns(const QuantizedPanel& panel, std::int64_t column, std::int64_t width,
                                      std::int64_t column_bytes, const std::byte* next_panel) {
   constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;

@@ -18,11 +18,11 @@
 namespace adaptrt {
 namespace {
 
-/// Part of a panel that is decoded at once: it fits in the first-level cache together with the rows and the
+/// Size of the decoded part of a panel. It fits in the first-level cache together with the rows and the
 /// prefetched data.
 inline constexpr std::int64_t kDecodedBytes = 16384;
 
-/// All rows and columns, in tiles of at most kRows rows.
+/// Multiplies all rows and columns, in tiles of at most kRows rows.
 template <class Weights, int kRows, bool kStreams>
 void quantized_panel(const QuantizedGemm& gemm, const QuantizedPanel& panel, const std::byte* words) {
   const auto decoder = decoder_of<Weights>(gemm.quantization);
@@ -63,11 +63,11 @@ void quantized_panel(const QuantizedGemm& gemm, const QuantizedPanel& panel, con
   }
 }
 
-/// A pair of bfloat16, or a float32.
+/// Size of a pair of bfloat16 or of a float32.
 inline constexpr std::int64_t kExpandedBytes = 4;
 
-/// Decodes `units` of k of kVectors vectors of columns, the last one of last_lanes columns, of a panel.
-/// `fetch` is told of the lines that are read.
+/// Decodes `units` units of k for kVectors vectors of columns of a panel; the last one has last_lanes
+/// columns. Calls fetch.at_lines() for the lines that it reads.
 template <class Packed, int kVectors, class Fetch = FetchAhead>
 void expand_columns(const Packed& words_decoder, const std::byte* words, std::int64_t width,
                     std::int64_t units, std::int64_t last_lanes, std::byte* out, std::int64_t out_row_bytes,
@@ -102,7 +102,7 @@ void expand_columns(const Packed& words_decoder, const std::byte* words, std::in
   }
 }
 
-/// Inputs that quantized_streamed decodes at once.
+/// Number of inputs that quantized_streamed decodes at once.
 template <class Float>
 inline constexpr std::int64_t kStretchInputs =
     kDecodedBytes / (kPanelColumns * Float::kColumnBytes) * Float::kInterleave;
@@ -114,9 +114,9 @@ bool has_whole_stretches(const QuantizedGemm& gemm) {
   return size == 0 || size >= gemm.call.k || kStretchInputs<Float> % size == 0;
 }
 
-/// Multiplies several tiles of rows by a panel with one group of columns and whole groups of inputs. A
-/// stretch of k is decoded to the first-level cache and multiplied by all rows before the next is read;
-/// meanwhile the tiles prefetch the next one.
+/// Multiplies several tiles of rows by a panel with one group of columns, if has_whole_stretches(). A stretch
+/// of k is decoded to the first-level cache, and all rows are multiplied by it before the next one is read.
+/// Meanwhile the tiles prefetch the next stretch.
 template <class Packed, class Float>
 void quantized_streamed(const QuantizedGemm& gemm, const QuantizedPanel& panel) {
   constexpr std::int64_t kRowBytes = kPanelColumns * Packed::kColumnBytes;

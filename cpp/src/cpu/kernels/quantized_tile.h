@@ -18,7 +18,7 @@
 namespace adaptrt {
 namespace {
 
-/// A group of the inputs of one panel: where its parts are.
+/// A group of a panel's inputs, with the addresses of its scales and zero points.
 struct GroupView {
   std::int64_t first;
   std::int64_t end;
@@ -42,7 +42,7 @@ inline GroupView group_of(const QuantizedGemm& gemm, const QuantizedPanel& panel
           panel.extra == nullptr ? nullptr : panel.extra + group * gemm.call.width};
 }
 
-/// Zero points minus the offset between stored integers and decoded weights.
+/// Returns zero points minus middle_of_zeros(): decoded weights are lower than the stored ones by as much.
 inline Simd::Vec load_zeros(const Quantization& quantization, const std::byte* zeros, std::int64_t column,
                             std::int64_t lanes) {
   return Simd::sub(Simd::load_uint8(zeros + column, lanes),
@@ -54,15 +54,15 @@ inline Simd::Vec load_scales(const Quantization& quantization, const std::byte* 
   return load_as(scales, scale_type_of(quantization), column, lanes);
 }
 
-/// Added to the first group's sums without changing their bits.
+/// Negative zeros, which the first group's sums are added to. This does not change their bits.
 inline constexpr auto kNothing = [] {
   std::array<float, static_cast<std::size_t>(kTileVectors) * Simd::kLanes> nothing{};
   nothing.fill(-0.0F);
   return nothing;
 }();
 
-/// The product of kRows rows with kVectors vectors of columns, the last one of last_lanes columns. `words`
-/// are the weights of `inputs` in Weights' form. `prefetch` is a Prefetch or a PanelStream.
+/// Multiplies kRows rows by kVectors vectors of columns; the last one has last_lanes columns. `words` are the
+/// weights of `inputs` in the form of Weights. `prefetch` is a Prefetch or a PanelStream.
 template <class Weights, int kRows, int kVectors, bool kPartial, int kLines, class Fetch>
 void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, const Weights& words_decoder,
                     const std::byte* words, InputRange inputs, std::int64_t row, std::int64_t column,
@@ -74,7 +74,7 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
   constexpr int kChains = chains_of(kVectors);
   constexpr int kUnits = Weights::kUnits;
   constexpr int kInterleave = Weights::kInterleave;
-  // Words of a round, after which units go to the first chain again.
+  // Number of words after which units go to the first chain again.
   constexpr int kRoundWords = kChains > kUnits ? kChains / kUnits : 1;
   constexpr std::int64_t kVectorBytes = Simd::kLanes * Weights::kColumnBytes;
   const std::int64_t row_bytes = gemm.call.width * Weights::kColumnBytes;
@@ -225,7 +225,7 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
   }
 }
 
-/// `rows` rows of a whole group of columns, at most kRows.
+/// Multiplies `rows` rows (at most kRows) by a whole group of columns.
 template <class Weights, int kLines, int kRows, class Fetch>
 void quantized_rows(const QuantizedGemm& gemm, const QuantizedPanel& panel, const Weights& decoder,
                     const std::byte* words, InputRange inputs, std::int64_t row, std::int64_t rows,

@@ -23,9 +23,9 @@ inline __attribute__((always_inline)) void for_each_index(const Body& body) {
   }(std::make_integer_sequence<int, kCount>{});
 }
 
-/// Prefetches the data after a stretch of words.
+/// Prefetches words ahead of their use, as far as Simd::kFetching says.
 struct FetchAhead {
-  /// With kLines lines of words.
+  /// Must be called with each kLines lines of words that are read.
   template <int kLines>
   void at_lines(const std::byte* words) const {
     ADAPTRT_UNROLL
@@ -41,7 +41,7 @@ constexpr int int4_shift(int input) {
   return 4 * (input / 2) + 16 * (input % 2);
 }
 
-/// Words of which decode gives the even and the odd inputs of pairs as float32.
+/// Words of int8. Like for Int4Pairs, decode() returns the even and the odd input of a pair as float32.
 struct Int8Pairs {
   using Word = Simd::Pair;
   static constexpr int kUnits = 1;
@@ -65,7 +65,8 @@ struct Int4Pairs {
   }
 };
 
-/// Common part for bfloat16 activations: pairs of float32 for CPUs without products of bfloat16.
+/// Base of decoders for bfloat16 activations. A unit is a pair of float32, for CPUs without products of
+/// bfloat16.
 struct PairedWeights : BFloat16Weights {
   using B = Simd::Pair;
   static void store(std::byte* to, const B& b, std::int64_t n) {
@@ -79,7 +80,7 @@ struct PairedWeights : BFloat16Weights {
 };
 
 #ifdef __AVX512BF16__
-/// With instructions for bfloat16, a unit is a vector of pairs.
+/// Base of decoders for bfloat16 activations and CPUs with products of bfloat16. A unit is a vector of pairs.
 struct NativePairs : BFloat16Weights {
   static void store(std::byte* to, B b, std::int64_t n) { Simd::store_words(to, b, n); }
 };
@@ -99,7 +100,8 @@ struct Int8BFloat16 : NativePairs {
       first = _mm256_castsi256_si128(bytes);
       second = _mm256_extracti128_si256(bytes, 1);
     }
-    // The packed conversion of two vectors keeps the order of their elements: columns' pairs stay together.
+    // This conversion of two vectors keeps the order of their elements, so the pairs of a column stay
+    // together.
     const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(first));
     const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(second));
     return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
@@ -117,7 +119,7 @@ struct Int4BFloat16 : NativePairs {
   static Word load(const std::byte* from, std::int64_t n) { return Simd::load_words(from, n); }
   template <int kUnit>
   static B decode(Word word) {
-    // bfloat16 of -8 to 7, twice, since the permutation looks at the bit above the four as well.
+    // bfloat16 of -8 to 7. They are repeated, because the permutation also reads the bit above the four.
     const __m256i values =
         _mm256_setr_epi16(static_cast<short>(0xc100), static_cast<short>(0xc0e0), static_cast<short>(0xc0c0),
                           static_cast<short>(0xc0a0), static_cast<short>(0xc080), static_cast<short>(0xc040),
@@ -138,7 +140,7 @@ struct Int4BFloat16 : PairedWeights, Int4Pairs {
 };
 #endif
 
-/// Common part for float32 activations.
+/// Base of decoders for float32 activations.
 struct SingleWeights : Float32Weights {
   static void store(std::byte* to, B b, std::int64_t n) { Simd::store(reinterpret_cast<float*>(to), b, n); }
 };

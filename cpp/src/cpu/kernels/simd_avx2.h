@@ -49,7 +49,7 @@ struct Simd {
   static Vec about_reciprocal(Vec x) { return _mm256_div_ps(set(1.0F), x); }
   static Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
   static Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
-  /// x in the lanes from begin to end, `others` elsewhere.
+  /// Returns x in lanes [begin, end), and `others` in the other lanes.
   static Vec select_lanes(std::int64_t begin, std::int64_t end, Vec x, Vec others) {
     return _mm256_blendv_ps(others, x, _mm256_castsi256_ps(_mm256_andnot_si256(first(begin), first(end))));
   }
@@ -95,11 +95,11 @@ struct Simd {
     return _mm256_castsi256_ps(
         _mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_castps_si256(integer), 23)));
   }
-  /// To the nearest integer, ties to even; |x| is at most 2^22.
+  /// Rounds to the nearest integer, ties to even; |x| must be at most 2^22.
   static Vec round(Vec x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  /// x 2^n for a whole n from -150 to 127; 0 may come out where n < -126.
+  /// x 2^n for integers n from -150 to 127. The result may be 0 if n < -126.
   static Vec times_power_of_two(Vec x, Vec n) {
-    // A separate factor keeps NaN: adding to its bits might not.
+    // Multiplying keeps NaN; adding to its bits might not.
     return zero_below(n, set(-126.0F), mul(x, add_to_exponent(set(1.0F), add(n, set(kRounder)))));
   }
   static float sum(Vec x) {
@@ -149,7 +149,7 @@ struct Simd {
     const __m256i high = _mm256_srli_epi32(_mm256_castps_si256(round_to_bfloat16(x)), 16);
     store_halves(to, _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1)), n);
   }
-  /// Stores two whole vectors, one after the other.
+  /// Stores two whole vectors, x first.
   static void store_bfloat16(std::byte* to, Vec x, Vec behind) {
     store_bfloat16(to, x, kLanes);
     store_bfloat16(to + kLanes * 2, behind, kLanes);
@@ -177,7 +177,7 @@ struct Simd {
     const __m256i value = _mm256_and_si256(_mm256_srli_epi32(words, kShift), _mm256_set1_epi32(15));
     return _mm256_cvtepi32_ps(_mm256_sub_epi32(value, _mm256_set1_epi32(8)));
   }
-  /// u - zero of the two or three bits at a shift: permutations look at three bits of an index.
+  /// u - zero of the two or three bits at a shift. Permutations read three bits of an index.
   template <int kBits>
   class CentredBits {
    public:
@@ -194,15 +194,16 @@ struct Simd {
    private:
     Vec values_;
   };
-  /// Three bits of each half of a lane: the highest of it in each of three words. Others may be anything.
+  /// Collects the highest bit of each half of a lane from three words: bits 0, 1 and 2 of the result's
+  /// halves. Its other bits are arbitrary.
   static Words highest_bits(Words first, Words second, Words third) {
     const auto bit = [](Words words, int mask) { return _mm256_and_si256(words, _mm256_set1_epi32(mask)); };
     return _mm256_or_si256(_mm256_or_si256(bit(_mm256_srli_epi32(first, 15), 0x10001),
                                            bit(_mm256_srli_epi32(second, 14), 0x20002)),
                            bit(_mm256_srli_epi32(third, 13), 0x40004));
   }
-  /// A table of sixteen numbers, and the numbers selected by the four bits at kShift; permutations look at
-  /// three of them.
+  /// A table of sixteen numbers; look_up() selects one by the four bits at kShift. Permutations read three of
+  /// them.
   struct Table {
     Vec first;
     Vec second;
@@ -215,13 +216,14 @@ struct Simd {
     return _mm256_blendv_ps(_mm256_permutevar8x32_ps(table.first, index),
                             _mm256_permutevar8x32_ps(table.second, index), fourth_bit);
   }
-  /// Two int8 a lane.
+  /// Loads two int8 per lane.
   static Pair load_int8_pairs(const std::byte* from, std::int64_t n) {
     const __m256i words = _mm256_cvtepu16_epi32(load_halves(from, n));
     return {_mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(words, 24), 24)),
             _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(words, 16), 24))};
   }
-  /// Two numbers of FP8 (e4m3) a lane, over 256: float16 has them with the same bits.
+  /// Loads two FP8 numbers (e4m3) per lane and divides them by 256: a float16 with the same bits has that
+  /// value.
   static Pair load_float8_pairs(const std::byte* from, std::int64_t n) {
     const __m128i bytes = load_halves(from, n);
     // Converts the upper byte of each half; its sign stays in place.
@@ -230,17 +232,17 @@ struct Simd {
     };
     return {_mm256_cvtph_ps(half(_mm_slli_epi16(bytes, 8))), _mm256_cvtph_ps(half(bytes))};
   }
-  /// One uint8 a lane.
+  /// Loads one uint8 per lane.
   static Vec load_uint8(const std::byte* from, std::int64_t n) {
     return _mm256_cvtepi32_ps(load_bytes(from, n));
   }
-  /// The lowest byte of each lane.
+  /// Stores the lowest byte of each lane.
   static void store_low_bytes(std::uint8_t* to, Words words, std::int64_t n) {
     alignas(32) std::uint32_t lanes[kLanes];
     _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), words);
     for (std::int64_t lane = 0; lane < n; ++lane) to[lane] = static_cast<std::uint8_t>(lanes[lane]);
   }
-  /// The upper halves of two vectors, which are bfloat16, in the lower and upper halves of the
+  /// Puts the upper halves of `even` and `odd`, which are bfloat16, into the lower and upper halves of the
   /// lanes.
   static Words pack_bfloat16(Vec even, Vec odd) {
     const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(even), 16);
@@ -250,12 +252,12 @@ struct Simd {
   static Words round_to_pairs(Vec even, Vec odd) {
     return pack_bfloat16(round_to_bfloat16(even), round_to_bfloat16(odd));
   }
-  /// The bfloat16 in the lower and upper halves of the lanes.
+  /// Returns the bfloat16 in the lower and upper halves of the lanes.
   static Pair bfloat16_pairs(Words words) {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(words, 16)),
             _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32(-0x10000)))};
   }
-  /// sums + the four products of a lane's uint8 of a and int8 of b.
+  /// Adds to each lane the four products of uint8 in `a` and int8 in `b`.
   static Words dot(Words sums, Words a, Words b) {
     const __m256i even = _mm256_madd_epi16(_mm256_and_si256(a, _mm256_set1_epi16(255)),
                                            _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
@@ -268,13 +270,13 @@ struct Simd {
   static void reorder_bytes(std::uint8_t* bytes, const std::uint8_t* order) { shuffle_bytes(bytes, order); }
   static Words multiply_words(Words a, Words b) { return _mm256_mullo_epi32(a, b); }
   static Words subtract_bytes(Words a, Words b) { return _mm256_sub_epi8(a, b); }
-  /// One uint8 a lane.
+  /// Loads one uint8 per lane.
   static Words load_bytes(const std::byte* from, std::int64_t n) {
     alignas(8) std::uint8_t bytes[kLanes] = {};
     std::memcpy(bytes, from, static_cast<std::size_t>(n));
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
   }
-  /// To the left where kShift is negative.
+  /// Shifts to the left if kShift is negative.
   template <int kShift>
   static Words shift_right(Words words) {
     return kShift < 0 ? _mm256_slli_epi32(words, kShift < 0 ? -kShift : 0)
@@ -285,8 +287,8 @@ struct Simd {
   static Words merge_bits(Words a, std::uint32_t mask_of_a, Words b, std::uint32_t mask_of_b) {
     return _mm256_or_si256(bits_of(a, mask_of_a), bits_of(b, mask_of_b));
   }
-  /// Sums of products of at most eight pairs of Words: integers u up to 15, and int8 q. Sums of two products
-  /// have sixteen bits. finish() adds them to `sums`.
+  /// Adds up the products of at most eight pairs of Words, of integers u up to 15 with int8 q. Sums of two
+  /// products have sixteen bits; finish() adds them to `sums`.
   class FewBitsDot {
    public:
     void add(Words*, Words u, Words q) { halves_ = _mm256_add_epi16(halves_, _mm256_maddubs_epi16(u, q)); }
@@ -321,7 +323,7 @@ struct Float16Weights : Float32Weights {
   static B load(const std::byte* from, std::int64_t n) { return Simd::load_float16(from, n); }
 };
 
-/// Two k at a time: the even one is added first.
+/// Multiplies two inputs at a time; the product of the even one is added first.
 struct BFloat16Weights {
   using A = std::uint16_t;
   using B = __m256i;
@@ -348,13 +350,13 @@ struct BFloat16Weights {
   }
 };
 
-/// Makes bfloat16 pairs of the pieces of a compressed panel.
+/// Expands the pieces of a compressed panel to pairs of bfloat16.
 class PieceExpander {
  public:
   explicit PieceExpander(const CompressedPanel& panel)
       : table_(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(panel.table)))) {}
 
-  /// `out`: the pairs of sixteen outputs, four times, row_bytes apart.
+  /// Writes four rows of pairs of sixteen outputs to `out`, row_bytes apart.
   void expand(const std::byte* piece, std::byte* out, std::int64_t row_bytes) const {
     const __m256i nibble = _mm256_set1_epi8(15);
     for (std::int64_t part = 0; part < 64; part += 32, piece += 32, out += 32) {
@@ -381,7 +383,7 @@ class PieceExpander {
 
 inline constexpr int kTileRows = 6;
 inline constexpr int kTileVectors = 2;
-/// Rows of a tile whose weights are decoded in registers, which needs more registers.
+/// Maximum number of rows of a tile whose weights are decoded in registers: decoding needs registers too.
 inline constexpr int kDecodedTileRows = 3;
 inline constexpr std::int64_t kInt8DecodedRows = 6;
 inline constexpr std::int64_t kInt4DecodedRows = 6;

@@ -22,8 +22,8 @@ struct Simd {
   using Words = __m512i;
   static constexpr int kLanes = 16;
 #if defined(__AVX512BF16__) && !defined(ADAPTRT_WITH_TILES)
-  // AMD's CPUs run these (kernel_choice.cpp). There, a line on its way to the first level holds one of the
-  // few places that loads miss through, and memory rests while rows are multiplied.
+  // AMD's CPUs use this table (kernel_choice.cpp). There, prefetching to the first level takes one of the few
+  // line fill buffers that loads need, and memory would be idle while rows are multiplied.
   static constexpr Fetching kFetching{
       .locality = 2, .for_one_tile = false, .part_steps = 512, .decoded_locality = 2, .decoded_ahead = 16384};
 #else
@@ -33,7 +33,7 @@ struct Simd {
     Vec even;
     Vec odd;
   };
-  /// 32 values in a row.
+  /// 32 consecutive values.
   struct TwoVecs {
     Vec low;
     Vec high;
@@ -48,7 +48,8 @@ struct Simd {
   static Vec load(const float* from) { return _mm512_loadu_ps(from); }
   static Vec load(const float* from, std::int64_t n) { return _mm512_maskz_loadu_ps(first(n), from); }
   static void store(float* to, Vec x) { _mm512_storeu_ps(to, x); }
-  /// 64 bytes past the caches, to a multiple of 64. Other threads see them after finish_stream().
+  /// Stores 64 bytes without the caches, to an address that is a multiple of 64. Other threads see them after
+  /// finish_stream().
   static void stream_line(const std::byte* from, std::byte* to) {
     _mm512_stream_si512(reinterpret_cast<__m512i*>(to), _mm512_loadu_si512(from));
   }
@@ -64,7 +65,7 @@ struct Simd {
   static Vec about_reciprocal(Vec x) { return _mm512_rcp14_ps(x); }
   static Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
   static Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
-  /// x in the lanes from begin to end, `others` elsewhere.
+  /// Returns x in lanes [begin, end), and `others` in the other lanes.
   static Vec select_lanes(std::int64_t begin, std::int64_t end, Vec x, Vec others) {
     const auto chosen = static_cast<__mmask16>(first(end) & ~first(begin));
     return _mm512_mask_mov_ps(others, chosen, x);
@@ -110,9 +111,9 @@ struct Simd {
     return _mm512_castsi512_ps(
         _mm512_add_epi32(_mm512_castps_si512(x), _mm512_slli_epi32(_mm512_castps_si512(integer), 23)));
   }
-  /// To the nearest integer, ties to even.
+  /// Rounds to the nearest integer, ties to even.
   static Vec round(Vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  /// x 2^n for a whole n from -150 to 127; 0 may come out where n < -126.
+  /// x 2^n for integers n from -150 to 127. The result may be 0 if n < -126.
   static Vec times_power_of_two(Vec x, Vec n) {
     // Underflow takes a hundred cycles on some CPUs, even if the result is zero.
     return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(n, set(-126.0F), _CMP_NLT_UQ), x, n);
@@ -141,7 +142,7 @@ struct Simd {
     return _mm512_cvtph_ps(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
 #ifdef __AVX512BF16__
-  // Subnormal numbers become 0, which they are to the products of bfloat16 as well.
+  // Subnormal numbers become 0; the products of bfloat16 treat them as 0 too.
   static void store_bfloat16(std::byte* to, Vec x, std::int64_t n) {
     _mm256_mask_storeu_epi16(to, first(n), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)));
   }
@@ -150,7 +151,7 @@ struct Simd {
     const auto halves = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
   }
-  /// Stores two whole vectors, one after the other.
+  /// Stores two whole vectors, x first.
   static void store_bfloat16(std::byte* to, Vec x, Vec behind) {
     _mm512_storeu_si512(to, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(behind, x)));
   }
@@ -164,7 +165,7 @@ struct Simd {
   static Words round_to_pairs(const TwoVecs& x) {
     return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(x.high, x.low));
   }
-  /// Each value of x twice, side by side.
+  /// Each value of x twice, one after the other.
   static TwoVecs twice_each(Vec x) {
     const __m512i low = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
     return {_mm512_permutexvar_ps(low, x),
@@ -182,36 +183,36 @@ struct Simd {
   }
   /// Returns the operand of add_to_exponents() that multiplies by a lane's power of two, twice in each lane.
   static Words exponent_pairs(Vec powers) {
-    constexpr short kOne = 0x3f80;  // of which the exponent is 0
+    constexpr short kOne = 0x3f80;  // 1.0, whose exponent is 0
     const __m512i words = _mm512_srli_epi32(_mm512_castps_si512(powers), 16);
     return _mm512_sub_epi16(_mm512_or_si512(words, _mm512_slli_epi32(words, 16)), _mm512_set1_epi16(kOne));
   }
-  /// Pairs of bfloat16 times powers of two, all products normal or zero.
+  /// Pairs of bfloat16 times powers of two. All products must be normal or zero.
   static Words add_to_exponents(Words pairs, Words exponents) {
     const __mmask32 is_number = _mm512_test_epi16_mask(pairs, _mm512_set1_epi16(0x7fff));
     return _mm512_mask_add_epi16(pairs, is_number, pairs, exponents);
   }
-  /// 16 numbers that bfloat16 holds.
+  /// Loads 16 numbers that bfloat16 represents exactly.
   static Words load_pair_table(const float* numbers) {
     const Vec all = load(numbers);
     return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(all, all));
   }
-  /// For both halves of each lane the number whose index its bits from kShift on are.
+  /// Returns, for both halves of each lane, the number whose index is in the four bits at kShift.
   template <int kShift>
   static Words look_up_pairs(Words words, Words table) {
     return _mm512_permutexvar_epi16(_mm512_srli_epi32(words, kShift), table);
   }
-  /// A uint16 a lane.
+  /// Loads one uint16 per lane.
   static Words load_uint16(const std::byte* from) {
     return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
   }
-  /// An int8 a lane.
+  /// Loads one int8 per lane.
   static Vec load_int8(const std::byte* from) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
   }
-  /// FP8 (e4m3) numbers over 256: float16 has them with the same bits.
+  /// Loads FP8 numbers (e4m3) and divides them by 256: a float16 with the same bits has that value.
   static TwoVecs load_float8(const std::byte* from) {
-    // The sign, which is one bit too low then, is moved by being added to itself.
+    // After the shift, the sign is one bit too low. Adding it to itself moves it.
     const auto numbers = [](const std::byte* bytes) {
       const __m128i loaded = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes));
       const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepu8_epi16(loaded), 7);
@@ -236,7 +237,7 @@ struct Simd {
     const __m512i rounded = _mm512_castps_si512(round_to_bfloat16(x));
     _mm256_mask_storeu_epi16(to, first(n), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
   }
-  /// Stores two whole vectors, one after the other.
+  /// Stores two whole vectors, x first.
   static void store_bfloat16(std::byte* to, Vec x, Vec behind) {
     store_bfloat16(to, x, kLanes);
     store_bfloat16(to + kLanes * 2, behind, kLanes);
@@ -259,15 +260,15 @@ struct Simd {
     return _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
   }
   static Words floats_to_bits(Vec x) { return _mm512_castps_si512(x); }
-  /// u - 8 of the four bits at kShift: permutations look at no other bits of an index.
+  /// u - 8 of the four bits at kShift. Permutations read no other bits of an index.
   template <int kShift>
   static Vec centred_nibble(Words words) {
     const __m512 values = _mm512_setr_ps(-8.0F, -7.0F, -6.0F, -5.0F, -4.0F, -3.0F, -2.0F, -1.0F, 0.0F, 1.0F,
                                          2.0F, 3.0F, 4.0F, 5.0F, 6.0F, 7.0F);
     return _mm512_permutexvar_ps(_mm512_srli_epi32(words, kShift), values);
   }
-  /// u - zero for the two or three bits at a shift. Permutations also look at the bits above them, so the
-  /// table repeats the same values for all of these.
+  /// u - zero of the two or three bits at a shift. Permutations also read the bits above them, so the table
+  /// repeats its values for all combinations of these.
   template <int kBits>
   class CentredBits {
    public:
@@ -284,7 +285,8 @@ struct Simd {
    private:
     Vec values_;
   };
-  /// Three bits of each half of a lane: the highest of it in each of three words. Others may be anything.
+  /// Collects the highest bit of each half of a lane from three words: bits 0, 1 and 2 of the result's
+  /// halves. Its other bits are arbitrary.
   static Words highest_bits(Words first, Words second, Words third) {
     // For each bit: the first operand where the mask is set, otherwise the second.
     constexpr int kChoose = 0xca;
@@ -293,21 +295,21 @@ struct Simd {
     return _mm512_ternarylogic_epi32(_mm512_set1_epi32(0x30003), lowest, _mm512_srli_epi32(third, 13),
                                      kChoose);
   }
-  /// A table of sixteen numbers, and the numbers selected by the four bits at kShift.
+  /// A table of sixteen numbers; look_up() selects one by the four bits at kShift.
   using Table = __m512;
   static Table load_table(const float* numbers) { return _mm512_loadu_ps(numbers); }
   template <int kShift>
   static Vec look_up(Words words, Table table) {
     return _mm512_permutexvar_ps(_mm512_srli_epi32(words, kShift), table);
   }
-  /// Two int8 a lane.
+  /// Loads two int8 per lane.
   static Pair load_int8_pairs(const std::byte* from, std::int64_t n) {
     const __m512i words = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first(n), from));
     return {to_float<0>(words), to_float<8>(words)};
   }
-  /// The int8 at bit kBit of each lane. With 128 added, its bits are put into the mantissa of a large number
-  /// whose mantissa bit kBit is worth 1; subtracting that number gives the exact result of shifting and
-  /// converting, in fewer instructions.
+  /// Converts the int8 at bit kBit of each lane. Its bits, with 128 added, replace mantissa bits of a large
+  /// number whose mantissa bit kBit has the value 1. Subtracting that number gives the exact result, in fewer
+  /// instructions than shifting and converting.
   template <int kBit>
   static Vec to_float(Words words) {
     constexpr int kMantissaBits = 23;
@@ -318,7 +320,8 @@ struct Simd {
         _mm512_ternarylogic_epi32(words, _mm512_set1_epi32(0xff << kBit), _mm512_set1_epi32(kBase), kAndXor);
     return _mm512_sub_ps(_mm512_castsi512_ps(biased), _mm512_castsi512_ps(_mm512_set1_epi32(kBase)));
   }
-  /// Two numbers of FP8 (e4m3) a lane, over 256: float16 has them with the same bits.
+  /// Loads two FP8 numbers (e4m3) per lane and divides them by 256: a float16 with the same bits has that
+  /// value.
   static Pair load_float8_pairs(const std::byte* from, std::int64_t n) {
     const __m256i bytes = _mm256_maskz_loadu_epi16(first(n), from);
     // Converts the upper byte of each half; its sign stays in place.
@@ -327,26 +330,26 @@ struct Simd {
     };
     return {_mm512_cvtph_ps(half(_mm256_slli_epi16(bytes, 8))), _mm512_cvtph_ps(half(bytes))};
   }
-  /// One uint8 a lane.
+  /// Loads one uint8 per lane.
   static Vec load_uint8(const std::byte* from, std::int64_t n) {
     return _mm512_cvtepi32_ps(load_bytes(from, n));
   }
-  /// The lowest byte of each lane.
+  /// Stores the lowest byte of each lane.
   static void store_low_bytes(std::uint8_t* to, Words words, std::int64_t n) {
     _mm512_mask_cvtepi32_storeu_epi8(to, first(n), words);
   }
-  /// The upper halves of two vectors, which are bfloat16, in the lower and upper halves of the
+  /// Puts the upper halves of `even` and `odd`, which are bfloat16, into the lower and upper halves of the
   /// lanes.
   static Words pack_bfloat16(Vec even, Vec odd) {
     const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
     return _mm512_mask_blend_epi16(0xaaaaaaaaU, low, _mm512_castps_si512(odd));
   }
-  /// The bfloat16 in the lower and upper halves of the lanes.
+  /// Returns the bfloat16 in the lower and upper halves of the lanes.
   static Pair bfloat16_pairs(Words words) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(words, 16)),
             _mm512_castsi512_ps(_mm512_and_epi32(words, _mm512_set1_epi32(-0x10000)))};
   }
-  /// sums + the four products of a lane's uint8 of a and int8 of b.
+  /// Adds to each lane the four products of uint8 in `a` and int8 in `b`.
   static Words dot(Words sums, Words a, Words b) {
 #ifdef __AVX512VNNI__
     // GCC 12 copies the sums around its own intrinsic, and spills them.
@@ -365,11 +368,11 @@ struct Simd {
   static void reorder_bytes(std::uint8_t* bytes, const std::uint8_t* order) { shuffle_bytes(bytes, order); }
   static Words multiply_words(Words a, Words b) { return _mm512_mullo_epi32(a, b); }
   static Words subtract_bytes(Words a, Words b) { return _mm512_sub_epi8(a, b); }
-  /// One uint8 a lane.
+  /// Loads one uint8 per lane.
   static Words load_bytes(const std::byte* from, std::int64_t n) {
     return _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(first(n), from));
   }
-  /// To the left where kShift is negative.
+  /// Shifts to the left if kShift is negative.
   template <int kShift>
   static Words shift_right(Words words) {
     return kShift < 0 ? _mm512_slli_epi32(words, kShift < 0 ? -kShift : 0)
@@ -382,15 +385,15 @@ struct Simd {
     return _mm512_ternarylogic_epi32(a, set_words(mask_of_a), bits_of(b, mask_of_b), kFirstTwoOrThird);
   }
 #ifdef __AVX512VNNI__
-  /// Sums of products of at most eight pairs of Words: integers up to 15 of u, and int8 of q.
+  /// Adds up the products of at most eight pairs of Words, of integers u up to 15 with int8 q.
   class FewBitsDot {
    public:
     void add(Words* sums, Words u, Words q) { *sums = dot(*sums, u, q); }
     void finish(Words*) const {}
   };
 #else
-  /// Sums of products of at most eight pairs of Words: integers u up to 15, and int8 q. Sums of two products
-  /// have sixteen bits. finish() adds them to `sums`.
+  /// Adds up the products of at most eight pairs of Words, of integers u up to 15 with int8 q. Sums of two
+  /// products have sixteen bits; finish() adds them to `sums`.
   class FewBitsDot {
    public:
     void add(Words*, Words u, Words q) { halves_ = _mm512_add_epi16(halves_, _mm512_maddubs_epi16(u, q)); }
@@ -426,7 +429,7 @@ struct Float16Weights : Float32Weights {
   static B load(const std::byte* from, std::int64_t n) { return Simd::load_float16(from, n); }
 };
 
-/// Two k at a time: the even one is added first.
+/// Multiplies two inputs at a time; the product of the even one is added first.
 struct BFloat16Weights {
   using A = std::uint16_t;
   using B = __m512i;
@@ -466,13 +469,13 @@ struct BFloat16Weights {
 #endif
 };
 
-/// Makes bfloat16 pairs of the pieces of a compressed panel.
+/// Expands the pieces of a compressed panel to pairs of bfloat16.
 class PieceExpander {
  public:
   explicit PieceExpander(const CompressedPanel& panel)
       : table_(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(panel.table)))) {}
 
-  /// The pairs of sixteen outputs, four times.
+  /// Returns four vectors of pairs of sixteen outputs.
   void expand(const std::byte* piece, __m512i (&pairs)[4]) const {
     const __m512i nibble = _mm512_set1_epi8(15);
     const __m512i codes = _mm512_loadu_si512(piece + 128);
@@ -481,7 +484,7 @@ class PieceExpander {
                 pairs + 2);
   }
 
-  /// The same, written to `out`, row_bytes apart.
+  /// Writes these vectors to `out`, row_bytes apart.
   void expand(const std::byte* piece, std::byte* out, std::int64_t row_bytes) const {
     __m512i pairs[4];
     expand(piece, pairs);
@@ -501,10 +504,10 @@ class PieceExpander {
   __m512i table_;
 };
 
-/// The widest tile whose sums stay in the 32 registers.
+/// Size of the largest tile whose sums stay in the 32 registers.
 inline constexpr int kTileRows = 6;
 inline constexpr int kTileVectors = 4;
-/// Rows of a tile whose weights are decoded in registers, which needs more registers.
+/// Maximum number of rows of a tile whose weights are decoded in registers: decoding needs registers too.
 inline constexpr int kDecodedTileRows = 6;
 inline constexpr std::int64_t kInt8DecodedRows = 24;
 inline constexpr std::int64_t kInt4DecodedRows = 48;

@@ -17,7 +17,7 @@ namespace adaptrt {
 namespace {
 
 /// Four float32 in the vector types that GCC and Clang have for every target. `n` is a number of lanes, 0 to
-/// kLanes; the others are zero or not touched. multiply-add is fused where the target always has it.
+/// kLanes; the others are zero or not touched. fma() is fused only on targets that always have it.
 struct Simd {
   using Vec = float __attribute__((vector_size(16)));
   using Ints = std::int32_t __attribute__((vector_size(16)));
@@ -66,7 +66,7 @@ struct Simd {
   static Vec about_reciprocal(Vec x) { return set(1.0F) / x; }
   static Vec max(Vec a, Vec b) { return select(a > b, a, b); }
   static Vec min(Vec a, Vec b) { return select(a < b, a, b); }
-  /// x in the lanes from begin to end, `others` elsewhere.
+  /// Returns x in lanes [begin, end), and `others` in the other lanes.
   static Vec select_lanes(std::int64_t begin, std::int64_t end, Vec x, Vec others) {
     for (std::int64_t lane = begin; lane < end; ++lane) others[lane] = x[lane];
     return others;
@@ -93,11 +93,11 @@ struct Simd {
   static Vec add_to_exponent(Vec x, Vec integer) {
     return bits_to_floats(floats_to_bits(x) + (floats_to_bits(integer) << 23));
   }
-  /// To the nearest integer, ties to even; |x| is at most 2^22.
+  /// Rounds to the nearest integer, ties to even; |x| must be at most 2^22.
   static Vec round(Vec x) { return (x + set(kRounder)) - set(kRounder); }
-  /// x 2^n for a whole n from -150 to 127; 0 may come out where n < -126.
+  /// x 2^n for integers n from -150 to 127. The result may be 0 if n < -126.
   static Vec times_power_of_two(Vec x, Vec n) {
-    // A separate factor keeps NaN: adding to its bits might not.
+    // Multiplying keeps NaN; adding to its bits might not.
     return zero_below(n, set(-126.0F), mul(x, add_to_exponent(set(1.0F), add(n, set(kRounder)))));
   }
   static float sum(Vec x) { return (x[0] + x[2]) + (x[1] + x[3]); }
@@ -131,8 +131,7 @@ struct Simd {
   /// Converts the lower halves of the lanes.
   static Vec float16_to_floats(Words half) {
     const Words sign = (half & set_bits(0x8000)) << 16;
-    // The half's exponent and fraction, read as a float32, are 2^112 too small; subnormals come out right as
-    // well.
+    // Exponent and fraction of the half, read as a float32, are 2^112 too small, also for subnormal numbers.
     const Words magnitude = (half & set_bits(0x7fff)) << 13;
     const Words finite = floats_to_bits(bits_to_floats(magnitude) * set(0x1p112F));
     const Words special = magnitude | set_bits(0x7f800000);
@@ -150,7 +149,7 @@ struct Simd {
   static void store_bfloat16(std::byte* to, Vec x, std::int64_t n) {
     store_halves(to, floats_to_bits(round_to_bfloat16(x)) >> 16, n);
   }
-  /// Stores two whole vectors, one after the other.
+  /// Stores two whole vectors, x first.
   static void store_bfloat16(std::byte* to, Vec x, Vec behind) {
     store_bfloat16(to, x, kLanes);
     store_bfloat16(to + kLanes * 2, behind, kLanes);
@@ -199,12 +198,13 @@ struct Simd {
    private:
     Ints zero_;
   };
-  /// Three bits of each half of a lane: the highest of it in each of three words. Others may be anything.
+  /// Collects the highest bit of each half of a lane from three words: bits 0, 1 and 2 of the result's
+  /// halves. Its other bits are arbitrary.
   static Words highest_bits(Words first, Words second, Words third) {
     return (first >> 15 & set_bits(0x10001)) | (second >> 14 & set_bits(0x20002)) |
            (third >> 13 & set_bits(0x40004));
   }
-  /// A table of sixteen numbers, and the numbers selected by the four bits at kShift.
+  /// A table of sixteen numbers; look_up() selects one by the four bits at kShift.
   using Table = const float*;
   static Table load_table(const float* numbers) { return numbers; }
   template <int kShift>
@@ -213,26 +213,27 @@ struct Simd {
     for (int lane = 0; lane < kLanes; ++lane) chosen[lane] = table[(words[lane] >> kShift) & 15U];
     return chosen;
   }
-  /// Two int8 a lane.
+  /// Loads two int8 per lane.
   static Pair load_int8_pairs(const std::byte* from, std::int64_t n) {
     const auto words = cast<Ints>(load_halves(from, n));
     return {ints_to_floats((words << 24) >> 24), ints_to_floats((words << 16) >> 24)};
   }
-  /// Two numbers of FP8 (e4m3) a lane, over 256: float16 has them with the same bits.
+  /// Loads two FP8 numbers (e4m3) per lane and divides them by 256: a float16 with the same bits has that
+  /// value.
   static Pair load_float8_pairs(const std::byte* from, std::int64_t n) {
     const Words words = load_halves(from, n);
     return {float16_to_floats((words << 8 & set_bits(0x8000)) | (words << 7 & set_bits(0x3f80))),
             float16_to_floats((words & set_bits(0x8000)) | (words >> 1 & set_bits(0x3f80)))};
   }
-  /// One uint8 a lane.
+  /// Loads one uint8 per lane.
   static Vec load_uint8(const std::byte* from, std::int64_t n) {
     return ints_to_floats(cast<Ints>(load_bytes(from, n)));
   }
-  /// The lowest byte of each lane.
+  /// Stores the lowest byte of each lane.
   static void store_low_bytes(std::uint8_t* to, Words words, std::int64_t n) {
     for (std::int64_t lane = 0; lane < n; ++lane) to[lane] = static_cast<std::uint8_t>(words[lane]);
   }
-  /// The upper halves of two vectors, which are bfloat16, in the lower and upper halves of the
+  /// Puts the upper halves of `even` and `odd`, which are bfloat16, into the lower and upper halves of the
   /// lanes.
   static Words pack_bfloat16(Vec even, Vec odd) {
     return (floats_to_bits(even) >> 16) | (floats_to_bits(odd) & set_bits(0xffff0000));
@@ -241,11 +242,11 @@ struct Simd {
   static Words round_to_pairs(Vec even, Vec odd) {
     return pack_bfloat16(round_to_bfloat16(even), round_to_bfloat16(odd));
   }
-  /// The bfloat16 in the lower and upper halves of the lanes.
+  /// Returns the bfloat16 in the lower and upper halves of the lanes.
   static Pair bfloat16_pairs(Words words) {
     return {bits_to_floats(words << 16), bits_to_floats(words & set_bits(0xffff0000U))};
   }
-  /// sums + the four products of a lane's uint8 of a and int8 of b.
+  /// Adds to each lane the four products of uint8 in `a` and int8 in `b`.
   static Words dot(Words sums, Words a, Words b) {
     const auto bytes = cast<Ints>(b);
     sums += (a & set_bits(255)) * cast<Words>((bytes << 24) >> 24);
@@ -263,13 +264,13 @@ struct Simd {
   }
   static Words multiply_words(Words a, Words b) { return a * b; }
   static Words subtract_bytes(Words a, Words b) { return cast<Words>(cast<Bytes>(a) - cast<Bytes>(b)); }
-  /// One uint8 a lane.
+  /// Loads one uint8 per lane.
   static Words load_bytes(const std::byte* from, std::int64_t n) {
     Words words{};
     for (std::int64_t lane = 0; lane < n; ++lane) words[lane] = static_cast<std::uint32_t>(from[lane]);
     return words;
   }
-  /// To the left where kShift is negative.
+  /// Shifts to the left if kShift is negative.
   template <int kShift>
   static Words shift_right(Words words) {
     return kShift < 0 ? words << (kShift < 0 ? -kShift : 0) : words >> (kShift < 0 ? 0 : kShift);
@@ -279,7 +280,7 @@ struct Simd {
   static Words merge_bits(Words a, std::uint32_t mask_of_a, Words b, std::uint32_t mask_of_b) {
     return bits_of(a, mask_of_a) | bits_of(b, mask_of_b);
   }
-  /// Sums of products of at most eight pairs of Words: integers up to 15 of u, and int8 of q.
+  /// Adds up the products of at most eight pairs of Words, of integers u up to 15 with int8 q.
   class FewBitsDot {
    public:
     void add(Words* sums, Words u, Words q) { *sums = dot(*sums, u, q); }
@@ -320,7 +321,7 @@ struct Float16Weights : Float32Weights {
   static B load(const std::byte* from, std::int64_t n) { return Simd::load_float16(from, n); }
 };
 
-/// Two k at a time: the even one is added first.
+/// Multiplies two inputs at a time; the product of the even one is added first.
 struct BFloat16Weights {
   using A = std::uint16_t;
   using B = Simd::Words;
@@ -347,12 +348,12 @@ struct BFloat16Weights {
   }
 };
 
-/// Makes bfloat16 pairs of the pieces of a compressed panel.
+/// Expands the pieces of a compressed panel to pairs of bfloat16.
 class PieceExpander {
  public:
   explicit PieceExpander(const CompressedPanel& panel) : panel_(panel) {}
 
-  /// Writes the pairs of sixteen outputs to `out`, four times, row_bytes apart.
+  /// Writes four rows of pairs of sixteen outputs to `out`, row_bytes apart.
   void expand(const std::byte* piece, std::byte* out, std::int64_t row_bytes) const {
     for (std::int64_t i = 0; i < 64; ++i) {
       std::byte* to = out + i / 8 % 2 * row_bytes + (i / 16 * 8 + i % 8) * 2;
@@ -374,7 +375,7 @@ class PieceExpander {
 
 inline constexpr int kTileRows = 4;
 inline constexpr int kTileVectors = 2;
-/// Rows of a tile whose weights are decoded in registers, which needs more registers.
+/// Maximum number of rows of a tile whose weights are decoded in registers: decoding needs registers too.
 inline constexpr int kDecodedTileRows = 2;
 inline constexpr std::int64_t kInt8DecodedRows = 4;
 inline constexpr std::int64_t kInt4DecodedRows = 4;

@@ -29,25 +29,25 @@ struct AttentionTile : AttentionRows {
   std::int64_t num_groups;
 };
 
-/// A score may exceed AttentionRows::row_max by this before row_max is raised. So the accumulators of a row
-/// are seldom rescaled, and its probabilities are at most 2^kHeadroom.
+/// row_max is raised only when a score exceeds it by more than this. So the accumulators of a row are seldom
+/// rescaled, and its probabilities are at most 2^kHeadroom.
 inline constexpr float kHeadroom = 8.0F;
 
-/// Rows of a tile that are computed together; each product stays in registers.
+/// Rows that are computed together.
 template <class Weights, int kRows = kTileRows>
 struct RowBlock {
   using A = typename Weights::A;
   alignas(64) float scores[kRows][kTileSlots];
   alignas(64) A probabilities[kRows][kTileSlots];
-  std::int64_t row = 0;  // the first
+  std::int64_t row = 0;  // number of the first row
   std::int64_t rows = 0;
   std::int64_t first_position = 0;
   std::int64_t last_position = 0;
-  std::int64_t num_groups = 0;  // groups that at least one row attends to
+  std::int64_t num_groups = 0;  // number of groups that at least one row attends to
 };
 
-/// Sets the scores of slots that a row does not attend to to -infinity. Groups that all rows attend to as a
-/// whole are skipped.
+/// Sets scores to -infinity if the row does not attend to the slot. Skips groups that all rows attend to
+/// entirely.
 template <class Block>
 inline void apply_mask(const AttentionTile& tile, Block* block) {
   const Simd::Vec hidden = Simd::set(-std::numeric_limits<float>::infinity());
@@ -142,7 +142,7 @@ inline void add_bias(const AttentionTile& tile, Block* block) {
   }
 }
 
-/// take_scores for `vectors` vectors; the compiler may know their number.
+/// take_scores for `vectors` vectors. The compiler knows their number if Count is a std::integral_constant.
 template <bool kScaled, class Count, class Block>
 inline void take_vectors(const AttentionTile& tile, Count vectors, Block* block) {
   constexpr bool kToBFloat16 = std::is_same_v<typename Block::A, std::uint16_t>;

@@ -1,8 +1,8 @@
 #pragma once
 
-// Products that read a part of a matrix: rows of outputs at any address, or only the inputs that are not
-// zero. Each element is summed in the order of gemm.h. Skipped products are products with zero, which can
-// only change the sign of a zero sum. Included after simd_*.h and gemm.h; gemm.h says why.
+// Products that read only a part of a matrix: rows of outputs at any address, or the weights of inputs that
+// are not zero. Each element is summed in the order of gemm.h. Skipped products are zeros, which can only
+// change the sign of a zero sum. Included after simd_*.h and gemm.h; gemm.h says why.
 
 #include <algorithm>
 #include <cstddef>
@@ -18,15 +18,15 @@ namespace {
 /// Maximum number of rows for sparse_gemm. With more rows, few inputs are zero in all of them.
 inline constexpr int kSparseRows = 4;
 
-/// Bytes of an output in a line of a gathered panel: a group of inputs.
+/// Size of a word: one group of inputs of one output. A line of a gathered panel has a word of each output.
 inline constexpr std::int64_t kGatheredWord = 4;
 inline constexpr std::int64_t kGatheredLine = kPanelColumns * kGatheredWord;
-/// Words of an output that fill a cache line, and how far ahead of their use they are fetched.
+/// Number of words of an output that fill a cache line, and number of words that are prefetched ahead.
 inline constexpr std::int64_t kLineWords = kCacheLine / kGatheredWord;
 inline constexpr std::int64_t kGatheredAhead = 64;
 
-/// Prefetches the line of kLanes outputs that is read kGatheredAhead words after `word`, or a line of the
-/// next outputs near the end.
+/// Prefetches, for each of kLanes outputs, the cache line that is read kGatheredAhead words after `word`.
+/// Near the end, it prefetches lines of the next outputs.
 inline void fetch_gathered(const GatheredOutputs& gathered, std::int64_t column, std::int64_t word,
                            std::int64_t words) {
   const std::byte* const* outputs = gathered.outputs;
@@ -41,8 +41,8 @@ inline void fetch_gathered(const GatheredOutputs& gathered, std::int64_t column,
   }
 }
 
-/// Writes words [begin, end) of the outputs, which have `words` words each, as lines of a panel. Vectors of
-/// columns without any output are not written.
+/// Writes words [begin, end) of the outputs, which have `words` words each, as lines of a panel. Does not
+/// write vectors of columns without any output.
 inline void gather_words(const GatheredOutputs& gathered, std::int64_t words, std::int64_t begin,
                          std::int64_t end, std::byte* out) {
   constexpr std::int64_t kAtOnce = 4;
@@ -69,14 +69,14 @@ inline bool has_empty_columns(const GatheredOutputs& gathered) {
 
 inline void gather_outputs(const GatheredOutputs& gathered, std::int64_t words, std::byte* out) {
   if (has_empty_columns(gathered)) std::memset(out, 0, static_cast<std::size_t>(words * kGatheredLine));
-  // Some words of all outputs at a time, which are written to few pages.
+  // Some words of all outputs at a time, so that these writes go to few pages.
   for (std::int64_t begin = 0; begin < words; begin += kGatheredAhead) {
     gather_words(gathered, words, begin, std::min(begin + kGatheredAhead, words),
                  out + begin * kGatheredLine);
   }
 }
 
-/// Prefetches the first words, as fetch_gathered does for later ones. It costs little if they are cached.
+/// Prefetches the first words; fetch_gathered prefetches later ones. This costs little if they are cached.
 inline void fetch_first_words(const GatheredOutputs& gathered, std::int64_t words) {
   for (std::int64_t word = 0; word < std::min(kGatheredAhead, words); word += kLineWords) {
     for (std::int64_t i = 0; i < gathered.count; ++i) {
@@ -85,7 +85,7 @@ inline void fetch_first_words(const GatheredOutputs& gathered, std::int64_t word
   }
 }
 
-/// Like codebook_gemm: a part of k is gathered, and multiplied from the first-level cache.
+/// Like codebook_gemm: gathers a part of k, and multiplies it from the first-level cache.
 template <class Weights>
 void gathered_gemm(const PanelGemm& gemm, const GatheredOutputs& gathered) {
   using A = typename Weights::A;
@@ -109,7 +109,7 @@ void gathered_gemm(const PanelGemm& gemm, const GatheredOutputs& gathered) {
 
 using GatheredGemm = void (*)(const PanelGemm& gemm, const GatheredOutputs& gathered);
 
-/// nullptr where panels are not streamed.
+/// nullptr if panels are not streamed.
 template <class Weights>
 constexpr GatheredGemm gathered_gemm_of() {
   if constexpr (kCanStream<Weights>) {
@@ -120,15 +120,16 @@ constexpr GatheredGemm gathered_gemm_of() {
   }
 }
 
-/// Prefetches lines of live inputs: some steps ahead to the first-level cache, and those of the next panel to
-/// the second-level cache. The latter are prefetched in turns over the whole panel: ascending lines within a
-/// page would start the hardware prefetcher, which would read the lines to skip.
+/// Prefetches lines of live inputs: this panel's to the first-level cache, some steps ahead, and the next
+/// panel's to the second-level cache. The latter are prefetched in kTurns passes over the panel, each with
+/// every kTurns-th line: ascending lines within a page would start the hardware prefetcher, which would also
+/// read the lines to skip.
 class LiveFetcher {
  public:
   LiveFetcher(const std::byte* panel, const std::byte* next, const LiveInputs& live, std::int64_t row_bytes)
       : panel_(panel), next_(next), live_(live), row_bytes_(row_bytes) {}
 
-  /// With the line of number `index`, once for each of them.
+  /// Must be called once for each live input, with its number.
   template <int kLines>
   void fetch(std::int64_t index) {
     if (index + kAhead < live_.count) fetch_line<kLines, 3>(panel_, index + kAhead);
@@ -154,7 +155,7 @@ class LiveFetcher {
   const LiveInputs& live_;
   std::int64_t row_bytes_;
   std::int64_t turn_ = 0;
-  std::int64_t at_ = 0;  ///< of the next panel, below the number of live inputs
+  std::int64_t at_ = 0;  ///< number of the live input to prefetch in the next panel
 };
 
 /// Like gemm_tile, for the live inputs.

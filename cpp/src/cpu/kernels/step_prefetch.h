@@ -15,7 +15,7 @@ class StepPrefetch {
   /// Prefetches nothing.
   StepPrefetch() = default;
 
-  /// For many rows, where each panel is multiplied for long: prefetches `bytes` bytes from `next` on to the
+  /// For many rows, where multiplying a panel takes long: prefetches `bytes` bytes from `next` on to the
   /// second-level cache, spread evenly over `steps` steps, and from several places at once.
   static StepPrefetch spread(const std::byte* next, std::int64_t bytes, std::int64_t steps) {
     StepPrefetch prefetch;
@@ -60,7 +60,7 @@ class StepPrefetch {
     others_lines_ = lines;
   }
 
-  /// To be called with each kLines lines of a streamed panel.
+  /// Must be called with each kLines lines of a streamed panel.
   template <int kLines>
   __attribute__((always_inline)) void at_lines() {
     if (near_lines_ <= 0) {
@@ -93,7 +93,7 @@ class StepPrefetch {
     }
   }
 
-  /// To be called with each step.
+  /// Must be called with each step.
   void at_step() {
     if (others_ != nullptr) others_->fetch(others_lines_);
     for (due_ += kPlaces * groups_of_place_; due_ >= steps_; due_ -= steps_) fetch_group();
@@ -102,8 +102,7 @@ class StepPrefetch {
  private:
   static constexpr int kQuarters = 4;
   /// If a step needs many lines, only half of each group is prefetched. The hardware prefetcher of the
-  /// second-level cache fetches their neighbours, without using the few line fill buffers that tile loads
-  /// need.
+  /// second-level cache fetches the other half, without the few line fill buffers that tile loads need.
   static constexpr std::int64_t kGroupLines = 4;
   static constexpr std::int64_t kGroupBytes = kGroupLines * kCacheLine;
   /// Minimum number of lines per step that counts as many.
@@ -123,16 +122,16 @@ class StepPrefetch {
 
   const std::byte* spread_ = nullptr;
   std::int64_t groups_of_place_ = 0;
-  std::int64_t fetched_ = 0;  ///< groups
+  std::int64_t fetched_ = 0;  ///< number of groups
   std::int64_t steps_ = 1;
-  std::int64_t due_ = 0;  ///< groups, times steps_
+  std::int64_t due_ = 0;  ///< number of groups to prefetch, times steps_
   bool fetches_all_ = false;
   const std::byte* near_ = nullptr;
-  std::int64_t near_lines_ = 0;  ///< left, before `next_lines_` from next_ on
+  std::int64_t near_lines_ = 0;  ///< number of lines left from near_ on; then next_lines_ from next_ on
   const std::byte* next_ = nullptr;
   std::int64_t next_lines_ = 0;
   const std::byte* quarters_[kQuarters] = {};
-  unsigned turn_ = 0;  ///< next quarter, if a call prefetches fewer lines than there are quarters
+  unsigned turn_ = 0;  ///< chooses the quarter, if a call prefetches fewer lines than there are quarters
   SpanFetcher* others_ = nullptr;
   std::int64_t others_lines_ = 0;
 };

@@ -9,7 +9,7 @@
 namespace adaptrt {
 namespace {
 
-/// Streams rows that consist of whole cache lines, and copies other rows.
+/// Streams rows of whole cache lines to addresses that are multiples of a cache line. Copies other rows.
 void stream_rows(const std::byte* from, std::int64_t stride, std::int64_t count, std::int64_t bytes,
                  std::byte* out, std::int64_t out_stride) {
   constexpr std::int64_t kLine = 64;

@@ -4,7 +4,7 @@
 
 namespace adaptrt {
 
-// One per instruction set; to be used only where the CPU has it.
+// One table per instruction set. Must be called only if the CPU can run it.
 const KernelTable& portable_kernels();
 const KernelTable& avx2_kernels();
 const KernelTable& avx512_kernels();

@@ -16,8 +16,8 @@
 namespace adaptrt {
 namespace {
 
-/// Rows that are computed together: their scores, probabilities and sums stay in the first-level cache
-/// together with the tile.
+/// Number of rows that are computed together. Their scores, probabilities and sums stay in the first-level
+/// cache together with the tile.
 inline constexpr int kAttendedRows = 32;
 using AttendedRows = RowBlock<BFloat16Weights, kAttendedRows>;
 
@@ -46,7 +46,7 @@ class TileScores {
     const StepActivations queries{static_cast<const std::byte*>(tile_.queries) + block->row * width, width,
                                   nullptr, 0};
     for (std::int64_t first = 0; first < block->num_groups;) {
-      // Neighbouring groups of a block are neighbouring tiles.
+      // Groups that are neighbours in a block are multiplied together.
       std::int64_t end = first + 1;
       while (end < block->num_groups && group(end).keys == group(end - 1).keys + kTileLine) ++end;
       const TileSums to{&block->scores[0][first * kKeyGroup], kTileSlots, false};
@@ -85,7 +85,7 @@ class TileScores {
     multiply_inputs(queries, begin, end, keys, sums, rows, columns, &nothing);
   }
 
-  /// Copies the last, partial step of a head, padded with zeros.
+  /// Copies the last step of the keys, which is partial, and pads it with zeros.
   void pad_last_step() {
     std::memset(last_, 0, sizeof(last_));
     for (std::int64_t index = 0; index < tile_.num_groups; ++index) {
@@ -97,7 +97,7 @@ class TileScores {
   }
 
   const AttentionTile& tile_;
-  std::int64_t whole_;  ///< steps
+  std::int64_t whole_;  ///< number of whole steps
   alignas(kCacheLine) std::byte last_[kStepBytes];
 };
 
@@ -121,7 +121,7 @@ class TileValues {
   }
 
  private:
-  /// Number of groups of slots in a step of k, and of lines in each.
+  /// Number of groups of slots in a step of k, and number of lines in each group.
   static constexpr std::int64_t kStepGroups = kStepInputs / kKeyGroup;
   static constexpr std::int64_t kGroupLines = kKeyGroup / 2;
 
@@ -171,7 +171,8 @@ class TileValues {
   std::int64_t columns_;
 };
 
-/// A step of values has two groups, so the probabilities of a group that no row attends to become zero.
+/// A step of values has two groups. If the last group is alone, sets the probabilities of the group after it
+/// to zero.
 inline void mask_odd_group(AttendedRows* block) {
   if (block->num_groups % 2 == 0) return;
   for (std::int64_t r = 0; r < block->rows; ++r) {

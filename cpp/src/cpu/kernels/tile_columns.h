@@ -18,7 +18,7 @@ template <int kRows>
 struct StepColumns {
   struct Half {
     std::int64_t count = 0;
-    /// Starting at the first needed output.
+    /// Address of each input's column, at the first needed output.
     const std::byte* columns[kStepInputs / 2];
     float values[kStepInputs / 2][kRows];
   };
@@ -41,8 +41,8 @@ struct StepColumns {
   }
 };
 
-/// Computes the sums of one half of a step, for kWords vectors of words. For each vector: the outputs in the
-/// lower halves of the words, and those in the upper halves.
+/// Computes the sums of one half of a step, for kWords vectors of words. For each vector, `even` are the
+/// outputs in the lower halves of the words, and `odd` those in the upper halves.
 template <int kRows, int kWords>
 void sum_half(const typename StepColumns<kRows>::Half& half, std::int64_t column,
               Simd::Pair (&sums)[kRows][kWords]) {
@@ -71,8 +71,8 @@ void sum_half(const typename StepColumns<kRows>::Half& half, std::int64_t column
   }
 }
 
-/// Adds a step's sums, as sparse_few_columns computes them, to the outputs from `column` on. Until all steps
-/// are added, outputs have the order of sum_half.
+/// Adds a step's sums to the outputs from `column` on; the sums are those of sparse_few_columns. Until all
+/// steps are added, outputs have the order of sum_half.
 template <int kRows, int kWords>
 void add_step(const ColumnGemm& gemm, const StepColumns<kRows>& step, std::int64_t column) {
   Simd::Pair even[kRows][kWords];
@@ -93,7 +93,7 @@ void add_step(const ColumnGemm& gemm, const StepColumns<kRows>& step, std::int64
   }
 }
 
-/// Brings outputs from the order of sum_half into their own order.
+/// Reorders outputs from the order of sum_half to ascending order.
 inline void interleave_outputs(float* out, std::int64_t count) {
   for (std::int64_t begin = 0; begin < count; begin += 2 * Simd::kLanes) {
     float halves[2 * Simd::kLanes];
@@ -105,7 +105,7 @@ inline void interleave_outputs(float* out, std::int64_t count) {
   }
 }
 
-/// Multiplies all outputs by a step before the next step.
+/// Adds a step to all outputs before the next step.
 template <int kRows>
 void tile_columns_of_rows(const ColumnGemm& gemm) {
   constexpr int kWords = kRows == 1 ? static_cast<int>(kPanelColumns / Simd::kLanes / 2) : kTileVectors / 2;
@@ -117,7 +117,7 @@ void tile_columns_of_rows(const ColumnGemm& gemm) {
     const StepColumns<kRows> step(gemm, &next);
     const std::int64_t bytes = (next - before) * kGroup * 2;
     std::int64_t column = 0;
-    if constexpr (kRows == 1) {  // its panels are consecutive
+    if constexpr (kRows == 1) {  // the panels of one row are consecutive
       for (; column + 2 * kGroup <= gemm.width; column += 2 * kGroup) {
         add_step<kRows, 2 * kWords>(gemm, step, column);
         fetcher.fetch(2 * bytes);

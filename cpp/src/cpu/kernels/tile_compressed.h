@@ -18,7 +18,8 @@
 namespace adaptrt {
 namespace {
 
-/// Calls at_lines after some pieces of a row, each time with as many lines as prefetching in quarters needs.
+/// Calls at_lines after the first pieces of a row, each time with the four lines that prefetching in quarters
+/// needs.
 template <class StepHook>
 void at_piece(std::int64_t across, StepHook* hook) {
   constexpr int kLines = 4;
@@ -27,7 +28,7 @@ void at_piece(std::int64_t across, StepHook* hook) {
 }
 
 /// Computes the sums of kRows rows for inputs [first, first + inputs) of a panel; `a` begins with input
-/// `first`. Each piece becomes operands in registers, in the order of multiply_few_columns.
+/// `first`. Expands each piece in registers. The order of sums is that of multiply_few_columns.
 template <int kRows, class Pieces, class StepHook>
 void multiply_few_pieces(PanelExpander* expander, const Pieces& all_pieces, const FewInputs& a,
                          std::int64_t first, std::int64_t inputs, TileSums sums, StepHook* hook) {
@@ -85,8 +86,8 @@ void multiply_few_pieces(PanelExpander* expander, const Pieces& all_pieces, cons
   }
 }
 
-/// sums [rows, kPanelColumns] = `rows` (at most kFewRows, from the first of `inputs` on) * `inputs` of the
-/// panel, or += if the sums continue.
+/// sums [rows, kPanelColumns] = rows * `inputs` of the panel, or += if the sums continue. There are at most
+/// kFewRows rows, which begin with the first of `inputs`.
 template <class StepHook>
 void multiply_few_compressed(PanelExpander* expander, FewRows rows, InputRange inputs, TileSums sums,
                              StepHook* hook) {
@@ -97,7 +98,7 @@ void multiply_few_compressed(PanelExpander* expander, FewRows rows, InputRange i
                  });
 }
 
-/// Some steps of a compressed panel as bfloat16, as two pairs of tiles of columns. The lines of a pair are
+/// kSteps steps of a compressed panel in bfloat16, in two pairs of tiles of columns. The lines of a pair are
 /// consecutive.
 template <std::int64_t kSteps>
 class ExpandedSteps {
@@ -136,12 +137,13 @@ class ExpandedSteps {
   alignas(kCacheLine) std::byte bytes_[kPanelColumns / kPairColumns * kPairBytesOfAll];
 };
 
-/// Maximum number of rows for which few steps are expanded at a time: both the current and the next steps
-/// stay in the first-level cache. With more rows, longer stretches load and store sums less often.
+/// Maximum number of rows for which few steps are expanded at a time, so that the current and the next steps
+/// stay in the first-level cache. With more rows, longer stretches are faster: sums are loaded and stored
+/// less often.
 inline constexpr std::int64_t kFewExpandedRows = 3 * kTileHeight;
 
-/// Expands the next steps of a compressed panel during the products with the current ones, spread evenly, one
-/// row of pieces at a time.
+/// Expands the next steps of a compressed panel while the current ones are multiplied: one row of pieces at a
+/// time, spread evenly.
 template <std::int64_t kSteps>
 class ExpandAhead {
  public:
@@ -182,7 +184,7 @@ class ExpandAhead {
   std::int64_t rows_;
   std::int64_t made_ = 0;
   std::int64_t steps_;
-  std::int64_t due_ = 0;  ///< rows, times steps_
+  std::int64_t due_ = 0;  ///< number of rows to expand, times steps_
   StepPrefetch* prefetch_;
 };
 
@@ -191,8 +193,8 @@ inline std::int64_t compressed_steps_taken(std::int64_t rows, InputRange inputs)
   return kPanelColumns / kPairColumns * steps_taken(rows, kPairColumns, steps_of(inputs.end - inputs.begin));
 }
 
-/// out [rows, kPanelColumns] = `inputs` of gemm's rows * its panel, or += if the sums continue, kSteps steps
-/// at a time.
+/// out [rows, kPanelColumns] = `inputs` of gemm's rows * its panel, or += with gemm.accumulate and after the
+/// first inputs. Multiplies kSteps steps at a time.
 template <std::int64_t kSteps>
 void multiply_expanded(const PanelGemm& gemm, InputRange inputs, PanelExpander* expander,
                        StepPrefetch* prefetch) {
@@ -243,8 +245,8 @@ class CompressedSteps {
   PanelExpander* expander_;
 };
 
-/// Product with a compressed panel, with the same bits. kPiecesAreVectors: a vector has the columns of a
-/// piece, so that few rows are multiplied by pieces in registers.
+/// Product with a compressed panel, with the bits of tile_gemm. kPiecesAreVectors: a vector has as many lanes
+/// as a piece has columns, so few rows can be multiplied by pieces in registers.
 template <bool kPiecesAreVectors>
 void tile_compressed_gemm(const PanelGemm& gemm, std::int64_t outliers) {
   Tiles::configure();

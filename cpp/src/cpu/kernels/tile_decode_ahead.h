@@ -25,14 +25,14 @@ struct FetchWith {
   }
 };
 
-/// Decodes steps of a quantised panel of kPanelColumns columns.
+/// Decodes steps of a quantised panel of kPanelColumns columns, for DecodeNextStep.
 template <class Packed>
 class QuantizedSteps {
  public:
   QuantizedSteps(const QuantizedGemm& gemm, const QuantizedPanel& panel)
       : decoder_(decoder_of<Packed>(gemm.quantization)), weights_(panel.weights) {}
 
-  /// Address of the words of an input, which must be the first of a step.
+  /// Address of the words of an input, which must be the first of a word.
   [[nodiscard]] const std::byte* source(std::int64_t input) const {
     return weights_ + input / kWordInputs * kWordLines<Packed> * kLineBytes;
   }
@@ -76,12 +76,12 @@ class CodebookSteps {
   CodebookExpander<CodebookBFloat16> expander_;
 };
 
-/// Decodes the next step of a panel while a tile of rows is multiplied by the current one. Steps alternate
-/// between two places.
+/// A StepHook that decodes the next step of a panel while a tile of rows is multiplied by the current one.
+/// Steps alternate between two places.
 ///
 /// `Steps` knows the kind of weights: source(input) is the address of the words of an input, step_inputs()
 /// the number of inputs in a step, and decode(begin, end, out, prefetch) decodes at most one step.
-/// leaves_lines() is true if decode() does not write all lines of a step; they are zeros then.
+/// leaves_lines() is true if decode() does not write all lines of a step; the others are zeros.
 template <class Steps>
 class DecodeNextStep {
  public:
@@ -92,7 +92,7 @@ class DecodeNextStep {
     at_step();
   }
 
-  /// Steps from the next one to multiply on.
+  /// The steps, starting with the one that was decoded last.
   [[nodiscard]] TileColumns columns() const {
     return {places_, kStepLine, kStepBytes, kPlaces - 1, made_ - 1};
   }
@@ -116,12 +116,13 @@ class DecodeNextStep {
   Steps* steps_;
   std::int64_t next_;
   std::int64_t end_;
-  std::int64_t made_ = 0;  ///< steps
+  std::int64_t made_ = 0;  ///< number of decoded steps
   StepPrefetch* prefetch_;
   alignas(kCacheLine) std::byte places_[kPlaces * kStepBytes];
 };
 
-/// True if gemm's rows are packed and at most a tile: products then run while steps are decoded.
+/// True if gemm has at most one tile of rows, which are packed, and a full panel. Then DecodeNextStep is
+/// used.
 template <class Gemm>
 bool decodes_ahead(const Gemm& gemm) {
   return gemm.call.rows <= kTileHeight && gemm.call.width == kPanelColumns && gemm.a_steps != nullptr;

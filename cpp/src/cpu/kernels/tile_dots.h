@@ -1,7 +1,6 @@
 #pragma once
 
-// The products of tile registers as types, for code that is written once for all. Included after a header
-// with Tiles.
+// The products of tile registers as types, for templates. Included after a header with Tiles.
 
 namespace adaptrt {
 namespace {

@@ -1,9 +1,9 @@
 #pragma once
 
 // Attention of few rows, as in a decoding step, with vectors instead of tile registers, but with the bits of
-// Tiles::dot_bfloat16. A tile of rows would be mostly empty, vectors read keys and values from memory faster
-// than tiles, and int8 values are multiplied right after they are widened. Included after attention.h and
-// tile_few_rows.h.
+// Tiles::dot_bfloat16. This is faster for few rows: a tile of rows would be mostly empty, vectors read keys
+// and values from memory faster than tiles, and int8 values are multiplied right after they are widened.
+// Included after attention.h and tile_few_rows.h.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,11 +15,11 @@
 namespace adaptrt {
 namespace {
 
-/// Rows whose sums of even and odd inputs, for two vectors of columns, stay in registers.
+/// Maximum number of rows whose sums of even and odd inputs, for two vectors of columns, stay in registers.
 inline constexpr int kFewAttendedRows = 4;
-/// Vectors of slots or columns that are multiplied together.
+/// Number of vectors of slots or columns that are multiplied together.
 inline constexpr int kFewVectors = 2;
-/// Number of elements of a head that are converted to float32 at once: whole steps.
+/// Number of elements of a head that are converted to float32 at once; a multiple of a step.
 inline constexpr std::int64_t kFewElements = 256;
 
 /// Pairs of elements of keys or values, one for each of Simd::kLanes slots or columns.
@@ -49,7 +49,7 @@ struct StepSums {
     }
   }
 
-  /// Row r's inputs are at a + r * stride.
+  /// Adds the products of two inputs. Those of row r are at a + r * stride.
   void add(const float* a, std::int64_t stride, const Simd::Pair (&columns)[kVectors]) {
     ADAPTRT_UNROLL
     for (int r = 0; r < kRows; ++r) {
@@ -66,7 +66,7 @@ struct StepSums {
   [[nodiscard]] Simd::Vec total(int r, int v) const { return Simd::add(even[r][v], odd[r][v]); }
 };
 
-/// Few rows of one tile.
+/// Attention of kRows rows to one tile of keys and values.
 template <bool kInt8, int kRows>
 class FewAttendedRows {
  public:
@@ -196,7 +196,7 @@ class FewAttendedRows {
   alignas(kCacheLine) float probabilities_[kRows][kTileSlots];
 };
 
-/// At most kFewAttendedRows rows.
+/// Attention of at most kFewAttendedRows rows.
 inline void attend_few_rows(const AttentionRows& rows, const KeyTiles& tiles) {
   with_constant<kFewAttendedRows>(rows.rows, [&](auto count) {
     for (std::int64_t first = 0; first < tiles.attended; first += kTileGroups) {

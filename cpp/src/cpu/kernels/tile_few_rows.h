@@ -1,9 +1,9 @@
 #pragma once
 
 // Products of few rows of bfloat16 with vectors instead of tile registers, but with the bits of
-// Tiles::dot_bfloat16. Vectors are loaded from memory faster than tiles, most rows of a tile would be empty,
-// and weights of few bits are multiplied right after they are decoded; for tiles they would be stored and
-// loaded again. Included after tile_product.h and quantized_weights.h.
+// Tiles::dot_bfloat16. This is faster for few rows: vectors are loaded from memory faster than tiles, most
+// rows of a tile would be empty, and weights of few bits are multiplied right after they are decoded. For
+// tiles they would be stored and loaded again. Included after tile_product.h and quantized_weights.h.
 
 #include <algorithm>
 #include <cstddef>
@@ -22,9 +22,9 @@
 namespace adaptrt {
 namespace {
 
-/// Number of rows whose sums of even and odd inputs, for all columns of a panel, stay in registers.
+/// Maximum number of rows whose sums of even and odd inputs, for all columns of a panel, stay in registers.
 inline constexpr std::int64_t kFewRows = 3;
-/// Number of inputs of few rows that are converted to float32 at once, for a panel: whole steps.
+/// Number of inputs that are converted to float32 at once; a multiple of a step.
 inline constexpr std::int64_t kFewInputs = 512;
 
 /// Treats subnormal numbers as zero while it exists, as tiles do.
@@ -53,7 +53,7 @@ struct FewRows {
   const std::byte* data;
   std::int64_t stride;
   std::int64_t count;
-  /// Packed rows: bytes from one step to the next. 0: inputs are consecutive.
+  /// For packed rows: number of bytes from one step to the next. 0: the inputs of a row are consecutive.
   std::int64_t step_bytes = 0;
 
   /// Address of an input of a row; in packed rows, the first input of a step.
@@ -112,7 +112,7 @@ void multiply_few_columns(const Packed& words_decoder, const FewInputs& a, FewWo
   const Packed decoder = words_decoder;
   constexpr int kWordInputs = 2 * Packed::kUnits;
   constexpr std::int64_t kVectorBytes = Simd::kLanes * Packed::kColumnBytes;
-  // Vectors that are narrower than a cache line fetch nothing ahead.
+  // If the vectors are narrower than a cache line, nothing is prefetched.
   constexpr int kLines = kWordLines<Packed> * static_cast<int>(kVectors * kVectorBytes / kCacheLine);
   const auto lanes_of = [&](int v) { return kPartial && v == kVectors - 1 ? last_lanes : Simd::kLanes; };
   for (std::int64_t begin = 0; begin < b.inputs; begin += kStepInputs) {
@@ -154,7 +154,7 @@ void multiply_few_columns(const Packed& words_decoder, const FewInputs& a, FewWo
                                 }
                               };
     const std::int64_t end = std::min(begin + kStepInputs, b.inputs);
-    // A word of one unit is complete even if an odd last input is its only one.
+    // A word of one unit is complete even if it holds only the last input.
     const std::int64_t whole = Packed::kUnits == 1 ? end + 1 : end;
     std::int64_t first = begin;
     for (; first + kWordInputs <= whole; first += kWordInputs) {
@@ -163,7 +163,7 @@ void multiply_few_columns(const Packed& words_decoder, const FewInputs& a, FewWo
     }
     if constexpr (Packed::kUnits > 1 && !kHasWholeWords<Packed>) {
       if (first < end) {
-        // Written out: with a loop over its units GCC 12 stores all sums for every word of the loop above.
+        // This is not part of the loop above: GCC 12 would then store all sums for each word.
         take_word([&](int unit, const Simd::Pair(&columns)[kVectors]) __attribute__((always_inline)) {
           if (first + 2 * unit < end) multiply(first + 2 * unit, columns);
         });
@@ -194,7 +194,7 @@ void multiply_few_panel(const Packed& decoder, const FewInputs& a, FewWords b, s
   for (; column + kGroup <= columns; column += kGroup) {
     multiply_few_columns<Packed, kRows, kTileVectors, false>(decoder, a, from(), Simd::kLanes, to(), hook);
   }
-  // Ranks of adapters are such panels: neighbouring columns are prefetched and used at once.
+  // Adapters have such narrow panels: the columns are ranks. Neighbouring columns are read together.
   constexpr std::int64_t kPair = 2 * Simd::kLanes;
   for (; kPair < kGroup && column + kPair <= columns; column += kPair) {
     multiply_few_columns<Packed, kRows, 2, false>(decoder, a, from(), Simd::kLanes, to(), hook);
@@ -205,8 +205,8 @@ void multiply_few_panel(const Packed& decoder, const FewInputs& a, FewWords b, s
   }
 }
 
-/// Calls multiply(number of rows as a constant, inputs as float32, first input, number of inputs, sums) for
-/// some inputs at a time. After the first call, the sums continue.
+/// Calls multiply(number of rows as an integral_constant, FewInputs, first input, number of inputs, sums) for
+/// at most kFewInputs inputs at a time. After the first call, the sums continue.
 template <class Multiply>
 void for_few_inputs(FewRows rows, std::int64_t inputs, TileSums sums, const Multiply& multiply) {
   const FlushSubnormals flush;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Products of bfloat16 activations with plain panels on tile registers, and functions for products with other
-// panels. Included after tile_product.h and quantized_gemm.h.
+// Products of bfloat16 activations with plain panels on tile registers, and functions that products with
+// other panels use. Included after tile_product.h and quantized_gemm.h.
 
 #include <algorithm>
 #include <cstddef>
@@ -23,8 +23,8 @@ inline constexpr std::int64_t kFewRowsSteps = 4;
 inline constexpr std::int64_t kStretchSteps = 16;
 inline constexpr std::int64_t kPackedRows = 2 * kTileHeight;
 
-/// Bytes ahead of its use at which a panel is prefetched if memory is the limit: for a panel that comes from
-/// memory, and for one that was prefetched in quarters during the panel before.
+/// Number of bytes that a panel is prefetched ahead of its use if memory is the limit: for a panel that comes
+/// from memory, and for one that was prefetched in quarters during the product before.
 inline constexpr std::int64_t kFromMemoryAhead = 4096;
 inline constexpr std::int64_t kFromCacheAhead = 2048;
 
@@ -36,7 +36,7 @@ inline std::int64_t steps_of(std::int64_t inputs) {
   return (inputs + kStepInputs - 1) / kStepInputs;
 }
 
-/// bfloat16 rows, and the result of pack_rows for them, if there is one.
+/// bfloat16 rows, and the result of pack_rows for them in `steps`; nullptr if they are not packed.
 struct StepActivations {
   const std::byte* rows;
   std::int64_t stride;  ///< bytes
@@ -118,7 +118,7 @@ void tile_gemm(const PanelGemm& gemm) {
                                   : gemm.call.width % kTileColumns == 0 ? inputs.begin + whole
                                                                         : inputs.begin;
   SpanFetcher others(gemm.fetch);
-  // Rows that are not packed yet are packed some steps at a time.
+  // Unpacked rows are packed here, some steps at a time.
   const std::int64_t most =
       is_few || a.steps != nullptr ? direct_end - inputs.begin : kStretchSteps * kStepInputs;
   for (std::int64_t begin = inputs.begin; begin < direct_end; begin += most) {

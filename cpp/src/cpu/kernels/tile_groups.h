@@ -1,7 +1,7 @@
 #pragma once
 
-// Sums of groups of inputs of panels with few bits on tile registers, and their addition to the output.
-// Included after tile_gemm.h and quantized_gemm.h.
+// Products with panels of few bits on tile registers: computes the sums of groups of inputs, and adds them to
+// the output. Included after tile_gemm.h and quantized_gemm.h.
 
 #include <algorithm>
 #include <cstddef>
@@ -21,14 +21,14 @@ namespace {
 inline constexpr std::int64_t kPairStretch = 8;
 inline constexpr int kGroupsTogether = 4;
 
-/// Rows whose sums of one group are computed together.
+/// Consecutive rows whose sums are computed together.
 struct GroupRows {
   std::int64_t first;
   std::int64_t count;
 };
 
-/// Adds the sums of one group of inputs of some rows, `sums_stride` apart, to the output: minus the zero
-/// point's share, times the scale.
+/// Adds one group to the output, for some rows: subtracts the zero point's share from its sums, and
+/// multiplies them by the scale. Rows of sums are sums_stride apart.
 inline void finish_group(const QuantizedGemm& gemm, const GroupView& group, std::int64_t index,
                          std::int64_t first_row, std::int64_t rows, const float* sums,
                          std::int64_t sums_stride) {
@@ -88,11 +88,11 @@ void finish_groups(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::
   }
 }
 
-/// decode_steps for some Packed.
+/// decode_steps or decode_pairs for some Packed.
 using DecodeSteps = void (*)(const QuantizedGemm&, const QuantizedPanel&, std::int64_t begin,
                              std::int64_t end, std::byte* out);
 
-/// Multiplies by a panel whose inputs all share a scale: the sums of integers wait in the output until all
+/// Multiplies by a panel with a single group of inputs. The output holds the sums without the scale until all
 /// inputs are added.
 inline void multiply_one_group(const QuantizedGemm& gemm, const QuantizedPanel& panel, DecodeSteps decode,
                                InputRange inputs) {
@@ -112,10 +112,10 @@ inline void multiply_one_group(const QuantizedGemm& gemm, const QuantizedPanel& 
   }
 }
 
-/// Product with a panel whose groups of inputs have different scales. Each group has whole steps, so that the
-/// groups' sums are separate. Groups are decoded once for all rows; groups larger than a stretch are decoded
-/// again for each tile of rows. For many rows, pairs of tiles of columns are stored separately, and stay in
-/// the first-level cache while all rows are multiplied by them.
+/// Product with a panel of several groups of inputs, whose scales differ. A step has inputs of only one
+/// group, so that the groups' sums are separate. Groups are decoded once for all rows; groups larger than a
+/// stretch are decoded again for each kPackedRows rows. For many rows, pairs of tiles of columns are stored
+/// separately, and stay in the first-level cache while all rows are multiplied by them.
 class GroupedProduct {
  public:
   GroupedProduct(const QuantizedGemm& gemm, const QuantizedPanel& panel, DecodeSteps decode,
@@ -192,8 +192,8 @@ class GroupedProduct {
     }
   }
 
-  /// Returns a prefetch of the words after groups [first, end), as many as these groups have, for the time in
-  /// which all rows are multiplied.
+  /// Returns a prefetch of the words after groups [first, end), as many as these groups have. It is spread
+  /// over the products of all rows with these groups.
   [[nodiscard]] StepPrefetch prefetch_after(std::int64_t first, std::int64_t end) const {
     const std::int64_t bits = gemm_.quantization.algo == QuantAlgo::kW4A16 ? gemm_.quantization.bits : 8;
     const std::int64_t bytes = (end - first) * size_ * kPanelColumns * bits / 8;
@@ -238,7 +238,7 @@ class GroupedProduct {
     const StepActivations a{all.rows + rows.first * all.stride, all.stride,
                             all.steps == nullptr ? nullptr : all.steps + rows.first * kTileLine,
                             all.step_bytes};
-    // Groups whose steps are not those of the packed rows are packed here.
+    // If steps of groups are not steps of the packed rows, multiply_inputs packs the rows again.
     const bool fits = size_ % kStepInputs == 0;
     StepPrefetch nothing;
     multiply_inputs({a.rows, a.stride, fits ? a.steps : nullptr, a.step_bytes}, begin, end,
@@ -257,8 +257,8 @@ class GroupedProduct {
   alignas(kCacheLine) float sums_[std::max(kPackedRows * kPanelColumns, kGroupsTogether* kPairSums)];
 };
 
-/// Calls multiply(inputs, sums) for each group of inputs of a panel in turn, for at most a tile of rows, and
-/// adds the sums to the output. Sums of a single group wait in the output until all inputs are added.
+/// Calls multiply(inputs, sums) for each group of inputs of a panel, and adds the sums to the output; for at
+/// most one tile of rows. If there is a single group, the output holds its sums until all inputs are added.
 template <class Multiply>
 void multiply_by_groups(const QuantizedGemm& gemm, const QuantizedPanel& panel, InputRange inputs,
                         const Multiply& multiply) {

@@ -32,7 +32,8 @@ inline constexpr std::int64_t kStepInputs = 32;
 inline constexpr std::int64_t kStepLine = kPanelColumns * 4;
 inline constexpr std::int64_t kStepBytes = kTileHeight * kStepLine;
 
-/// Whole steps of rows, to load tiles from: the bytes of row r in step s are at data + r * row + s * step.
+/// Whole steps of rows that tiles are loaded from: the bytes of row r in step s are at data + r * row + s *
+/// step.
 struct TileRows {
   const std::byte* data = nullptr;
   std::int64_t row = 0;
@@ -44,8 +45,8 @@ struct TileColumns {
   const std::byte* data = nullptr;
   std::int64_t line = 0;
   std::int64_t step = 0;
-  /// For steps that are made one by one in a ring of places: the number of places minus one. The number of
-  /// places is a power of two.
+  /// Mask for steps in a ring of places: the number of places, which is a power of two, minus one. -1: no
+  /// ring.
   std::int64_t last_place = -1;
   std::int64_t first_place = 0;  ///< place of step 0
 
@@ -54,7 +55,7 @@ struct TileColumns {
   }
 };
 
-/// Place of sums: four bytes each, with `stride` elements between rows.
+/// Place for sums of four bytes each, with `stride` elements between rows.
 struct TileSums {
   float* data = nullptr;
   std::int64_t stride = 0;
@@ -65,9 +66,9 @@ struct TileSums {
 // A StepHook runs during products, for example to prefetch: at_step() is called with each step of a product
 // of tiles, and at_lines<kLines>() with each kLines lines of columns that are loaded.
 
-/// Sums of two tiles of rows and two of columns: four products for four loads. Rows come from the
-/// second-level cache, and do not evict the columns from the first. `after_loads(s)` is called when the
-/// columns of step s have been loaded.
+/// Multiplies two tiles of rows by two tiles of columns: four products for four loads. Rows come from the
+/// second-level cache, and do not evict the columns from the first-level cache. `after_loads(s)` is called
+/// when the columns of step s have been loaded.
 template <class Dot, class StepHook, class AfterLoads>
 inline void multiply_2x2(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, StepHook* hook,
                          const AfterLoads& after_loads) {
@@ -106,7 +107,7 @@ inline void multiply_2x2(TileRows a, TileColumns b, std::int64_t steps, TileSums
   Tiles::store<3>(below + kTileColumns, sums_row);
 }
 
-/// Sums of one tile of rows and kColumns tiles of columns, at most four.
+/// Multiplies one tile of rows by kColumns tiles of columns, at most four.
 template <class Dot, int kColumns, class StepHook>
 inline void multiply_1xn(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, StepHook* hook) {
   const std::int64_t sums_row = sums.stride * 4;
@@ -153,8 +154,8 @@ inline void multiply_1x(std::int64_t columns, TileRows a, TileColumns b, std::in
   }
 }
 
-/// Calls multiply(to) with a place for whole tiles of sums, kRows x kColumns, instead of `sums`, which has
-/// only `rows` x `columns`. Nothing outside of these is read or written.
+/// Calls multiply(to) with a place for whole tiles of sums, kRows x kColumns. `sums` has only `rows` x
+/// `columns` elements; nothing outside of these is read or written.
 template <std::int64_t kRows, std::int64_t kColumns, class Multiply>
 inline void with_whole_tiles(TileSums sums, std::int64_t rows, std::int64_t columns,
                              const Multiply& multiply) {
@@ -187,8 +188,8 @@ inline constexpr std::int64_t kCopiedRows = 128;
 /// Steps that are copied at once: 32 KB, two thirds of a first-level cache.
 inline constexpr std::int64_t kCopiedSteps = 16;
 
-/// Two tiles of columns, copied so that their lines are consecutive. In a panel they lie in every other pair
-/// of cache lines, which can only use half of the first-level cache.
+/// Two tiles of columns, copied so that their lines are consecutive. In a panel they are in every other pair
+/// of cache lines, which can use only half of the first-level cache's sets.
 class CopiedPair {
  public:
   /// Copies step `s` of at most kCopiedSteps.
@@ -207,7 +208,7 @@ class CopiedPair {
   alignas(kCacheLine) std::byte lines_[kCopiedSteps * kStepOfPair];
 };
 
-/// The sums of `rows` rows, a multiple of two tiles of them, and of two tiles of columns.
+/// Multiplies `rows` rows, a multiple of two tiles, by two tiles of columns.
 template <class Dot, class StepHook>
 inline void multiply_pair(TileRows a, TileColumns pair, std::int64_t steps, TileSums sums, std::int64_t rows,
                           StepHook* hook) {
@@ -218,7 +219,7 @@ inline void multiply_pair(TileRows a, TileColumns pair, std::int64_t steps, Tile
   }
 }
 
-/// Computes the sums of `rows` rows, at most two tiles, and two tiles of columns.
+/// Multiplies `rows` rows, at most two tiles, by two tiles of columns.
 template <class Dot, class StepHook>
 inline void multiply_rest(TileRows a, TileColumns pair, std::int64_t steps, TileSums sums, std::int64_t rows,
                           StepHook* hook) {
@@ -236,14 +237,14 @@ inline void multiply_rest(TileRows a, TileColumns pair, std::int64_t steps, Tile
   }
 }
 
-/// Computes the sums of `rows` rows, at least two tiles, and of columns that are a multiple of two tiles. The
-/// columns are copied, one pair of tiles at a time. While the last whole tiles of rows are multiplied by a
-/// pair, the next pair overwrites each step as soon as it has been loaded. So copying and products overlap.
+/// Multiplies `rows` rows, at least two tiles, by columns that are a multiple of two tiles. The columns are
+/// copied, one pair of tiles at a time. While the last whole tiles of rows are multiplied by a pair, each
+/// step is overwritten by the next pair as soon as it has been loaded. So copying and products overlap.
 template <class Dot, class StepHook>
 inline void multiply_copied(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, std::int64_t rows,
                             std::int64_t columns, StepHook* hook) {
   struct Pair {
-    std::int64_t first;  ///< step
+    std::int64_t first;  ///< number of the first step
     std::int64_t column;
   };
   const auto columns_of = [&](Pair pair) {
@@ -272,7 +273,7 @@ inline void multiply_copied(TileRows a, TileColumns b, std::int64_t steps, TileS
       multiply_rest<Dot>(rows_from(rows - rest), copied.columns(), count, sums_from(rows - rest), rest, hook);
     }
     const Pair next = following(pair);
-    const std::int64_t wanted = next.first < steps ? steps_of_pair(next) : 0;  // never more than `count`
+    const std::int64_t wanted = next.first < steps ? steps_of_pair(next) : 0;  // at most `count`
     const TileColumns from = columns_of(next);
     multiply_2x2<Dot>(rows_from(last_row), copied.columns(), count, sums_from(last_row), hook,
                       [&](std::int64_t s) {
@@ -283,7 +284,7 @@ inline void multiply_copied(TileRows a, TileColumns b, std::int64_t steps, TileS
 
 /// Order in which multiply_steps processes its rows.
 struct RowPlan {
-  /// True if columns are copied, for all rows.
+  /// True if columns are copied; all rows are multiplied by the copies.
   bool copies;
   /// Number of rows that are multiplied two tiles at a time by two tiles of columns; the last tiles may be
   /// partial. The rows after them are multiplied one tile at a time.
@@ -363,7 +364,8 @@ inline void pack_steps(const SourceRows& source, std::int64_t rows, std::byte* o
   }
 }
 
-/// Copies `lines` lines of a panel of `columns` columns into one step, and pads columns and lines with zeros.
+/// Copies `lines` lines of a panel with `columns` columns into one step, and pads columns and lines with
+/// zeros.
 inline void pad_step(const std::byte* from, std::int64_t lines, std::int64_t columns, std::byte* out) {
   std::memset(out, 0, kStepBytes);
   const std::size_t line_bytes = static_cast<std::size_t>(columns) * 4;

@@ -20,7 +20,7 @@
 namespace adaptrt {
 namespace {
 
-/// Product with a panel with a codebook, with the same bits.
+/// Product with a panel with a codebook, with the bits of tile_gemm for the expanded panel.
 void tile_codebook_gemm(const PanelGemm& gemm, const Quantization& how) {
   Tiles::configure();
   SpanFetcher others(gemm.fetch);
@@ -76,8 +76,8 @@ void decode_steps(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::i
   }
 }
 
-/// Decodes inputs [begin, end) of a quantised panel of kPanelColumns columns like decode_steps, but each pair
-/// of tiles of columns separately, kPairStretch * kPairStepBytes after the pair before.
+/// Like decode_steps, for a panel of kPanelColumns columns. Stores each pair of tiles of columns separately,
+/// kPairStretch * kPairStepBytes after the pair before.
 template <class Packed>
 void decode_pairs(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::int64_t begin,
                   std::int64_t end, std::byte* out) {
@@ -149,7 +149,7 @@ void tile_quantized_gemm_of(const QuantizedGemm& gemm) {
       parts_of_panel(gemm.quantization, gemm.call.panel, gemm.call.k, gemm.call.width);
   const bool has_whole_steps =
       group_count(gemm.quantization, gemm.call.k) == 1 || group_size_of(gemm) % kStepInputs == 0;
-  // One row is faster in registers.
+  // A single row is multiplied faster if the panel is decoded in registers.
   if (decodes_ahead(gemm) && has_whole_steps && gemm.call.rows > 1) {
     multiply_one_tile<typename Panel::Tiled>(gemm, panel, inputs);
   } else if (gemm.call.rows <= kFewRows) {

@@ -37,8 +37,7 @@ void tile_gathered_gemm(const PanelGemm& gemm, const GatheredOutputs& gathered) 
   }
 }
 
-/// Sums of live pairs of inputs for kVectors vectors of columns, step by step in the order of
-/// multiply_few_columns.
+/// Multiplies the live pairs of inputs by kVectors vectors of columns, in the order of multiply_few_columns.
 template <int kRows, int kVectors>
 void sparse_few_columns(const PanelGemm& gemm, const LiveInputs& live, std::int64_t column,
                         LiveFetcher fetcher) {
@@ -100,7 +99,8 @@ void sparse_few_columns(const PanelGemm& gemm, const LiveInputs& live, std::int6
   }
 }
 
-/// All columns at once if their sums fit in registers, so that neighbouring lines are read together.
+/// Multiplies all columns at once if their sums fit in registers, so that neighbouring lines are read
+/// together.
 template <int kRows>
 void tile_sparse_rows(const PanelGemm& gemm, const LiveInputs& live) {
   constexpr int kVectors = kRows == 1 ? static_cast<int>(kPanelColumns / Simd::kLanes) : kTileVectors;

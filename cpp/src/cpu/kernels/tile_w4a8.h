@@ -20,7 +20,7 @@
 namespace adaptrt {
 namespace {
 
-/// Number of inputs in a step of tiles: kInt8StepInputs, or a smaller group.
+/// Number of inputs in a step of tiles: kInt8StepInputs, or the size of groups if that is smaller.
 inline std::int64_t w4a8_step_inputs(const W4A8Gemm& gemm) {
   return std::min(kInt8StepInputs, W4A8Group::size_of_groups(gemm));
 }
@@ -191,8 +191,8 @@ void w4a8_one_tile(const W4A8Gemm& gemm, const QuantizedPanel& panel, InputRange
   }
 }
 
-/// Product of many rows with a panel. Some steps are decoded for all rows, each pair of tiles of columns
-/// separately, so that the pair stays in the first-level cache while all rows are multiplied by it.
+/// Product of many rows with a panel. A stretch of steps is decoded once for all rows, one pair of tiles of
+/// columns at a time, so that the pair stays in the first-level cache while all rows are multiplied by it.
 template <int kBits>
 class W4A8Product {
  public:
@@ -227,7 +227,7 @@ class W4A8Product {
     }
   }
 
-  /// True if a stretch has whole groups.
+  /// True if stretches can consist of whole groups.
   static bool takes(const W4A8Gemm& gemm) {
     return group_count(gemm.quantization, gemm.call.k) == 1 ||
            W4A8Group::size_of_groups(gemm) <= kPairStretch * kInt8StepInputs;
@@ -244,8 +244,8 @@ class W4A8Product {
     }
   }
 
-  /// Returns a prefetch of the words after a stretch, for as many inputs, for the time in which all rows are
-  /// multiplied by it.
+  /// Returns a prefetch of the words after a stretch, as many as the stretch has. It is spread over the
+  /// products of all rows with the stretch.
   [[nodiscard]] StepPrefetch prefetch_after(InputRange stretch) const {
     const std::byte* next = stretch.end < gemm_.call.k ? steps_.source(stretch.end) : gemm_.call.next_panel;
     const std::int64_t blocks = (gemm_.call.rows + kPackedRows - 1) / kPackedRows;
@@ -267,7 +267,7 @@ class W4A8Product {
     constexpr std::int64_t kGroupSums = kPackedRows * kPairColumns;
     const std::int64_t size = W4A8Group::size_of_groups(gemm_);
     const std::int64_t end = (stretch.end + size - 1) / size;
-    // Sums of missing rows are ignored.
+    // Whole tiles are multiplied; finish_w4a8 ignores the sums of missing rows.
     const std::int64_t whole = (rows.count + kTileHeight - 1) / kTileHeight * kTileHeight;
     for (std::int64_t first = stretch.begin / size; first < end; first += kGroupsTogether) {
       const GroupRange groups{first, std::min(first + kGroupsTogether, end)};
@@ -289,7 +289,7 @@ class W4A8Product {
   const QuantizedPanel panel_;
   ByteSteps<kBits> steps_;
   std::int64_t step_inputs_;
-  StepPrefetch prefetch_;  ///< during the current stretch
+  StepPrefetch prefetch_;  ///< for the current stretch
   alignas(kCacheLine) std::byte decoded_[kPairStretch * kPairStepBytes];
   alignas(kCacheLine) float sums_[kGroupsTogether * kPackedRows * kPairColumns];
 };

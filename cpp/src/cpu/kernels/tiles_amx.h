@@ -18,11 +18,11 @@ struct alignas(64) TileConfiguration {
 static_assert(sizeof(TileConfiguration) == 64);
 inline constexpr TileConfiguration kTileConfiguration{};
 
-/// The eight tile registers of AMX, each kTileHeight lines of a cache line.
+/// The eight tile registers of AMX. Each has kTileHeight lines of the size of a cache line.
 /// tests/cpp/emulated_tiles/tiles_emulated.h has the same functions over an array.
 struct Tiles {
-  /// Loads the configuration that all functions below need, if this thread has another one: libraries that
-  /// use tiles on the caller's thread may leave their own or none.
+  /// Loads the configuration that all functions below need, if this thread has another one. Other libraries
+  /// that use tiles on the caller's thread may leave their own configuration or none.
   static void configure() {
     TileConfiguration current;
     asm volatile("sttilecfg %0" : "=m"(current));
@@ -43,7 +43,8 @@ struct Tiles {
   static void load(const void* from, std::int64_t stride) {
     asm volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(kTile), "r"(from), "r"(stride) : "memory");
   }
-  /// The same for lines that are not read again soon: they do not evict others from the first-level cache.
+  /// The same for lines that are not read again soon, so that they do not evict others from the first-level
+  /// cache.
   template <int kTile>
   static void load_once(const void* from, std::int64_t stride) {
     asm volatile("tileloaddt1 (%1,%2,1), %%tmm%c0" ::"i"(kTile), "r"(from), "r"(stride) : "memory");

@@ -20,8 +20,8 @@
 namespace adaptrt {
 namespace {
 
-/// Words of a panel of kBits bits, from which quads of inputs are taken as bytes: u of four inputs of each
-/// output, in the order of int8_order().
+/// Words of a panel of kBits bits. quad() returns u of four inputs of each output as bytes, in the order of
+/// int8_order().
 template <int kBits>
 class ByteWords {
   using Words = NarrowWords<kBits>;
@@ -60,8 +60,8 @@ class ByteWords {
 
  private:
 #ifdef __AVX512VBMI__
-  /// Bits of each half of a word: eight from kLow on in its lower byte, and eight from kHigh on in its upper
-  /// byte.
+  /// For each half of a word, returns its eight bits from kLow on in the lower byte, and its eight bits from
+  /// kHigh on in the upper byte.
   template <std::uint64_t kLow, std::uint64_t kHigh>
   static Simd::Words four_bytes(Simd::Words words) {
     constexpr std::uint64_t kOfWord = kLow | kHigh << 8 | (16 + kLow) << 16 | (16 + kHigh) << 24;
@@ -108,7 +108,7 @@ struct W4A8Group {
   const std::byte* zeros;   // [width], or nullptr
 };
 
-/// The sum of q * u less that of q * zero, as float32. Without zero points `zeros` is anything.
+/// Returns the sum of q * (u - zero) as float32. `sum` is that of q * u. Ignores `zeros` without zero points.
 inline Simd::Vec without_zeros(const W4A8Gemm& gemm, const W4A8Group& group, std::int64_t row,
                                Simd::Words zeros, Simd::Words sum) {
   const std::int64_t groups = group_count(gemm.quantization, gemm.call.k);
@@ -120,14 +120,14 @@ inline Simd::Vec without_zeros(const W4A8Gemm& gemm, const W4A8Group& group, std
   return Simd::words_to_floats(Simd::subtract_words(sum, of_zeros));
 }
 
-/// kRows rows times kVectors vectors of columns, the last one of last_lanes columns, of whole groups of
-/// inputs. Between parts of the only group, `out` holds integers. `prefetch` is a Prefetch, a PanelStream or
-/// a StepPrefetch.
+/// Multiplies kRows rows by kVectors vectors of columns; the last one has last_lanes columns. `inputs` are
+/// whole groups, or a part of the only group; then `out` holds integers between parts. `prefetch` is a
+/// Prefetch, a PanelStream or a StepPrefetch.
 template <int kBits, int kRows, int kVectors, bool kPartial, int kLines, class Fetch>
 void w4a8_tile(const W4A8Gemm& gemm, const QuantizedPanel& panel, InputRange inputs, std::int64_t row,
                std::int64_t column, std::int64_t last_lanes, Fetch prefetch) {
   using Word = ByteWords<kBits>;
-  // Sums of integers may be made in any order: two of each element do not wait for each other.
+  // Integers may be added in any order. With two sums for each element, additions do not wait for each other.
   constexpr int kChains = kRows * kVectors <= 4 && Word::kQuads % 2 == 0 ? 2 : 1;
   constexpr std::int64_t kVectorBytes = Simd::kLanes * Word::kColumnBytes;
   const std::int64_t line_bytes = gemm.call.width * Word::kColumnBytes;
@@ -224,7 +224,7 @@ void w4a8_tile(const W4A8Gemm& gemm, const QuantizedPanel& panel, InputRange inp
   }
 }
 
-/// `rows` rows, at most kRows.
+/// Multiplies `rows` rows, at most kRows.
 template <int kBits, int kVectors, bool kPartial, int kLines, int kRows = kTileRows, class Fetch>
 void w4a8_rows(const W4A8Gemm& gemm, const QuantizedPanel& panel, InputRange inputs, std::int64_t row,
                std::int64_t rows, std::int64_t column, std::int64_t last_lanes, Fetch prefetch) {
@@ -238,8 +238,8 @@ void w4a8_rows(const W4A8Gemm& gemm, const QuantizedPanel& panel, InputRange inp
   w4a8_tile<kBits, kRows, kVectors, kPartial, kLines>(gemm, panel, inputs, row, column, last_lanes, prefetch);
 }
 
-/// Multiplies all rows and columns. fetch(column, kLines) returns the prefetch for whole vectors of columns
-/// from `column` on, for the first tile of rows.
+/// Multiplies all rows and columns. fetch(column) returns the prefetch for a group of whole vectors of
+/// columns from `column` on, which the first tile of rows uses.
 template <int kBits, class MakeFetch>
 void w4a8_panel(const W4A8Gemm& gemm, const QuantizedPanel& panel, InputRange inputs,
                 const MakeFetch& fetch) {
@@ -293,7 +293,7 @@ inline void arrange_int8_row(std::uint8_t* row, std::int64_t n, const Quantizati
   for (std::int64_t i = 0; i < end; ++i) row[i] ^= 0x80U;
   const std::int64_t size = how.group_size == 0 ? n : how.group_size;
   for (std::int64_t first = 0; first < n; first += size) {
-    // Zeros after the last input change nothing; a word may hold inputs after `n`.
+    // The last group includes the padding, which is zero: int8_order() may have moved inputs there.
     const std::int64_t last = first + size < n ? first + size : end;
     std::int32_t sum = 0;
     for (std::int64_t i = first; i < last; ++i) sum += static_cast<std::int8_t>(row[i]);
