@@ -80,8 +80,11 @@ def select(file: ScenarioFile, names: list[str]) -> ScenarioFile:
         return file
     tables = {name: found for name, found in file.groups.items() if len(found) > 1}
     names = [found for name in names for found in tables.get(name, (name,))]
-    wanted = set(selected(names, file.scenarios, file.path))
-    wanted |= {one.base for name in wanted for one in file.comparisons[name] if one.base is not None}
+    wanted: set[str] = set()
+    found = set(selected(names, file.scenarios, file.path))
+    while found:  # a base may have a base of its own
+        wanted |= found
+        found = {one.base for name in found for one in file.comparisons[name] if one.base is not None} - wanted
     return replace(file, scenarios=tuple(scenario for scenario in file.scenarios if scenario.name in wanted))
 
 

@@ -309,6 +309,12 @@ def test_scenarios_of_one_name_are_refused() -> None:
     assert 'line 29: scenario[3].name is "a", as is a scenario before it' in problems(SMALL + "\n" + again)
 
 
+def test_a_chosen_scenario_brings_the_base_of_its_base() -> None:
+    third = SMALL[SMALL.index('[[scenario]]\nname = "b"') :].replace('"b"', '"c"').replace('with = "a"', 'with = "b-1"')
+    chosen = select(parse(f"{SMALL}\n{third}"), ["c-4"])
+    assert [scenario.name for scenario in chosen.scenarios] == ["a", "b-1", "c-4"]
+
+
 def test_some_scenarios_can_be_chosen() -> None:
     file = parse(SMALL)
     assert [s.name for s in select(file, ["b"]).scenarios] == ["a", "b-1", "b-4"]
