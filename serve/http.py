@@ -65,10 +65,10 @@ async def read_body(request: Request, limits: ServerLimits, *, is_json: bool = F
 async def read_json(
     request: Request, model: type[Model], limits: ServerLimits, work: Work, *, if_empty: bytes = b""
 ) -> Model:
-    """Parses the body to a model's fields; the threads for texts parse long bodies.
+    """Parses the body to a model's fields. A thread of WorkKind.TEXTS parses long bodies.
 
-    if_empty: stands for an empty body. Raises ApiError that names the wrong fields, and ClientDisconnect if the client
-    disconnects. Parsing that has not begun is cancelled then.
+    if_empty: used instead of an empty body. Raises ApiError that names the wrong fields, and ClientDisconnect if the
+    client disconnects; then parsing that has not begun is cancelled.
     """
     body = await read_body(request, limits, is_json=True) or if_empty
     if len(body) <= LONG_BODY:
@@ -101,7 +101,7 @@ def parse_json(body: bytes, model: type[Model], limits: ServerLimits) -> Model:
 
 
 def check_json_size(body: bytes, limits: ServerLimits) -> None:
-    """Raises ApiError for JSON that takes long to parse: no other thread can run during that time."""
+    """Raises ApiError for JSON that would take long to parse. No other thread can run while JSON is parsed."""
     if len(body) > limits.max_json_bytes:
         _refuse_size("body's JSON", limits.max_json_bytes)
     if _has_more_items(body, limits.max_json_items):
@@ -124,7 +124,7 @@ def read_query(request: Request, model: type[Model]) -> Model:
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Returned]) -> Returned:
-    """Awaits work, and cancels it when the client disconnects. Raises ClientDisconnect then."""
+    """Awaits work. If the client disconnects first, cancels it and raises ClientDisconnect."""
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(disconnected(request.receive))
     try:
@@ -204,7 +204,7 @@ def _too_deep(limits: ServerLimits) -> ApiError:
 
 
 def _has_more_items(body: bytes, most: int) -> bool:
-    """True if lists and objects may have more items. Counts commas, which also counts some commas in texts."""
+    """True if lists and objects may have more items. Counts commas, possibly also some that are in texts."""
     if body.count(b",") < most:
         return False
     without_escapes = body.replace(rb"\\", b"").replace(rb"\"", b"")

@@ -76,7 +76,7 @@ async def json_parts(content: Any) -> list[bytes]:
 
 
 async def frame(content: dict[str, Any], *, event: str | None = None) -> bytes:
-    """Makes a stream event. Dicts in the lists of `content` may contain Items.
+    """Makes a stream event. Lists in `content` may have dicts that contain Items.
 
     event: the event's name; None: it has none. Raises ValueError for a number that JSON cannot express.
     """

@@ -175,7 +175,7 @@ class ExecutorCollector(Collector):
         return family
 
     def _adapters(self) -> tuple[list[str], list[str]]:
-        """Returns the names of adapters with a request that has its first token, and with one that has none yet."""
+        """Returns the names of adapters of requests that have their first token, and of requests that have none yet."""
         running: dict[str, None] = {}
         waiting: dict[str, None] = {}
         for record in self._metrics.running:

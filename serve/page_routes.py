@@ -34,7 +34,7 @@ def routes() -> APIRouter:
 
 
 def content_security_policy(page: str) -> str:
-    """Returns a policy that allows the page's own style and script by hash, requests to this server, and no more."""
+    """Returns a policy that allows only the page's own style and script, by hash, and requests to this server."""
     return "; ".join(
         (
             "default-src 'none'",

@@ -45,7 +45,7 @@ class Place:
         return self.host == LOCALHOST or (self.is_address and ipaddress.ip_address(self.host).is_loopback)
 
     def allows(self, other: Place) -> bool:
-        """True for the same host, and the same port if this place has one. Browsers omit a scheme's default port."""
+        """True if hosts are equal, and ports too if this place has one. Browsers omit a scheme's default port."""
         is_default = other.port is None and self.port in DEFAULT_PORTS.values()
         return self.host == other.host and (self.port in (None, other.port) or is_default)
 

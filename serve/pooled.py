@@ -1,4 +1,4 @@
-"""Requests that end in rows instead of tokens, for the routes of embeddings and classes."""
+"""Requests whose result is rows instead of tokens, for the routes of embeddings and classes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def pool(
     *,
     param: str = "input",
 ) -> PooledTexts:
-    """Runs the tokens of each text or pair, after `change`, as one executor request each, all at once.
+    """Runs one executor request for each text or pair, all at once. `change` may change a request's tokens before.
 
     param: request field of the texts. Raises ApiError, and AdaptrtError as ServedAdapters.submit does.
     """
@@ -67,7 +67,7 @@ async def pool(
 
 
 async def _all(running: Sequence[Generation]) -> list[FloatArray]:
-    # All requests run at the same time, so the order of waiting does not matter.
+    # The order of waiting does not matter, because all requests run at the same time.
     slices = TimeSlices()
     rows = []
     for generation in running:

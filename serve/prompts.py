@@ -21,7 +21,7 @@ from .tokenizers_of_adapters import ServedTokenizers
 from .work import WorkKind
 
 _OF_MESSAGE: Final = 256
-"""Number of characters that take as long to tokenise as a template needs for one message."""
+"""Number of characters whose tokenisation takes as long as a template takes for one message."""
 MAX_TEMPLATES: Final = 256
 """Maximum number of adapters' templates in memory."""
 
@@ -75,7 +75,7 @@ class Prompts:
         num_characters = len(text) if isinstance(text, str) else sum(map(len, text))
         if num_characters <= LONG_TEXT:
             return own.encode(text, max_tokens, param, add_special_tokens=add_special_tokens)
-        # A text that is too long is rejected here, so it takes no thread's time.
+        # This rejects a text that is too long without using a thread.
         own.check_length(num_characters, max_tokens, param)
         return await self._executor.work.run(
             WorkKind.TEXTS, own.encode, text, max_tokens, param, add_special_tokens=add_special_tokens
@@ -108,7 +108,7 @@ class Prompts:
         if template is self._base and length <= LONG_TEXT:
             text = _rendered(template, fields, tools)
         else:
-            # An adapter's template may come from a client and be slow.
+            # Clients may upload an adapter with a slow template.
             text = await self._executor.work.run(WorkKind.TEMPLATES, _rendered, template, fields, tools)
         return await self.tokenize(
             text,
@@ -138,7 +138,7 @@ class Prompts:
 
 
 def _length(message: Message) -> int:
-    """Returns the number of characters that take as long to render and tokenise as the message."""
+    """Returns the message's number of characters, plus an allowance for the template's time per message and part."""
     content = message.content or ""
     length = len(content) if isinstance(content, str) else sum(len(part.text) + _OF_MESSAGE for part in content)
     called = sum(len(call.function.arguments) + _OF_MESSAGE for call in message.tool_calls or ())

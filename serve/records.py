@@ -20,7 +20,7 @@ _FINISH_REASONS = {
     FinishReason.CANCELLED: "cancelled",
 }
 POOLED = "pooled"
-"""Finish reason of a request that ended in rows: an embedding, or classes."""
+"""Finish reason of a request whose result is rows: an embedding, or classes."""
 ERROR = "error"
 """Finish reason of a generation that failed."""
 FINISH_REASONS = tuple(dict.fromkeys([*_FINISH_REASONS.values(), POOLED, ERROR]))

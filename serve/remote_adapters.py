@@ -1,6 +1,6 @@
-"""Downloads adapters for requests. Only from here do requests reach other machines.
+"""Downloads adapters for requests. No other module connects to other machines for a request.
 
-A request may cause a download from below the remote roots, and from allowed sources; see docs/names.md.
+Requests may cause downloads from below the remote roots and from allowed sources; see docs/names.md.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class RemoteAdapters:
         """
         for root in self._roots:
             place = (root.name if isinstance(root, HubRoot) else root).child(name)
-            # Characters that no name of a store may have are in no root.
+            # A name with characters that stores do not allow is in no root.
             if remote_name(str(place)) != place:
                 continue
             remote = root.adapter(name) if isinstance(root, HubRoot) else _remote(place)

@@ -1,4 +1,4 @@
-"""ASGI middleware that counts HTTP requests, gives each an id and a date, and logs one line if wanted."""
+"""ASGI middleware that counts HTTP requests, gives each answer an id and a date, and can log a line per request."""
 
 from __future__ import annotations
 

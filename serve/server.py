@@ -1,4 +1,4 @@
-"""Runs the server's process: opens the service, listens, and shuts down in good order."""
+"""Runs the server's process: opens the service, listens, and shuts down in order."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def serve(
     listening: socket.socket | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serves until SIGTERM or SIGINT. Running requests may then finish within limits.shutdown_seconds; new ones are
-    rejected.
+    """Serves until SIGTERM or SIGINT. Then it rejects new requests; running ones may finish within
+    limits.shutdown_seconds.
 
     Shuts the executor down and closes `listening`, a socket from bind(). on_ready: called with the address. Raises
     ConfigError if it cannot listen there, and for an adapter of lora_modules that cannot be served.
@@ -60,7 +60,7 @@ async def _serve(
             access_log=False,  # request_log writes a more detailed line
             log_level="info",
             server_header=False,
-            date_header=False,  # request_log sets it: uvicorn's is set by its tick
+            date_header=False,  # request_log sets it: uvicorn's own needs the loop that _Server replaces
             timeout_graceful_shutdown=round(options.limits.shutdown_seconds),
         )
         server = _Server(config)

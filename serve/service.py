@@ -1,4 +1,4 @@
-"""Shared by all APIs: the executor of one engine, its adapters by name, tokenizers and templates."""
+"""What all APIs share: the executor of one engine, its adapters by name, tokenizers and templates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the executor's statistics in one place: the executor reports each step only once."""
+"""The only reader of the executor's statistics, because the executor reports each step only once."""
 
 from __future__ import annotations
 
@@ -47,8 +47,6 @@ class ExecutorStatistics:
         return SpeculationStats() if newest is None else newest.speculation_stats
 
     def num_used_blocks(self) -> int:
-        """Returns the number of KV blocks that requests use now. The newest step's number holds only while requests
-        run.
-        """
+        """Returns the number of KV blocks that requests use now: the newest step's number, or 0 if no request runs."""
         kv_cache = self.kv_cache()
         return kv_cache.used_num_blocks if kv_cache and self._executor.num_running else 0

@@ -17,7 +17,7 @@ class TimeSlices:
         self.begin()
 
     def begin(self) -> None:
-        """Begins a slice; for a task that has just waited for something else."""
+        """Begins a slice. Call it after the task has waited for something else."""
         self._end = time.perf_counter() + SLICE_SECONDS
 
     @property

@@ -199,11 +199,11 @@ def make_request(
     limit_ms: float | None,
     decoder_start: Sequence[int] | None = None,
 ) -> TritonRequest:
-    """Makes the request that tensors describe, named as in ACCEPTED. outputs: the outputs that it lists; None: no list.
+    """Makes the request that tensors describe. arrays: by the names in ACCEPTED. Raises ApiError that names the tensor.
 
-    own: its end ids end the answer to a text without an end_id. max_prompt_tokens: longer texts are rejected.
-    decoder_start: default start tokens of the decoder in an encoder-decoder model; None: there is no encoder. Raises
-    ApiError that names the tensor.
+    outputs: the outputs that the request lists; None: no list. own: its end ids end the answer to a text without an
+    end_id. max_prompt_tokens: longer texts are rejected. decoder_start: default start tokens of the decoder in an
+    encoder-decoder model; None: there is no encoder.
     """
     inputs = _Inputs(arrays)
     prompt, prompt_text = _prompt(inputs, own, max_prompt_tokens)
@@ -359,7 +359,9 @@ def _sampling(inputs: _Inputs) -> SamplingConfig:
 
 
 def _word_list(inputs: _Inputs, name: str) -> list[list[int]]:
-    """Returns words of token ids. The first row has all ids, the second the end of each word, padded with -1."""
+    """Returns words of token ids. The tensor's first row has all ids; the second has each word's end and is padded
+    with -1.
+    """
     array = inputs.array(name)
     if array is None:
         return []

@@ -243,7 +243,7 @@ def _split(name: str, count: int, binary: memoryview) -> list[bytes]:
     """Splits binary data into the elements of BYTES."""
     elements: list[bytes] = []
     offset = 0
-    # Each element has at least four bytes, so too large a count ends here.
+    # Each element takes at least four bytes, so the loop ends even if `count` is far too large.
     while offset < len(binary) and len(elements) < count:
         begin = offset + _LENGTH.size
         if begin > len(binary) or begin + (length := _LENGTH.unpack_from(binary, offset)[0]) > len(binary):

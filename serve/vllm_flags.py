@@ -1,4 +1,4 @@
-"""Flags of vLLM's server that have one effect here: accepted with the values that ask for it, else refused."""
+"""Flags of vLLM's server for things that AdaptRT does in one way only. Values that ask for another way are refused."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SERVER_ARGUMENTS: Final[Mapping[str, Accepted]] = {
     "api_server_count": Accepted((1,), "use the replicas of adaptrt.serve.ray"),
     "headless": Accepted((False,), "the process that runs the engine serves HTTP"),
 }
-"""Arguments of the server alone."""
+"""Arguments that only the server has."""
 
 
 _SHORT: Final = {"tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp", "data_parallel_size": "-dp"}
@@ -89,7 +89,7 @@ def _refusing(accepted: Accepted) -> type[argparse.Action]:
 
 
 def _one_of(accepted: Accepted) -> Callable[[str], Any]:
-    # float() also reads integers such as 0.0, and a range finds only integers quickly.
+    # float() accepts 0.0 for the integer 0. For ranges, only a lookup of an int is fast.
     is_text = isinstance(accepted.values[0], str)
     kind: Callable[[str], Any] = str if is_text else int if isinstance(accepted.values, range) else float
 

@@ -1,7 +1,7 @@
 """Thread pools for slow work: one bounded pool per kind, shared fairly by clients.
 
-Kinds of work do not wait for each other, and no work waits for a thread of its own pool, so pools cannot block each
-other. Queues belong to the loop; only running work takes a thread.
+Each kind has its own threads, so one kind never waits for another. Work must not wait for other work of its own kind,
+so a pool cannot block itself. Queues belong to the loop; only running work takes a thread.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Work:
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> Returned:
-        """Works like run(), and no other work of this kind with the same lock runs meanwhile. Waiting for the lock
+        """Like run(), but no other work of this kind with the same lock runs at the same time. Waiting for the lock
         takes no thread.
         """
         return cast(Returned, await self._pools[kind].run(_client(), lambda: function(*args, **kwargs), lock=lock))
@@ -91,7 +91,7 @@ class Work:
     async def run_shared(
         self, kind: WorkKind, lock: Hashable, function: Callable[..., Returned], *args: Hashable
     ) -> Returned:
-        """Works like run_alone(), once for all callers whose call of the same function waits or runs at the same time.
+        """Like run_alone(), but equal calls that wait or run at the same time share one call and its result.
 
         The call is cancelled when its last caller is cancelled.
         """
@@ -103,8 +103,8 @@ class Work:
     async def run_stoppable(
         self, kind: WorkKind, lock: Hashable, function: Callable[..., Returned], *args: Hashable
     ) -> Returned:
-        """Works like run_shared(), and also stops a call that has begun: `function` gets an event as its last
-        argument, which is set when its last caller is cancelled, and by close().
+        """Like run_shared(), but a call that has begun can be stopped. `function` gets an event as its last argument;
+        it is set by close() and when the last caller is cancelled.
         """
         stop = threading.Event()
         call = self._pools[kind].run(
@@ -117,8 +117,8 @@ class Work:
         return self._pools[kind].counts()
 
     def num_refused(self, kind: WorkKind) -> int:
-        """Returns the number of calls of a kind, since the start, that got no place or lost it to another client's
-        call.
+        """Returns the number of calls of a kind that were refused: they got no place in the queue, or lost it to
+        another client's call.
         """
         return self._pools[kind].num_refused
 
@@ -197,7 +197,7 @@ class WorkPool:
             self._leave(client, job, future)
 
     def counts(self) -> tuple[int, int]:
-        """Returns the numbers of taken places and of taken threads."""
+        """Returns the numbers of waiting and of running calls."""
         return self._queue.num_waiting, self._queue.num_running
 
     def refuse(self) -> None:
@@ -257,7 +257,7 @@ class WorkPool:
             self._stop(job)
 
     def _stop(self, job: _Call) -> None:
-        """Asks a running job to end. No new call joins it."""
+        """Asks a running job to end, and lets no new call join it."""
         assert job.stop is not None
         job.stop.set()
         self._forget(job)

@@ -11,8 +11,8 @@ from typing import Final
 from ..errors import ApiError, retry_headers
 
 SECONDS_TO_REMEMBER_UNLOADS: Final = 3600.0
-"""Time after which the log forgets an unload of an adapter that no replica starts with. By then, all replicas have
-applied it or ended.
+"""Time after which the log forgets that an adapter was unloaded, unless replicas start with that adapter. By then, all
+replicas have applied the change or ended.
 """
 
 
@@ -67,7 +67,7 @@ class Outcome:
 
 
 class ChangeLog:
-    """The newest change of each name. Applying these in order has the same result as applying all changes."""
+    """The newest change of each name. Applying only these, in order, has the same result as applying all changes."""
 
     def __init__(self) -> None:
         """Makes an empty log."""
@@ -101,7 +101,7 @@ class ChangeLog:
 
 
 def refusal_of(outcomes: Mapping[str, Refusal | None]) -> Refusal | None:
-    """Returns the refusal to answer with, from each replica's refusal by name; None if no replica refuses."""
+    """Returns the refusal that clients get, or None. outcomes: by replica, its refusal or None."""
     refusals = {replica: refusal for replica, refusal in outcomes.items() if refusal is not None}
     if not refusals:
         return None

@@ -14,8 +14,8 @@ from ..http import check_json_size
 from ..options import ServerLimits
 
 NUM_GROUPS: Final = 4096
-"""Number of groups of adapters. Ray keeps state for each id that a request was ever routed by, and clients may send any
-names, so requests are routed by a group instead.
+"""Number of groups of adapters. Requests are routed by group, not by adapter: Ray keeps state for each id that it ever
+routed by, and clients may send any number of names.
 """
 _ADAPTER_FIELDS: Final = ("adapter_id", "lora_path", "model")
 _OPENAI_PATHS: Final = frozenset(

@@ -24,7 +24,7 @@ _LOG: Final = logging.getLogger("adaptrt.coordinator")
 
 
 class AdapterCoordinator:
-    """A deployment with a single replica. Its log survives it: the other replicas have a copy and give it back."""
+    """A deployment with a single replica. If it is restarted, it gets its log back from the other replicas' copies."""
 
     def __init__(self, replicas: str) -> None:
         """replicas: name of the replicas' deployment in this application."""
@@ -35,8 +35,8 @@ class AdapterCoordinator:
         self._restored: asyncio.Task[None] | None = None
 
     async def change(self, wanted: AdapterChange) -> Refusal | None:
-        """Makes a change at all replicas. Returns a refusal if no replica made it, or if the named replica could not
-        follow.
+        """Makes a change at all replicas. Returns a refusal if the change was not made, or if it failed at a replica,
+        which the refusal names.
         """
         await self._restore()
         async with self._changing:

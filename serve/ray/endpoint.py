@@ -64,8 +64,8 @@ class Endpoint:
         self._app: ASGIApp = EndpointApp(
             replicas, EndpointOptions(model_names_of(args), limits_of(args), adapter_affinity)
         )
-        # Replicas would reject such requests too, but here nothing has been read yet. The host is empty: Serve's
-        # proxies listen.
+        # Replicas would reject such requests too, but here their bodies have not been read yet. The host is empty,
+        # because Serve's proxies listen.
         self._app = OriginGuard(
             self._app,
             OriginPolicy("", args.allowed_hosts),
@@ -168,9 +168,9 @@ class EndpointApp:
             await end_task(forwarding)
 
     async def _group(self, forwarded: ForwardedRequest, request: Request) -> str:
-        """Returns the group of adapters to choose a replica by; empty: only queue lengths count.
+        """Returns the group of adapters that decides the replica; empty: only queue lengths decide.
 
-        The threads for texts parse long bodies. Raises ApiError if too many wait for them, and ClientDisconnect.
+        Threads of WorkKind.TEXTS parse long bodies. Raises ApiError if too many wait for them, and ClientDisconnect.
         """
         if not self._options.adapter_affinity:
             return ""

@@ -75,11 +75,11 @@ class WholeAnswer:
 
 
 async def answer(app: ASGIApp, request: ForwardedRequest, replica: str) -> AsyncGenerator[MessageBatch, None]:
-    """Yields the messages of an application's answer with the replica's name. Messages that are ready together form one
-    batch.
+    """Yields the messages of an application's answer, with the replica's name in its headers. Messages that are ready
+    at the same time form one batch.
 
-    Closing the generator early tells the application that its client disconnected. Raises errors that the application
-    raises before its answer has begun; later ones are logged, as servers do.
+    Closing the generator early tells the application that its client disconnected. Raises the application's errors
+    before its answer has begun; later errors are logged, as servers do.
     """
     messages: asyncio.Queue[Message | None] = asyncio.Queue()
     has_body = True

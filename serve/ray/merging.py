@@ -1,4 +1,4 @@
-"""Merges the answers of all replicas to one, for routes of which each replica knows a part."""
+"""Merges the answers of all replicas into one, for routes where each replica knows only a part of the answer."""
 
 from __future__ import annotations
 

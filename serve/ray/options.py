@@ -51,7 +51,7 @@ class Scaling(BaseModel):
     adapter_affinity: bool = True
     """True: requests go to a replica that has their adapter."""
     adapter_queue_slack: int = Field(DEFAULT_QUEUE_SLACK, ge=0)
-    """Number of requests by which the adapter's replica may exceed the least loaded one before others are chosen."""
+    """The adapter's replica is chosen while it has at most this many requests more than the least loaded replica."""
     max_adapters_per_replica: int = Field(DEFAULT_MAX_ADAPTERS, ge=1)
     """Number of recently used adapters per replica that routing considers; at most as many as its LoRA cache holds."""
 
@@ -117,8 +117,8 @@ def application_options(args: Mapping[str, Any]) -> ApplicationOptions:
 def parse_flags(flags: Mapping[str, Any]) -> argparse.Namespace:
     """Parses flags as `adaptrt serve` does. Raises ConfigError.
 
-    A value is a text, a number, a boolean, or a list; a text of several words can stand for a list. None counts as
-    absent.
+    A value is a text, a number, a boolean, a list, or a text with the words of a list. A flag with the value None is
+    ignored.
     """
     parser = _FlagParser(prog="adaptrt.serve.ray", description="")
     add_arguments(parser)
@@ -162,7 +162,7 @@ def _arguments(parser: _FlagParser, name: str, value: Any) -> Sequence[str]:
         is_on = known.get(value.lower()) if isinstance(value, str) else value
         if not isinstance(is_on, bool):
             raise ConfigError(f"{name} is {value!r}; accepted: true, false")
-        # Flags without an opposite are off if they are absent.
+        # A flag without an opposite is switched off by leaving it out.
         return [flag] if is_on else [f"--no_{name}"] if parser.knows(f"no_{name}") else []
     if action.nargs == "+":
         words = shlex.split(value) if isinstance(value, str) else value

@@ -87,7 +87,7 @@ class Replica:
             raise RuntimeError("the executor has ended")
 
     async def __del__(self) -> None:
-        """Called by Serve when the replica shuts down in good order."""
+        """Called by Serve when the replica shuts down in order."""
         if hasattr(self, "_watch"):
             self._watch.cancel()
         if hasattr(self, "_service"):
@@ -126,5 +126,5 @@ class Replica:
 
 
 async def _group(group: str) -> str:
-    """Returns the object that Serve keeps as a model. The adapters themselves are in the executor's cache."""
+    """Returns the object that Serve keeps as a multiplexed model. The adapters are in the executor's cache."""
     return group

@@ -21,7 +21,7 @@ class AdapterRouter(FIFOMixin, MultiplexMixin, RequestRouter):  # type: ignore[m
     """The router that Serve uses in each process with a handle of the replicas, on the loop of that handle."""
 
     def initialize_state(self, *, queue_slack: int) -> None:
-        """queue_slack: number of requests by which a replica may exceed the least loaded one and still get more."""
+        """queue_slack: an adapter's replica may have so many requests more than the least loaded replica."""
         self._queue_slack = queue_slack
         self._ongoing: Counter[ReplicaID] = Counter()
 
@@ -31,7 +31,7 @@ class AdapterRouter(FIFOMixin, MultiplexMixin, RequestRouter):  # type: ignore[m
         """Returns one rank per replica, best first. Serve tries the next rank if a replica is full."""
         group = "" if pending_request is None else pending_request.metadata.multiplexed_model_id
         if pending_request is not None:
-            # All replicas are in the ranks, so Serve must wait after all of them refuse.
+            # The ranks contain all replicas. So if all refuse, Serve must wait before it asks again.
             pending_request.routing_context.should_backoff = True
         by_id = {replica.replica_id: replica for replica in candidate_replicas}
         groups = {name: replica.multiplexed_model_ids for name, replica in by_id.items()}
@@ -70,8 +70,8 @@ def ranked(
 
 
 def _weight(group: str, name: ReplicaID) -> float:
-    """Returns a weight that is the same in every process, so each group has a preferred replica even before any replica
-    has its adapters.
+    """Returns a weight that is the same in every process. So each group has a preferred replica, even if no replica has
+    its adapters yet.
 
     Rendezvous hashing: Thaler and Ravishankar, Using Name-Based Mappings to Increase Hit Rates, 1998.
     """

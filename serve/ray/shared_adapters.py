@@ -49,24 +49,24 @@ class SharedAdapters(ServedAdapters):
         return self._log
 
     def finish_start(self) -> None:
-        """Ends the start: every replica starts with the adapters that are known now."""
+        """Marks the end of the start: every replica starts with the adapters that are known now."""
         self._initial = frozenset(adapter.name for adapter in self.list())
 
     async def resolve(self, name: str, path: str, *, replace: bool) -> str:
-        """Returns the path: names of stores are not accepted, because replicas would download them one by one."""
+        """Returns the path unchanged. Names of stores are not accepted, because each replica would download them."""
         return path
 
     async def load(self, name: str, path: str | Source, *, replace: bool = False, pinned: bool = False) -> None:
-        """Does what ServedAdapters.load does at all replicas."""
+        """Like ServedAdapters.load, at all replicas."""
         directory = await self.directory_to_load(name, path, replace=replace)
         await self._change(AdapterChange(name, str(directory), replace, pinned, is_initial=name in self._initial))
 
     async def unload(self, name: str) -> None:
-        """Does what ServedAdapters.unload does at all replicas. One replica that knows the adapter is enough."""
+        """Like ServedAdapters.unload, at all replicas. At least one of them must know the adapter."""
         await self._change(AdapterChange(name, None, is_initial=name in self._initial))
 
     async def submit(self, request: Request, name: str | None) -> Generation:
-        """Does what ServedAdapters.submit does and tells the router."""
+        """Like ServedAdapters.submit. Also tells the router that the adapter is used here."""
         if name is not None:
             await self._mark_present(name)
         return await super().submit(request, name)
@@ -90,8 +90,8 @@ class SharedAdapters(ServedAdapters):
     async def follow(self, changes: Sequence[AdapterChange]) -> Outcome:
         """Makes the changes that have not been made here, in order.
 
-        If an adapter cannot be loaded, its name is unknown here afterwards instead of keeping its old adapter; the next
-        request for it tries again.
+        If an adapter cannot be loaded, its name is removed here, so that it does not stand for the old adapter. The
+        next request for it tries again.
         """
         refusal = None
         async with self._following:
