@@ -12,10 +12,11 @@ from starlette.responses import JSONResponse, Response
 
 from .._core import AdaptrtError
 from .._version import __version__
-from . import adapter_routes, metrics, openai_routes, page_routes, responses, state_routes, triton_routes
+from . import adapter_routes, messages, metrics, openai_routes, page_routes, responses, state_routes, triton_routes
 from .errors import BAD_REQUEST, INTERNAL, NOT_FOUND, ApiError
-from .http import CLIENT_CLOSED_REQUEST, error_response, health_response
+from .http import CLIENT_CLOSED_REQUEST, data_frame, error_response, health_response
 from .key_guard import KeyGuard
+from .openai_answers import DONE
 from .origin_guard import OriginGuard, OriginPolicy
 from .request_log import RequestRecorder
 from .service import Service
@@ -31,6 +32,7 @@ def make_app(service: Service) -> FastAPI:
     app.include_router(_about(service))
     app.include_router(openai_routes.routes(service))
     app.include_router(responses.routes(service))
+    app.include_router(messages.routes(service))
     app.include_router(adapter_routes.routes(service))
     app.include_router(triton_routes.routes(service))
     app.include_router(metrics.routes(service.metrics.registry))
@@ -54,7 +56,18 @@ def respond(request: Request, error: ApiError) -> Response:
     """Makes the error response in the format of the API that was called."""
     if triton_routes.is_below_prefix(request.url.path):
         return triton_routes.error_response(error)
+    if messages.is_messages_path(request.url.path):
+        return messages.error_response(error)
     return error_response(error)
+
+
+def last_frames(path: str, error: ApiError) -> bytes:
+    """Returns the last events of a stream that fails, in the format of the API that was called."""
+    if triton_routes.is_below_prefix(path):
+        return data_frame({"error": str(error)})
+    if messages.is_messages_path(path):
+        return b"event: error\n" + data_frame(messages.error_body(error))
+    return data_frame(error.body()) + DONE
 
 
 def _about(service: Service) -> APIRouter:

@@ -29,14 +29,20 @@ class Conversation:
     """Makes the splitter of one answer."""
 
     @classmethod
-    async def of(cls, service: Service, fields: ChatRequest) -> Conversation:
-        """Renders and checks a conversation. Raises ApiError and AdaptrtError for fields that cannot be used."""
+    async def of(cls, service: Service, fields: ChatRequest, *, cuts_answer: bool = False) -> Conversation:
+        """Renders and checks a conversation. Raises ApiError and AdaptrtError for fields that cannot be used.
+
+        cuts_answer: True: an answer that does not fit in the context is shortened. False: it is refused.
+        """
         adapter = await adapter_of(service, fields)
         tool_use = await tool_use_of(service, fields, adapter)
         tools = None if tool_use is None else [tool.for_template() for tool in fields.tools or ()]
         prompt = await service.prompts.tokenize_chat(fields, adapter, tools)
         lengths = await service.lengths_of(adapter)
-        max_tokens = answer_length(service, len(prompt), fields.answer_tokens, lengths=lengths, param="messages")
+        asked = fields.answer_tokens
+        if cuts_answer and asked is not None:
+            asked = min(asked, max(1, service.room_for_answer(lengths, len(prompt))))
+        max_tokens = answer_length(service, len(prompt), asked, lengths=lengths, param="messages")
         top_log_probs = fields.top_logprobs if fields.logprobs else None
         check_answer_limits(service.options.limits, fields.n, [len(prompt)], [max_tokens], top_log_probs)
         request = text_request(

@@ -37,7 +37,7 @@ class KeyGuard:
             key = self._find_key(request)
             if key is None:
                 error = ApiError(
-                    "a key is needed: send 'Authorization: Bearer KEY'",
+                    "a key is needed: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
                     status=HTTPStatus.UNAUTHORIZED,
                     kind=UNAUTHORIZED,
                     headers={"WWW-Authenticate": "Bearer"},
@@ -51,8 +51,9 @@ class KeyGuard:
 
     def _find_key(self, request: Request) -> int | None:
         """Returns the index of the request's key; None: it has no valid key."""
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        given = [bearer if scheme.lower() == "bearer" else "", request.headers.get("x-api-key", "")]
         # Starlette decodes headers as Latin-1, so encoding restores their bytes. All keys are compared, each in
         # constant time, so that timing reveals nothing about them.
-        matches = [hmac.compare_digest(given.encode("latin-1"), key) for key in self._keys]
-        return matches.index(True) if scheme.lower() == "bearer" and any(matches) else None
+        matches = [hmac.compare_digest(one.encode("latin-1"), key) for one in given for key in self._keys]
+        return matches.index(True) % len(self._keys) if any(matches) else None

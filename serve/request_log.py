@@ -11,12 +11,13 @@ from typing import Any, Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .adapter_routes import ADAPTER_PATHS
+from .messages import is_messages_path
 from .metrics import ServiceMetrics
 from .records import RequestRecord, client_of, current_request
 
 REQUEST_ID_HEADER: Final = "x-request-id"
 _LOG: Final = logging.getLogger("adaptrt.requests")
-SURFACES: Final = ("openai", "triton", "adapters", "other")
+SURFACES: Final = ("openai", "anthropic", "triton", "adapters", "other")
 
 
 class RequestRecorder:
@@ -63,6 +64,8 @@ def surface_of(path: str) -> str:
         return "adapters"
     if path == "/v2" or path.startswith("/v2/"):
         return "triton"
+    if is_messages_path(path):
+        return "anthropic"
     return "openai" if path.startswith("/v1/") else "other"
 
 

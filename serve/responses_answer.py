@@ -122,7 +122,7 @@ class ResponseAnswer:
                 self._written.append(part.text)
                 events.append(self._item_event("function_call_arguments.delta", delta=part.text))
             elif isinstance(part, CallEnd):
-                events += self._close(COMPLETED)
+                events += self._close(COMPLETED, is_whole_call=True)
         if piece.finish_reason is not None:
             events += self._finish(piece.finish_reason)
         return events
@@ -194,11 +194,13 @@ class ResponseAnswer:
         self.output.append(self._item)
         return self._event("response.output_item.added", output_index=len(self.output) - 1, item=dict(self._item))
 
-    def _close(self, status: str) -> list[Event]:
-        """Ends the open item, if there is one."""
+    def _close(self, status: str, *, is_whole_call: bool = False) -> list[Event]:
+        """Ends the open item, if there is one. is_whole_call: False: an open call lacks the end of its arguments."""
         item = self._item
         if item is None:
             return []
+        if item["type"] == "function_call" and not is_whole_call:
+            status = INCOMPLETE
         text = "".join(self._written)
         item["status"] = status
         if item["type"] == "message":

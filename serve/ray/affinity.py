@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Collection
 from typing import Any, Final
 
+from .. import messages
 from ..adapter_names import is_name
 from ..errors import ApiError
 from ..http import check_json_size
@@ -23,6 +24,8 @@ _OPENAI_PATHS: Final = frozenset(
         "/v1/completions",
         "/v1/chat/completions",
         "/v1/responses",
+        messages.PATH,
+        messages.COUNT_PATH,
         "/v1/embeddings",
         "/classify",
         "/score",

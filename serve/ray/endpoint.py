@@ -17,12 +17,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..._core import ExecutorClosedError
 from ..adapter_routes import ADAPTER_PATHS
-from ..app import OPEN_PATHS, respond
+from ..app import OPEN_PATHS, last_frames, respond
 from ..command import keys_of, limits_of, model_names_of
 from ..errors import INTERNAL, NOT_FOUND, OVERLOADED, UNAVAILABLE, ApiError, retry_headers
-from ..http import LONG_BODY, data_frame, disconnected, end_task, read_body, unless_disconnected
+from ..http import LONG_BODY, disconnected, end_task, read_body, unless_disconnected
 from ..key_guard import KeyGuard
-from ..openai_answers import DONE
 from ..options import ServerLimits
 from ..origin_guard import OriginGuard, OriginPolicy
 from ..records import RequestRecord, client_of, current_request
@@ -250,8 +249,7 @@ class _PassedAnswer:
         if not self._is_stream:
             # The connection ends before the length in the head, so clients notice that the answer is incomplete.
             raise RuntimeError(f"{path}: a part of the answer was lost: {error}")
-        last = data_frame({"error": str(error)}) if is_below_prefix(path) else data_frame(error.body()) + DONE
-        await self._send({"type": "http.response.body", "body": last, "more_body": False})
+        await self._send({"type": "http.response.body", "body": last_frames(path, error), "more_body": False})
 
     def cancel(self) -> None:
         """Cancels the replica's answer; does nothing after its end."""

@@ -109,7 +109,7 @@ def test_known_requests_are_counted(address: str) -> None:
 def test_a_refused_key_is_said_in_the_form_of_the_surface(address: str) -> None:
     answer = httpx.get(f"{address}/v2/models/base")
     assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
-    assert answer.json() == {"error": "a key is needed: send 'Authorization: Bearer KEY'"}
+    assert answer.json() == {"error": "a key is needed: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'"}
     assert httpx.get(f"{address}/v1/models").json()["error"]["code"] == 401
 
 

@@ -34,6 +34,8 @@ NAMES = ("base", "other")
         ("/v1/completions", {"model": "fr"}, "fr"),
         ("/v1/chat/completions", {"model": "base:fr"}, "fr"),
         ("/v1/responses", {"model": "fr"}, "fr"),
+        ("/v1/messages", {"model": "fr"}, "fr"),
+        ("/v1/messages/count_tokens", {"model": "fr"}, "fr"),
         ("/v1/completions", {"model": "base"}, None),
         ("/v1/completions", {"model": "other", "lora_path": "fr"}, "fr"),
         ("/v1/completions", {"adapter_id": "fr"}, "fr"),

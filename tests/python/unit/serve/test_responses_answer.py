@@ -130,6 +130,16 @@ def test_a_cut_answer_says_why(reason: str, said: str) -> None:
     assert [message.tool_calls for message in answer.messages()] == [None]
 
 
+def test_a_call_whose_arguments_stop_being_json_is_incomplete() -> None:
+    answer, events = streamed([[*CALL[:2], TextPart("a")]])
+    items = replayed(events)
+    assert [(item["type"], item["status"]) for item in items] == [
+        ("function_call", "incomplete"),
+        ("message", "completed"),
+    ]
+    assert [(message.content, message.tool_calls) for message in answer.messages()] == [("a", None)]
+
+
 def test_a_cancelled_answer() -> None:
     answer, events = streamed([[TextPart("a")]], None)  # type: ignore[arg-type]
     answer.cancel()

@@ -326,14 +326,27 @@ def test_a_client_with_a_key_is_that_key() -> None:
 
     guard = KeyGuard(note, keys=("one", "two"), open_paths=("/open",), respond=lambda *_: Response(status_code=401))
 
-    async def ask(path: str, key: str) -> None:
-        headers = [(b"authorization", f"Bearer {key}".encode())]
+    async def ask(path: str, *headers: tuple[bytes, bytes]) -> None:
         with client("address 10.0.0.1"):
             await guard({"type": "http", "path": path, "headers": headers}, None, _drop)  # type: ignore[arg-type]
 
+    def bearer(key: str) -> tuple[bytes, bytes]:
+        return b"authorization", f"Bearer {key}".encode()
+
     for path, key in (("/v1", "two"), ("/v1", "one"), ("/v1", "three"), ("/open", "three")):
-        asyncio.run(ask(path, key))
+        asyncio.run(ask(path, bearer(key)))
     assert named == ["key 1", "key 0", "address 10.0.0.1"]
+    named.clear()
+    for given in (
+        ((b"x-api-key", b"two"),),
+        ((b"x-api-key", b"one"), bearer("three")),
+        ((b"x-api-key", b"three"), bearer("two")),
+        ((b"x-api-key", b"three"),),
+        ((b"x-api-key", b""),),
+        ((b"authorization", b"Basic two"),),
+    ):
+        asyncio.run(ask("/v1", *given))
+    assert named == ["key 1", "key 0", "key 1"]
 
 
 async def _drop(_: Any) -> None:
