@@ -16,7 +16,7 @@ from typing import Final
 
 from tokenizers import Encoding, Tokenizer
 
-from .._core import ConfigError
+from .._core import ConfigError, RequestError
 from ..formats.adapter.adapter_copy import TOKENIZER_FILE, adapter_files
 from ..formats.adapter.one_version import one_version
 from .adapter_store import AdapterStore
@@ -44,6 +44,20 @@ class TokenTexts:
         if text is None:
             text = self._texts[token_id] = token_text(self._vocabulary, token_id)
         return text
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """How a text is cut if it has too many tokens."""
+
+    max_tokens: int
+    """Number of tokens that stay, with the special tokens that the tokenizer adds."""
+    side: str
+    """Side on which tokens are left out, "left" or "right"."""
+
+    def cut(self, token_ids: list[int]) -> list[int]:
+        """Returns the tokens that stay."""
+        return token_ids[-self.max_tokens :] if self.side == "left" else token_ids[: self.max_tokens]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,13 +89,22 @@ class TextTokenizer:
         check_characters(num_characters, self.longest_token, max_tokens, field)
 
     def encode(
-        self, text: str | tuple[str, str], max_tokens: int, field: str, *, add_special_tokens: bool = True
+        self,
+        text: str | tuple[str, str],
+        max_tokens: int,
+        field: str,
+        *,
+        add_special_tokens: bool = True,
+        truncation: Truncation | None = None,
     ) -> Encoding:
         """Returns the tokens of a text, or of two texts with the tokenizer's separators.
 
         There may be somewhat more than `max_tokens` tokens. A text with many more is not tokenised to its end: raises
-        TextTooLongError for it, and like check_length().
+        TextTooLongError for it, and like check_length(). truncation: leaves out tokens of the text; the longer one of
+        two texts is cut first. Raises RequestError if it leaves no room for a token of each text.
         """
+        if truncation is not None:
+            return self._encode_and_cut(text, max_tokens, field, truncation, add_special_tokens=add_special_tokens)
         first, second = (text, None) if isinstance(text, str) else text
         texts = (first,) if second is None else (first, second)
         num_characters = sum(map(len, texts))
@@ -92,6 +115,39 @@ class TextTokenizer:
         # Unlike encode(), this releases the GIL.
         (encoding,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding
+
+    def _encode_and_cut(
+        self,
+        text: str | tuple[str, str],
+        max_tokens: int,
+        field: str,
+        truncation: Truncation,
+        *,
+        add_special_tokens: bool,
+    ) -> Encoding:
+        texts = (text,) if isinstance(text, str) else text
+        encodings = [self.encode(part, max_tokens, field, add_special_tokens=False) for part in texts]
+        num_special = self.tokenizer.num_special_tokens_to_add(len(texts) > 1) if add_special_tokens else 0
+        room = truncation.max_tokens - num_special
+        if room < len(texts):
+            raise RequestError(
+                f"truncate_prompt_tokens is {truncation.max_tokens}; expected at least {num_special + len(texts)}: the "
+                f"tokenizer adds {num_special} special tokens"
+            )
+        for encoding, length in zip(encodings, _shares([len(encoding) for encoding in encodings], room), strict=True):
+            encoding.truncate(length, direction=truncation.side)
+        second = encodings[1] if len(encodings) > 1 else None
+        return self.tokenizer.post_process(encodings[0], second, add_special_tokens=add_special_tokens)
+
+
+def _shares(lengths: list[int], room: int) -> list[int]:
+    """Returns how many tokens of one or two texts stay."""
+    if sum(lengths) <= room:
+        return lengths
+    if len(lengths) == 1:
+        return [room]
+    shorter = min(*lengths, room // 2)
+    return [shorter, room - shorter] if lengths[0] <= lengths[1] else [room - shorter, shorter]
 
 
 class Tokenizers:

@@ -13,7 +13,7 @@ from itertools import chain, repeat
 from .._core import ExecutorClosedError, FinishReason, RequestError, Result
 from .executor import Executor
 from .text_stream import TextStream
-from .token_log_probs import TokenLogProbs, answer_log_probs, prompt_log_probs
+from .token_log_probs import TokenLogProbs, answer_log_probs, limited, prompt_log_probs
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Answer:
             self._is_running = not result.is_final
             if self._form.num_prompt_log_probs is not None and result.prompt_log_probs is not None:
                 scored = prompt_log_probs(result, self._form.prompt, self._form.num_virtual_tokens)
-                self._prompt_log_probs = _limited(scored or (), self._form.num_prompt_log_probs)
+                self._prompt_log_probs = limited(scored or (), self._form.num_prompt_log_probs)
             for beam, output in enumerate(result.output_token_ids):
                 shown = self._sequences[result.sequence_index + beam].take(result, output, beam)
                 if result.sequence_index + beam == 0:
@@ -187,7 +187,7 @@ class _SequenceText:
         if form.num_log_probs is not None:
             new = self._tokens[num_before:]
             entries = answer_log_probs([result], new, num_before, [0] * len(new), beam)
-            self._log_probs += _limited(entries, form.num_log_probs)
+            self._log_probs += limited(entries, form.num_log_probs)
         if result.is_sequence_final and not self.is_final:
             text += self._stream.finish()
             is_stopped = self._stream.stopped is not None
@@ -206,11 +206,6 @@ class _SequenceText:
         elif form.include_end_in_tokens and token == form.end_ids[0]:
             # The request has it as a stop word then, so that it is part of the output.
             self.finish_reason = FinishReason.END_ID
-
-
-def _limited(entries: Sequence[TokenLogProbs], num_tops: int) -> tuple[TokenLogProbs, ...]:
-    """Returns the entries with at most `num_tops` most likely tokens each."""
-    return tuple(entry if len(entry.top) <= num_tops else replace(entry, top=entry.top[:num_tops]) for entry in entries)
 
 
 class AnswerStream(Iterator[str]):

@@ -87,6 +87,13 @@ class ChatTemplate:
         tokens = {} if base is None else base.special_tokens
         return cls(templates, tokens | special_tokens(directory), str(source), sources, limits=limits)
 
+    @classmethod
+    def of_text(
+        cls, text: str, special_tokens: Mapping[str, str], *, limits: TemplateLimits = DEFAULT_LIMITS
+    ) -> ChatTemplate:
+        """Compiles a text that no file has; errors name it chat_template. Raises ConfigError if it is not valid."""
+        return cls({DEFAULT: text}, special_tokens, "chat_template", limits=limits)
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

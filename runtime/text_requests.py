@@ -120,7 +120,7 @@ class TextRequests:
             ),
             end_id=end_id,
             stop_words=[[token] for token in dict.fromkeys(stop_ids)] or None,
-            bad_words=_bad_words(own, params.bad_words or ()) or None,
+            bad_words=bad_word_tokens(own, params.bad_words or ()) or None,
             embedding_bias=self._embedding_bias(lora, params),
             num_return_sequences=n,
             guided_decoding_params=guided_decoding_params,
@@ -204,8 +204,11 @@ def _text_stream(own: TextTokenizer, params: SamplingParams) -> TextStream:
     )
 
 
-def _bad_words(own: TextTokenizer, words: Sequence[str]) -> list[list[int]]:
-    """Returns the token sequences of words: at the beginning of a text, and after a space."""
+def bad_word_tokens(own: TextTokenizer, words: Sequence[str]) -> list[list[int]]:
+    """Returns the token sequences of words: at the beginning of a text, and after a space.
+
+    Raises RequestError for a word without tokens.
+    """
     found = []
     for word in words:
         texts = (word, f" {word.lstrip()}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 
 from .._core import Result
@@ -19,6 +19,11 @@ class TokenLogProbs:
     """(token id, log prob), most likely first."""
     text_offset: int = 0
     """Position of the token's text in characters from the beginning of the answer; 0 for prompt tokens."""
+
+
+def limited(entries: Sequence[TokenLogProbs], num_tops: int) -> tuple[TokenLogProbs, ...]:
+    """Returns the entries with at most `num_tops` most likely tokens each."""
+    return tuple(entry if len(entry.top) <= num_tops else replace(entry, top=entry.top[:num_tops]) for entry in entries)
 
 
 def answer_log_probs(

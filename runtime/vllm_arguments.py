@@ -119,7 +119,6 @@ ENGINE_ARGUMENTS: Final[Mapping[str, Accepted]] = {
     "enable_sleep_mode": Accepted((False,), "shut the process down instead"),
     "disable_log_stats": Accepted(_ANY, "statistics are not logged"),
     "reasoning_parser": Accepted(("",), "reasoning is part of the answer's text", in_help=False),
-    "chat_template": Accepted((), "put the template into the model's directory as chat_template.jinja"),
     **{
         name: Accepted(values, reason, in_help=False)
         for reason, group in GROUPS.items()
@@ -133,6 +132,7 @@ _PYTHON_ARGUMENTS: Final[Mapping[str, Accepted]] = {
         (),
         "a quantised model says so in its config.json; engine_options=EngineOptions(quantization=...) quantises others",
     ),
+    "chat_template": Accepted((), "put the template into the model's directory as chat_template.jinja"),
     "served_model_name": Accepted((), "answers of LLM name no model; it is a flag of adaptrt serve"),
 }
 """Arguments of LLM() that are other flags of `adaptrt serve`."""

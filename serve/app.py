@@ -18,6 +18,7 @@ from .http import CLIENT_CLOSED_REQUEST, data_frame, error_response, health_resp
 from .key_guard import KeyGuard
 from .openai_answers import DONE
 from .origin_guard import OriginGuard, OriginPolicy
+from .records import current_request
 from .request_log import RequestRecorder
 from .service import Service
 
@@ -48,12 +49,17 @@ def make_app(service: Service) -> FastAPI:
     if service.options.api_keys:
         app.add_middleware(KeyGuard, keys=service.options.api_keys, open_paths=OPEN_PATHS, respond=respond)
     # The middleware added last is the outermost one, so requests with refused keys are recorded as well.
-    app.add_middleware(RequestRecorder, metrics=service.metrics, log_requests=service.options.log_requests)
+    app.add_middleware(
+        RequestRecorder, metrics=service.metrics, log_requests=service.options.log_requests, respond=respond
+    )
     return app
 
 
 def respond(request: Request, error: ApiError) -> Response:
-    """Makes the error response in the format of the API that was called."""
+    """Makes the error response in the format of the API that was called. The request's record has the refused field."""
+    record = current_request.get()
+    if record is not None:
+        record.refused_field = error.param
     if triton_routes.is_below_prefix(request.url.path):
         return triton_routes.error_response(error)
     if messages.is_messages_path(request.url.path):

@@ -14,16 +14,17 @@ from ..runtime.adapter_tokenizers import TextTokenizer
 from .answer_parts import AnswerPart, CallArguments, CallBegin, ReasoningPart, TextPart
 from .conversation import Conversation, SplitAnswer
 from .generation import TextPiece
-from .http import EventStream, read_json, unless_disconnected
+from .http import EventStream, unless_disconnected
 from .json_answer import Items, JsonAnswer
-from .openai_answers import chat_log_probs, events, merged, new_id, usage
+from .openai_answers import answer_id, chat_log_probs, events, merged, prompt_log_prob_entries, usage
 from .openai_chat_fields import ChatRequest
+from .openai_requests import read_fields
 from .service import Service
 
 
 async def chat(service: Service, request: Request) -> Response:
     """Answers a conversation."""
-    fields = await read_json(request, ChatRequest, service.options.limits, service.executor.work)
+    fields = await read_fields(service, request, ChatRequest)
     return await unless_disconnected(request, _answered(service, fields))
 
 
@@ -44,13 +45,15 @@ class ChatAnswer:
 
     def __init__(self, service: Service, fields: ChatRequest, conversation: Conversation) -> None:
         self._fields = fields
+        self._tokenizer = conversation.tokenizer
         self._prompt = conversation.request.prompt
+        self._echo = _echo(fields)
         self._choices = [
             _Choice(fields, index, conversation.tokenizer, SplitAnswer(conversation.make_splitter()))
             for index in range(fields.n)
         ]
         self._head = {
-            "id": new_id("chatcmpl"),
+            "id": answer_id("chatcmpl"),
             "created": int(time.time()),
             "model": service.model_names[0] if conversation.adapter is None else conversation.adapter,
         }
@@ -63,6 +66,9 @@ class ChatAnswer:
             "choices": Items(self._choices[piece.index].whole(piece) for piece in pieces),
             "usage": usage(len(self._prompt), sum(len(piece.token_ids) for piece in pieces)),
         }
+        if self._fields.prompt_logprobs is not None:
+            scored = pieces[0].prompt_log_probs
+            whole["prompt_logprobs"] = prompt_log_prob_entries(self._prompt, scored, self._tokenizer.texts)
         return whole | self._prompt_ids()
 
     async def chunks(self, pieces: AsyncIterator[tuple[int, TextPiece]]) -> AsyncIterator[dict[str, Any]]:
@@ -81,7 +87,7 @@ class ChatAnswer:
             num_tokens += len(piece.token_ids)
             counts = {"usage": usage(len(self._prompt), num_tokens)} if always else {}
             if index not in begun:
-                opening = {"index": index, "delta": {"role": "assistant", "content": ""}, **_OPEN}
+                opening = {"index": index, "delta": {"role": "assistant", "content": self._echo}, **_OPEN}
                 yield {**head, "choices": [opening], **counts, **({} if begun else self._prompt_ids())}
                 begun.add(index)
             yield {**head, "choices": [self._choices[index].chunk(piece)], **counts}
@@ -104,7 +110,8 @@ class _Choice:
     def whole(self, piece: TextPiece) -> dict[str, Any]:
         """Returns the choice without streaming."""
         parts = self._answer.parts(piece)
-        text, reasoning, calls = _text(parts, TextPart), _text(parts, ReasoningPart), _calls(parts)
+        text = _echo(self._fields) + _text(parts, TextPart)
+        reasoning, calls = _text(parts, ReasoningPart), _calls(parts)
         message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None}
         if reasoning:
             message["reasoning_content"] = reasoning
@@ -124,18 +131,31 @@ class _Choice:
             delta["tool_calls"] = calls
         return {"index": self._index, "delta": delta, **self._end(piece)}
 
+    def _log_probs(self, piece: TextPiece) -> dict[str, Any] | None:
+        if not self._fields.logprobs:
+            return None
+        return chat_log_probs(piece.log_probs, self._tokenizer.texts, as_ids=self._fields.return_tokens_as_token_ids)
+
     def _end(self, piece: TextPiece) -> dict[str, Any]:
         # OpenAI's API does not set the finish reason "tool_calls" for a call that the request forces by name.
         is_named = self._fields.tool_choice.name is not None
         has_calls = self._answer.num_calls > 0 and piece.finish_reason == "stop" and not is_named
         end: dict[str, Any] = {
-            "logprobs": chat_log_probs(piece.log_probs, self._tokenizer.texts) if self._fields.logprobs else None,
+            "logprobs": self._log_probs(piece),
             "finish_reason": "tool_calls" if has_calls else piece.finish_reason,
             "stop_reason": piece.stop_reason,
         }
         if self._fields.return_token_ids:
             end["token_ids"] = list(piece.token_ids)
         return end
+
+
+def _echo(fields: ChatRequest) -> str:
+    """Returns the last message's text if the request wants it before the answer and it is the assistant's."""
+    last = fields.messages[-1]
+    if not fields.echo or last.role != "assistant" or last.content is None:
+        return ""
+    return last.content if isinstance(last.content, str) else "\n".join(part.text for part in last.content)
 
 
 _OPEN = {"logprobs": None, "finish_reason": None}

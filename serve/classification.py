@@ -14,11 +14,11 @@ from ..runtime.adapter_tokenizers import TokenTexts
 from ..runtime.classifier import AdaptedClassifier, without_padding
 from ..runtime.pooled import FloatArray
 from .errors import ApiError
-from .http import read_json, unless_disconnected
+from .http import unless_disconnected
 from .json_answer import Items, JsonAnswer
-from .openai_answers import new_id
+from .openai_answers import answer_id
 from .openai_fields import ClassificationRequest, PooledFields, RerankRequest, ScoreRequest
-from .openai_requests import adapter_of
+from .openai_requests import adapter_of, read_fields
 from .pooled import check_can_pool, pool
 from .service import Service
 from .time_slices import TimeSlices
@@ -27,7 +27,7 @@ from .work import WorkKind
 
 async def classify(service: Service, request: Request) -> Response:
     """Answers a request for classes. Each text is one executor request."""
-    fields = await read_json(request, ClassificationRequest, service.options.limits, service.executor.work)
+    fields = await read_fields(service, request, ClassificationRequest)
     return await unless_disconnected(request, _classify(service, fields))
 
 
@@ -49,7 +49,7 @@ async def _classify(service: Service, fields: ClassificationRequest) -> Response
 
 async def score(service: Service, request: Request) -> Response:
     """Scores how well pairs of texts match, with a classifier of one class."""
-    fields = await read_json(request, ScoreRequest, service.options.limits, service.executor.work)
+    fields = await read_fields(service, request, ScoreRequest)
     return await unless_disconnected(request, _score(service, fields))
 
 
@@ -61,7 +61,7 @@ async def _score(service: Service, fields: ScoreRequest) -> Response:
 
 async def rerank(service: Service, request: Request) -> Response:
     """Returns the documents that match a query best, the best first."""
-    fields = await read_json(request, RerankRequest, service.options.limits, service.executor.work)
+    fields = await read_fields(service, request, RerankRequest)
     return await unless_disconnected(request, _rerank(service, fields))
 
 
@@ -81,7 +81,7 @@ async def _rerank(service: Service, fields: RerankRequest) -> Response:
     )
     return JsonAnswer(
         {
-            "id": new_id("rerank"),
+            "id": answer_id("rerank"),
             "model": _model(service, adapter),
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
             "results": results,
@@ -133,7 +133,7 @@ def _answer(
 ) -> JsonAnswer:
     return JsonAnswer(
         {
-            "id": new_id(kind),
+            "id": answer_id(kind),
             "object": "list",
             "created": int(time.time()),
             "model": _model(service, adapter),

@@ -16,6 +16,8 @@ from ..builder.commands import engine_flags
 from ..builder.model_cache import EnginePlan
 from ..common.number_flags import MAX_INT32, fraction, integer, seconds
 from ..common.progress import progress_on
+from ..common.regular_file import read_regular
+from ..common.shown_value import shown
 from ..formats.adapter.adapter_copy import TOKENIZER_FILE
 from ..formats.checkpoint.pooling import POOLING_TYPES
 from ..formats.sources import HubName, LocalName, ObjectName, Source, find_adapter, find_model, model_label, parse_name
@@ -49,6 +51,8 @@ from .vllm_flags import add_vllm_flags
 API_KEY_VARIABLE: Final = "ADAPTRT_API_KEY"
 DEFAULT_QUEUE: Final = 1024
 _ROOTS: Final = "a directory, s3://BUCKET/PREFIX, or hf://ORGANISATION/NAME[@REVISION][/FOLDER]"
+MAX_TEMPLATE_FILE_BYTES: Final = 1 << 22
+"""Maximum size of the file of --chat_template."""
 MAX_WORK_THREADS: Final = 256
 """Maximum number of threads for one kind of slow work."""
 WORK_LIMITS: Final = (
@@ -95,6 +99,14 @@ def _add_server(group: Any) -> None:
     group.add_argument(
         "--served_model_name", nargs="+", default=[], metavar="NAME",
         help="names of the base model; answers show the first one (default: the directory's name)",
+    )  # fmt: skip
+    group.add_argument(
+        "--chat_template", metavar="FILE",
+        help="template that replaces the model's own, as a file or as its text; adapters' own templates still apply",
+    )  # fmt: skip
+    group.add_argument(
+        "--trust_request_chat_template", action="store_true",
+        help="allow requests to bring a chat template; it runs in a sandbox with the limits below",
     )  # fmt: skip
     group.add_argument(
         "--tool_call_parser", choices=[AUTO, *FORMS, *ALIASES], default=AUTO,
@@ -216,7 +228,7 @@ def _add_limits(group: Any) -> None:
             integer(1),
             "maximum number of log probs of one request: each token's own, and those of the most likely tokens",
         ),
-        ("max_prompt_log_probs", integer(1), "maximum number of log probs of one prompt, with echo"),
+        ("max_prompt_log_probs", integer(1), "maximum number of log probs of one prompt"),
         (
             "max_tokenize_tokens",
             integer(1),
@@ -320,6 +332,8 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         if getattr(args, name) is not None and args.draft_model is None:
             problems.append(f"{name} is {getattr(args, name)} without draft_model; accepted: both, or neither")
     problems += ["api_key is empty; expected a key" for key in args.api_key if not key]
+    chat_template, template_problems = _chat_template(args)
+    problems += template_problems
     modules, module_problems = _lora_modules(args, names)
     problems += module_problems
     if problems:
@@ -334,6 +348,8 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         allowed_adapter_sources=allowed,
         enable_lora_loading=args.enable_lora_loading,
         lora_modules=modules,
+        chat_template=chat_template,
+        trust_request_chat_template=args.trust_request_chat_template,
         tool_call_parser=args.tool_call_parser,
         log_requests=args.log_requests,
         generation_config=args.generation_config,
@@ -342,6 +358,18 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         cut_embeddings=args.cut_embeddings,
         limits=limits_of(args),
     )
+
+
+def _chat_template(args: argparse.Namespace) -> tuple[str | None, list[str]]:
+    """Returns the text of the template that replaces the model's, and the problems of the flag."""
+    given = args.chat_template
+    if given is None:
+        return None, []
+    try:
+        return read_regular(Path(given), MAX_TEMPLATE_FILE_BYTES).decode("utf-8"), []
+    except (OSError, ValueError) as error:
+        # As in vLLM, a value with a brace is the template itself.
+        return (given, []) if "{" in given else (None, [f"chat_template is {shown(given)}: {error}"])
 
 
 def _allowed_sources(args: argparse.Namespace) -> tuple[AllowedSources, list[str]]:
@@ -475,6 +503,7 @@ def make_executor(args: argparse.Namespace) -> Executor:
         if (problem := name_problem(name, model_names_of(args))) is not None:
             raise ConfigError(f"{engine}: name of an adapter that the engine carries {problem}; see served_model_name")
     config.enable_chunked_context = needs_chunks(loaded)
+    config.max_beam_width = loaded.config.build_config.max_beam_width
     guide_limits = GuideLimits(args.max_guide_seconds, args.max_guide_bytes, args.max_guide_characters)
     return Executor(
         loaded,
@@ -488,6 +517,9 @@ def make_executor(args: argparse.Namespace) -> Executor:
 def _check_files(args: argparse.Namespace, model: Path, plan: EnginePlan | None) -> None:
     """Raises AdaptrtError for files of the model or of lora_modules that a server could not use."""
     recommended_sampling(model, args.generation_config)
+    given, _ = _chat_template(args)
+    if given is not None:
+        ChatTemplate.of_text(given, {}, limits=limits_of(args).template)
     require_tokenizer(model / TOKENIZER_FILE)
     if plan is None or plan.is_made(progress_on()):
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -13,14 +13,26 @@ from starlette.responses import Response
 
 from ..runtime.adapter_tokenizers import TextTokenizer
 from ..runtime.text_stream import TextStream, prompt_offsets
+from ..runtime.token_log_probs import limited
 from .errors import ApiError
 from .generation import TextGeneration, TextPiece, TextRequest
-from .http import EventStream, read_json, unless_disconnected
+from .http import EventStream, unless_disconnected
 from .json_answer import Items, JsonAnswer
-from .openai_answers import CompletionLogProbs, events, merged, new_id, usage
+from .openai_answers import CompletionLogProbs, answer_id, events, merged, prompt_log_prob_entries, usage
 from .openai_fields import CompletionRequest
 from .openai_guides import guide_of
-from .openai_requests import adapter_of, answer_length, check_answer_limits, embedding_bias_of, start_all, text_request
+from .openai_requests import (
+    adapter_of,
+    answer_length,
+    check_answer_limits,
+    check_can_score_prompts,
+    embedding_bias_of,
+    longest_prompt,
+    read_fields,
+    start_all,
+    text_request,
+    truncation_of,
+)
 from .service import Service
 from .time_slices import TimeSlices
 from .work import WorkKind
@@ -41,7 +53,7 @@ class _Prompt:
 
 async def complete(service: Service, request: Request) -> Response:
     """Answers a request for completions. Each prompt is one executor request with n sequences."""
-    fields = await read_json(request, CompletionRequest, service.options.limits, service.executor.work)
+    fields = await read_fields(service, request, CompletionRequest)
     return await unless_disconnected(request, _answered(service, fields))
 
 
@@ -49,6 +61,7 @@ async def _answered(service: Service, fields: CompletionRequest) -> Response:
     limit = service.options.limits.max_prompts
     if len(fields.prompt) > limit:
         raise ApiError(f"prompt has {len(fields.prompt)} prompts; at most {limit} are accepted", param="prompt")
+    check_can_score_prompts(service, fields.prompt_logprobs)
     if fields.echo and fields.logprobs is not None and service.decoder_start is not None:
         raise ApiError(
             "echo is given with logprobs; the model's encoder reads the prompt, whose tokens have no log probs",
@@ -67,7 +80,7 @@ async def _answered(service: Service, fields: CompletionRequest) -> Response:
         [len(prompt.token_ids) for prompt in prompts],
         [max(fields.max_tokens, 1)] * len(prompts),
         fields.logprobs,
-        echo=fields.echo,
+        _prompt_log_probs(fields),
     )
     answer = _Answer(service, fields, adapter, own, prompts)
     requests = await answer.requests(await service.vocab_size_of(adapter))
@@ -83,25 +96,37 @@ async def _answered(service: Service, fields: CompletionRequest) -> Response:
 async def _all(generations: Sequence[TextGeneration]) -> list[TextPiece]:
     # All generations run at the same time, so the order of waiting does not matter.
     slices = TimeSlices()
-    pieces = []
+    pieces: list[TextPiece] = []
+    first = 0
     for generation in generations:
-        pieces += await generation.whole()
+        num_answers = generation.num_answers
+        pieces += [replace(piece, index=first + piece.index) for piece in await generation.whole()]
+        first += num_answers
         await slices.pause()
     return pieces
+
+
+def _prompt_log_probs(fields: CompletionRequest) -> int | None:
+    """Returns the number of most likely tokens at each position of the prompts; None: no log probs."""
+    numbers = (fields.prompt_logprobs, fields.logprobs if fields.echo else None)
+    return max((number for number in numbers if number is not None), default=None)
 
 
 async def _prompt(
     service: Service, fields: CompletionRequest, adapter: str | None, own: TextTokenizer, prompt: str | list[int]
 ) -> _Prompt:
-    if isinstance(prompt, str):
-        token_ids = await service.prompts.tokenize(
-            prompt, adapter, add_special_tokens=fields.add_special_tokens, param="prompt"
-        )
-    else:
-        token_ids = prompt
     # The executor always generates at least one token; without an answer it is thrown away.
     lengths = await service.lengths_of(adapter)
     num_tokens = max(fields.max_tokens, 1)
+    truncation = truncation_of(fields, longest_prompt(service, lengths, num_tokens), "left")
+    if isinstance(prompt, str):
+        token_ids = await service.prompts.tokenize(
+            prompt, adapter, add_special_tokens=fields.add_special_tokens, param="prompt", truncation=truncation
+        )
+    else:
+        token_ids = prompt if truncation is None else truncation.cut(prompt)
+    if truncation is not None:
+        prompt = token_ids  # only the tokens that stay are echoed
     answer_length(service, len(token_ids), num_tokens, lengths=lengths, param="prompt")
     if not fields.echo:
         return _Prompt(token_ids)
@@ -144,7 +169,7 @@ class _Answer:
         self._prompts = prompts
         self._num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         self._head = {
-            "id": new_id("cmpl"),
+            "id": answer_id("cmpl"),
             "object": "text_completion",
             "created": int(time.time()),
             "model": service.model_names[0] if adapter is None else adapter,
@@ -154,7 +179,7 @@ class _Answer:
         """Makes one request per prompt."""
         fields = self._fields
         guide = guide_of(fields)
-        bias = embedding_bias_of(fields.logit_bias, vocab_size)
+        bias = embedding_bias_of(fields, vocab_size)
         slices = TimeSlices()
         requests = []
         for prompt in self._prompts:
@@ -163,10 +188,11 @@ class _Answer:
                 fields,
                 prompt=prompt.token_ids,
                 adapter=self._adapter,
+                own=self._own,
                 embedding_bias=bias,
                 max_tokens=max(fields.max_tokens, 1),
                 top_log_probs=fields.logprobs,
-                prompt_log_probs=fields.echo and fields.logprobs is not None,
+                prompt_log_probs=_prompt_log_probs(fields),
                 guide=guide,
             )
             requests.append(asked)
@@ -175,7 +201,7 @@ class _Answer:
 
     def whole(self, pieces: Sequence[TextPiece]) -> dict[str, Any]:
         """Returns the answer without streaming."""
-        choices = Items(self._choice(i, piece, is_first=True) for i, piece in enumerate(pieces))
+        choices = Items(self._choice(piece.index, piece, is_first=True) for piece in pieces)
         num_tokens = sum(len(piece.token_ids) for piece in pieces) if self._fields.max_tokens else 0
         return self._head | {"choices": choices, "usage": usage(self._num_prompt_tokens, num_tokens)}
 
@@ -213,14 +239,17 @@ class _Answer:
             choice["token_ids"] = list(piece.token_ids) if has_answer else []
             if is_first:
                 choice["prompt_token_ids"] = prompt.token_ids
+        if fields.prompt_logprobs is not None:
+            scored = limited(piece.prompt_log_probs or (), fields.prompt_logprobs)
+            choice["prompt_logprobs"] = prompt_log_prob_entries(prompt.token_ids, scored, self._own.texts)
         return choice
 
     def _log_probs(self, prompt: _Prompt, piece: TextPiece, *, is_first: bool) -> dict[str, Any] | None:
         if self._fields.logprobs is None:
             return None
-        listed = CompletionLogProbs(self._own.texts)
+        listed = CompletionLogProbs(self._own.texts, as_ids=self._fields.return_tokens_as_token_ids)
         if is_first and self._fields.echo:
-            scored = piece.prompt_log_probs or ()
+            scored = limited(piece.prompt_log_probs or (), self._fields.logprobs)
             num_unscored = len(prompt.token_ids) - len(scored)
             for token, offset in zip(prompt.token_ids[:num_unscored], prompt.offsets, strict=False):
                 listed.add_unscored(token, offset)

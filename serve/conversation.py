@@ -11,7 +11,17 @@ from .answer_parts import AnswerPart, AnswerSplitter, CallBegin, PlainText
 from .generation import TextGeneration, TextPiece, TextRequest
 from .openai_chat_fields import ChatRequest
 from .openai_guides import guide_of
-from .openai_requests import adapter_of, answer_length, check_answer_limits, embedding_bias_of, start_all, text_request
+from .openai_requests import (
+    adapter_of,
+    answer_length,
+    check_answer_limits,
+    check_can_score_prompts,
+    embedding_bias_of,
+    longest_prompt,
+    start_all,
+    text_request,
+    truncation_of,
+)
 from .service import Service
 from .tool_use import tool_use_of
 
@@ -37,27 +47,34 @@ class Conversation:
         adapter = await adapter_of(service, fields)
         tool_use = await tool_use_of(service, fields, adapter)
         tools = None if tool_use is None else [tool.for_template() for tool in fields.tools or ()]
-        prompt = await service.prompts.tokenize_chat(fields, adapter, tools)
+        check_can_score_prompts(service, fields.prompt_logprobs)
         lengths = await service.lengths_of(adapter)
+        truncation = truncation_of(fields, longest_prompt(service, lengths, fields.answer_tokens or 1), "left")
+        prompt = await service.prompts.tokenize_chat(fields, adapter, tools, truncation=truncation)
         asked = fields.answer_tokens
         if cuts_answer and asked is not None:
             asked = min(asked, max(1, service.room_for_answer(lengths, len(prompt))))
         max_tokens = answer_length(service, len(prompt), asked, lengths=lengths, param="messages")
         top_log_probs = fields.top_logprobs if fields.logprobs else None
-        check_answer_limits(service.options.limits, fields.n, [len(prompt)], [max_tokens], top_log_probs)
+        check_answer_limits(
+            service.options.limits, fields.n, [len(prompt)], [max_tokens], top_log_probs, fields.prompt_logprobs
+        )
+        tokenizer = await service.tokenizers.of(adapter)
         request = text_request(
             service,
             fields,
             prompt=prompt,
             adapter=adapter,
-            embedding_bias=embedding_bias_of(fields.logit_bias, await service.vocab_size_of(adapter)),
+            own=tokenizer,
+            embedding_bias=embedding_bias_of(fields, await service.vocab_size_of(adapter)),
             max_tokens=max_tokens,
             top_log_probs=top_log_probs,
+            prompt_log_probs=fields.prompt_logprobs,
             shown_special=() if tool_use is None else tool_use.marks,
             guide=guide_of(fields) if tool_use is None else tool_use.guide,
         )
         make_splitter = PlainText if tool_use is None else tool_use.make_splitter
-        return cls(adapter, await service.tokenizers.of(adapter), request, make_splitter)
+        return cls(adapter, tokenizer, request, make_splitter)
 
     async def start(self, service: Service, stack: AsyncExitStack) -> TextGeneration:
         """Queues the request; `stack` ends it. Raises the same errors as start_all."""

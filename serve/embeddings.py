@@ -12,10 +12,10 @@ from starlette.responses import Response
 from .._core import PoolingParams
 from ..runtime.pooled import POOLING_TYPES, FloatArray, embedding_params
 from .errors import ApiError
-from .http import read_json, unless_disconnected
+from .http import unless_disconnected
 from .json_answer import Items, JsonAnswer
 from .openai_fields import EmbeddingRequest
-from .openai_requests import adapter_of
+from .openai_requests import adapter_of, read_fields
 from .pooled import check_can_pool, pool
 from .service import Service
 
@@ -24,7 +24,7 @@ _BASE64: Final = "base64"
 
 async def embed(service: Service, request: Request) -> Response:
     """Answers a request for embeddings. Each text is one executor request."""
-    fields = await read_json(request, EmbeddingRequest, service.options.limits, service.executor.work)
+    fields = await read_fields(service, request, EmbeddingRequest)
     return await unless_disconnected(request, _answered(service, fields))
 
 

@@ -6,13 +6,14 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, repeat
 from types import TracebackType
 from typing import Final
 
 from .._core import FinishReason, GuidedDecodingParams, OutputConfig, Request, Result, SamplingConfig
 from ..runtime.pooled import FloatArray
 from ..runtime.text_stream import TextStream
-from ..runtime.token_log_probs import TokenLogProbs, answer_log_probs, prompt_log_probs
+from ..runtime.token_log_probs import TokenLogProbs, answer_log_probs, limited, prompt_log_probs
 from .adapters import ServedAdapters
 from .async_executor import Generation
 from .time_slices import TimeSlices
@@ -38,9 +39,15 @@ class TextRequest:
     max_tokens: int
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     stop: tuple[str, ...] = ()
-    """Texts that end the answer. They are not part of it."""
+    """Texts that end the answer."""
     stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
+    """True: the answer also has the stop text or the token of stop_token_ids that ended it."""
     ignore_eos: bool = False
+    include_end: bool = False
+    """True: the answer's tokens also have the end token or stop token that ended it. Its text does not."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of tokens that are not generated."""
     skip_special_tokens: bool = True
     """True: the answer's text leaves special tokens out."""
     shown_special: tuple[str, ...] = ()
@@ -51,11 +58,17 @@ class TextRequest:
     """The guide that the answer must match."""
     top_log_probs: int | None = None
     """Number of most likely tokens to return in addition to the sampled one; None: no log probs."""
-    prompt_log_probs: bool = False
+    prompt_log_probs: int | None = None
+    """The same for the prompt's tokens."""
     priority: float = 0.5
     cache_salt_id: int | None = None
     num_answers: int = 1
-    """Number of answers to generate from the prompt, each with its own seed."""
+    """Number of answers to generate from the prompt, each with its own seed. With beams: number of beams to return."""
+
+    @property
+    def has_beams(self) -> bool:
+        """True for a beam search."""
+        return self.sampling.beam_width > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +150,15 @@ class TextGeneration:
             pieces[piece.index].append(piece)
         slices = TimeSlices()
         joined = []
-        for answer, of_answer in zip(self._answers, pieces, strict=True):
-            joined.append(answer.joined(of_answer))
+        for answer in self._answers:
+            joined.append(answer.joined(pieces[answer.index]))
             await slices.pause()
         return joined
 
     def _make_pieces(self, results: Sequence[Result]) -> None:
+        if self._request.has_beams:
+            self._make_pieces_of_beams(results)
+            return
         by_answer: dict[int, list[Result]] = {}
         for result in results:
             by_answer.setdefault(result.sequence_index, []).append(result)
@@ -151,13 +167,27 @@ class TextGeneration:
             # The executor may continue an answer that a stop text has ended, until the other answers end.
             if answer.has_ended:
                 continue
-            if self._request.prompt_log_probs and index == 0 and not answer.has_begun:
+            if index == 0 and not answer.has_begun:
                 # They arrive with the first result of the first sequence, which precedes the results of the others.
-                self._prompt_log_probs = prompt_log_probs(
-                    new[0], self._request.prompt, self._generation.num_virtual_tokens
-                )
+                self._take_prompt_log_probs(new[0])
             self._pieces.append(answer.piece(new, self._prompt_log_probs))
             self._num_running -= answer.has_ended
+
+    def _make_pieces_of_beams(self, results: Sequence[Result]) -> None:
+        """Makes one piece per beam: the executor returns all beams in one result."""
+        for result in results:
+            # A search with few allowed tokens can return fewer beams than requested.
+            del self._answers[len(result.output_token_ids) :]
+            self._take_prompt_log_probs(result)
+            for beam, answer in enumerate(self._answers):
+                self._pieces.append(answer.piece([result], self._prompt_log_probs, beam))
+            self._num_running = 0
+
+    def _take_prompt_log_probs(self, result: Result) -> None:
+        num_tops = self._request.prompt_log_probs
+        if num_tops is not None:
+            scored = prompt_log_probs(result, self._request.prompt, self._generation.num_virtual_tokens)
+            self._prompt_log_probs = None if scored is None else limited(scored, num_tops)
 
 
 class _Answer:
@@ -169,6 +199,7 @@ class _Answer:
         self.has_ended = False
         self._request = request
         self._text = text
+        self._num_characters = 0
 
     def joined(self, pieces: Sequence[TextPiece]) -> TextPiece:
         """Joins the answer's pieces to one."""
@@ -184,20 +215,26 @@ class _Answer:
         """Returns the log probs with their final offsets: some token positions were estimates before the text was
         complete.
         """
+        # An end token is not part of the text.
+        offsets = chain(self._text.offsets, repeat(self._num_characters))
         return tuple(
             entry if entry.text_offset == offset else replace(entry, text_offset=offset)
-            for entry, offset in zip(entries, self._text.offsets, strict=False)
+            for entry, offset in zip(entries, offsets, strict=False)
         )
 
-    def piece(self, results: Sequence[Result], prompt_log_probs: tuple[TokenLogProbs, ...] | None) -> TextPiece:
+    def piece(
+        self, results: Sequence[Result], prompt_log_probs: tuple[TokenLogProbs, ...] | None, beam: int = 0
+    ) -> TextPiece:
         """Makes a piece of new results of the answer's sequence."""
         request, text, last = self._request, self._text, results[-1]
-        tokens = [token for result in results for token in result.output_token_ids[0]]
-        finish_reason = last.finish_reasons[0] if last.is_sequence_final else None
+        tokens = [token for result in results for token in result.output_token_ids[beam]]
+        finish_reason = last.finish_reasons[beam] if last.is_sequence_final else None
         stop_reason: str | int | None = None
+        end: int | None = None
         if finish_reason is FinishReason.STOP_WORDS:
-            ended_by = tokens.pop()
-            stop_reason = ended_by if ended_by in request.stop_token_ids else None
+            stop_reason = tokens[-1] if tokens[-1] in request.stop_token_ids else None
+            if not (request.include_stop and stop_reason is not None):
+                end = tokens.pop()
         num_before = len(text.offsets)
         shown = text.add(tokens)
         if text.stopped is None and last.is_sequence_final:
@@ -207,9 +244,16 @@ class _Answer:
             reason, stop_reason = "stop", text.stopped
         self.has_ended = reason is not None
         # Tokens after a stop text, which may have arrived, are not part of the answer.
-        offsets = text.offsets[num_before:]
+        offsets = list(text.offsets[num_before:])
         del tokens[len(offsets) :]
-        log_probs = answer_log_probs(results, tokens, num_before, offsets) if request.top_log_probs is not None else ()
+        self._num_characters += len(shown)
+        if end is not None and request.include_end and text.stopped is None:
+            tokens.append(end)
+            offsets.append(self._num_characters)
+        log_probs: tuple[TokenLogProbs, ...] = ()
+        if request.top_log_probs is not None:
+            found = answer_log_probs(results, tokens, num_before, offsets, beam)
+            log_probs = limited(found, request.top_log_probs)
         of_prompt = None if self.has_begun else prompt_log_probs
         self.has_begun = True
         return TextPiece(shown, tuple(tokens), log_probs, of_prompt, reason, stop_reason, self.index)
@@ -246,6 +290,7 @@ class TextGenerator:
                     own.vocabulary,
                     request.stop,
                     skip_special_tokens=request.skip_special_tokens,
+                    include_stop=request.include_stop,
                     shown_special=request.shown_special,
                 )
             )
@@ -255,24 +300,26 @@ class TextGenerator:
 
     def _executor_request(self, request: TextRequest, end_ids: tuple[int, ...]) -> Request:
         end_ids = () if request.ignore_eos else end_ids
-        # A request has only one end_id. Other end tokens become stop words, which piece() removes from the output
-        # again.
-        stop_ids = (*end_ids[1:], *request.stop_token_ids)
+        # A request has only one end_id, which is not part of its output. Other end tokens become stop words, which
+        # piece() removes from the output again.
+        end_id = end_ids[0] if end_ids and not request.include_end else None
+        stop_ids = [token for token in (*end_ids, *request.stop_token_ids) if token != end_id]
         start = self._decoder_start
         return Request(
             list(request.prompt if start is None else start),
             request.max_tokens,
             encoder_input_token_ids=None if start is None else list(request.prompt),
-            streaming=True,
+            streaming=not request.has_beams,  # beams end together
             sampling_config=request.sampling,
             output_config=OutputConfig(
                 return_log_probs=request.top_log_probs is not None,
-                top_log_probs=request.top_log_probs or 0,
-                return_prompt_log_probs=request.prompt_log_probs,
+                top_log_probs=max(request.top_log_probs or 0, request.prompt_log_probs or 0),
+                return_prompt_log_probs=request.prompt_log_probs is not None,
                 exclude_input_from_output=True,
             ),
-            end_id=end_ids[0] if end_ids else None,
-            stop_words=[[token] for token in stop_ids] or None,
+            end_id=end_id,
+            stop_words=[[token] for token in dict.fromkeys(stop_ids)] or None,
+            bad_words=[list(tokens) for tokens in request.bad_words] or None,
             embedding_bias=request.embedding_bias,
             guided_decoding_params=request.guided_decoding_params,
             allotted_time_ms=self._limit_ms,

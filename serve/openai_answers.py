@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from .._core import AdaptrtError
 from ..runtime.adapter_tokenizers import TokenTexts
-from ..runtime.text_stream import TokenText
 from ..runtime.token_log_probs import TokenLogProbs
 from .errors import ApiError
 from .generation import TextGeneration, TextPiece
 from .json_answer import Items, frame
+from .records import current_request
 from .time_slices import TimeSlices
 
 MANY_PIECES: Final = 256
@@ -32,6 +32,12 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{uuid.uuid4().hex}"
 
 
+def answer_id(prefix: str) -> str:
+    """Makes the id of an answer: with the id that the client gave to its request, or else a unique one."""
+    record = current_request.get()
+    return new_id(prefix) if record is None or not record.is_named else f"{prefix}-{record.id}"
+
+
 def usage(num_prompt_tokens: int, num_answer_tokens: int) -> dict[str, int]:
     """Returns the token counts in OpenAI's format."""
     return {
@@ -44,9 +50,9 @@ def usage(num_prompt_tokens: int, num_answer_tokens: int) -> dict[str, int]:
 class CompletionLogProbs:
     """Log probs in the format of completions: four lists of the same length."""
 
-    def __init__(self, texts: TokenTexts) -> None:
-        """Makes empty lists."""
-        self._texts = texts
+    def __init__(self, texts: TokenTexts, *, as_ids: bool = False) -> None:
+        """Makes empty lists. as_ids: tokens are named by their ids."""
+        self._name = _id_name if as_ids else lambda token: texts[token].text
         self._tokens: list[tuple[int, int]] = []
         self._entries: list[TokenLogProbs | None] = []
 
@@ -65,37 +71,66 @@ class CompletionLogProbs:
         lists: dict[str, Iterator[Any]] = {
             "text_offset": (offset for _, offset in self._tokens),
             "token_logprobs": (None if entry is None else _finite(entry.log_prob) for entry in self._entries),
-            "tokens": (self._texts[token].text for token, _ in self._tokens),
+            "tokens": (self._name(token) for token, _ in self._tokens),
             "top_logprobs": (None if entry is None else self._top(entry) for entry in self._entries),
         }
         is_long = len(self._entries) > MANY_ENTRIES
         return {name: Items(values) if is_long else list(values) for name, values in lists.items()}
 
     def _top(self, entry: TokenLogProbs) -> dict[str, float]:
-        top = {self._texts[entry.token_id].text: _finite(entry.log_prob)}
+        top = {self._name(entry.token_id): _finite(entry.log_prob)}
         for token, other in entry.top:
             # Two tokens can have the same text, for example single bytes of a character. The likelier one counts, so
             # that a token is listed as the likeliest exactly if it is.
-            text = self._texts[token].text
+            text = self._name(token)
             top[text] = max(_finite(other), top.get(text, LOWEST_LOG_PROB))
         return top
 
 
-def chat_log_probs(entries: Sequence[TokenLogProbs], texts: TokenTexts) -> dict[str, Any]:
-    """Returns log probs in the format of chats."""
-    made = (token_log_probs(entry, texts) for entry in entries)
+def chat_log_probs(entries: Sequence[TokenLogProbs], texts: TokenTexts, *, as_ids: bool = False) -> dict[str, Any]:
+    """Returns log probs in the format of chats. as_ids: tokens are named by their ids."""
+    made = (token_log_probs(entry, texts, as_ids=as_ids) for entry in entries)
     return {"content": Items(made) if len(entries) > MANY_ENTRIES else list(made)}
 
 
-def token_log_probs(entry: TokenLogProbs, texts: TokenTexts) -> dict[str, Any]:
-    """Returns one token's log probs in the format of chats."""
-    top = [_chat_entry(texts[token], log_prob) for token, log_prob in entry.top]
-    return _chat_entry(texts[entry.token_id], entry.log_prob) | {"top_logprobs": top}
+def token_log_probs(entry: TokenLogProbs, texts: TokenTexts, *, as_ids: bool = False) -> dict[str, Any]:
+    """Returns one token's log probs in the format of chats. as_ids: tokens are named by their ids."""
+
+    def made(token: int, log_prob: float) -> dict[str, Any]:
+        text = texts[token]
+        token_bytes = None if text.data is None else list(text.data)
+        name = _id_name(token) if as_ids else text.text
+        return {"token": name, "logprob": _finite(log_prob), "bytes": token_bytes}
+
+    top = [made(token, log_prob) for token, log_prob in entry.top]
+    return made(entry.token_id, entry.log_prob) | {"top_logprobs": top}
 
 
-def _chat_entry(text: TokenText, log_prob: float) -> dict[str, Any]:
-    token_bytes = None if text.data is None else list(text.data)
-    return {"token": text.text, "logprob": _finite(log_prob), "bytes": token_bytes}
+def prompt_log_prob_entries(
+    prompt: Sequence[int], scored: Sequence[TokenLogProbs] | None, texts: TokenTexts
+) -> list[Any] | Items:
+    """Returns the log probs of a prompt's tokens in vLLM's format: null for tokens that have none, as the first.
+
+    scored: entries of the last tokens; None: the request ended before they were computed.
+    """
+    entries = scored or ()
+    num_unscored = len(prompt) - len(entries)
+    made = (None if i < num_unscored else _prompt_entry(entries[i - num_unscored], texts) for i in range(len(prompt)))
+    return Items(made) if len(prompt) > MANY_ENTRIES else list(made)
+
+
+def _prompt_entry(entry: TokenLogProbs, texts: TokenTexts) -> dict[str, Any]:
+    """Returns the token and the most likely tokens by id. The rank of a token that is less likely is null."""
+    listed = {token: (log_prob, rank) for rank, (token, log_prob) in enumerate(entry.top, 1)}
+    ordered = {entry.token_id: listed.get(entry.token_id, (entry.log_prob, None))} | listed
+    return {
+        str(token): {"logprob": _finite(log_prob), "rank": rank, "decoded_token": texts[token].text}
+        for token, (log_prob, rank) in ordered.items()
+    }
+
+
+def _id_name(token: int) -> str:
+    return f"token_id:{token}"
 
 
 def _finite(log_prob: float) -> float:

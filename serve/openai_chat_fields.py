@@ -129,6 +129,10 @@ class TemplateFields(Fields):
     """True: the answer continues the last message. Not with add_generation_prompt."""
     add_special_tokens: bool = False
     """True: adds special tokens to those that the template writes."""
+    documents: list[dict[str, str]] | None = None
+    """Documents for templates of retrieval-augmented generation, by convention with `title` and `text`."""
+    chat_template: Annotated[str, Field(min_length=1)] | None = None
+    """Template to use instead of the model's. Needs --trust_request_chat_template on the server."""
 
     @model_validator(mode="after")
     def _one_end(self) -> TemplateFields:
@@ -177,9 +181,9 @@ class ChatRequest(GenerationFields, TemplateFields):
     """Becomes the template variable of this name. Many templates ignore it."""
     modalities: Annotated[list[str], only(["text"], "answers are texts")] = Field(default_factory=lambda: ["text"])
     verbosity: Annotated[str, only("medium", "the model decides how much it writes")] = "medium"
-    documents: Annotated[list[Any], only([], "templates get only messages and tools")] = Field(default_factory=list)
     mm_processor_kwargs: Annotated[dict[str, Any], only({}, "the model reads only text")] = Field(default_factory=dict)
-    echo: Annotated[bool, only(False, "an answer does not repeat the messages")] = False
+    echo: bool = False
+    """True: the answer's text begins with the last message if that is the assistant's."""
     include_reasoning: Annotated[bool, only(True, "thoughts are part of the answer's text")] = True
 
     @model_validator(mode="after")

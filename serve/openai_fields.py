@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 
 from ..common.shown_value import shown
 from ..runtime.sampling_fields import INT32_MAX, LOGIT_BIASES, MAX_LOG_PROBS, MAX_LOGIT_BIAS
+from .records import REQUEST_IDS, is_request_id
 
 MAX_STOPS: Final = 64
 MAX_STOP_CHARACTERS: Final = 1024
@@ -97,6 +98,12 @@ def _logit_bias(value: Any) -> dict[int, float]:
     return biases
 
 
+def _request_id(value: str) -> str:
+    if not is_request_id(value):
+        raise ValueError(f"is {shown(value)}; expected {REQUEST_IDS}")
+    return value
+
+
 Temperature = Annotated[float, Field(ge=0)]
 TopP = Annotated[float, Field(gt=0, le=1)]
 TopK = Annotated[int, Field(ge=-1, le=INT32_MAX)]
@@ -112,6 +119,8 @@ Stops = Annotated[
 Metadata = Annotated[
     dict[str, Annotated[str, Field(max_length=MAX_METADATA_CHARACTERS)]], Field(max_length=MAX_METADATA)
 ]
+RequestId = Annotated[str, AfterValidator(_request_id)]
+TruncatedLength = Annotated[int, Field(ge=-1, le=INT32_MAX)]
 LogitBias = Annotated[dict[int, float], PlainValidator(_logit_bias)]
 
 
@@ -208,6 +217,30 @@ class StructuredOutputs(Fields):
         return self
 
 
+class NamedRequestFields(Fields):
+    """The id that a client gives to its request."""
+
+    request_id: RequestId | None = None
+    """Id of the request in the answer, its headers and the log. The header X-Request-Id takes precedence."""
+
+
+class TruncationFields(Fields):
+    """How long prompts are cut."""
+
+    truncate_prompt_tokens: TruncatedLength | None = None
+    """Maximum number of tokens of a prompt; a longer one is cut. -1: the longest that the model takes. None: no cut."""
+    truncation_side: Literal["left", "right"] | None = None
+    """Side on which tokens are left out. None: left for prompts of answers, right for embeddings and classes."""
+
+    @model_validator(mode="after")
+    def _keeps_tokens(self) -> TruncationFields:
+        if self.truncate_prompt_tokens == 0:
+            raise ValueError("truncate_prompt_tokens is 0; expected 1 or more, or -1 for the longest prompt")
+        if self.truncation_side is not None and self.truncate_prompt_tokens is None:
+            raise ValueError("truncation_side is given without truncate_prompt_tokens; expected both, or neither")
+        return self
+
+
 class SamplingFields(ModelFields):
     """Shared fields of all requests that generate. SamplingDefaults take precedence over the defaults here."""
 
@@ -235,9 +268,23 @@ class SamplingFields(ModelFields):
     """Only requests with the same salt share KV."""
 
 
-class GenerationFields(SamplingFields):
+class GenerationFields(SamplingFields, TruncationFields, NamedRequestFields):
     """Shared fields of completions and chats."""
 
+    include_eos: bool = False
+    """True: token_ids, log probs and usage also have the token that ended the answer. Not in vLLM."""
+    include_stop_str_in_output: bool = False
+    """True: the answer also has the stop text or the token of stop_token_ids that ended it."""
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    """The only tokens that may be generated. End tokens must be among them to end an answer."""
+    bad_words: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]], Field(max_length=MAX_STOPS)
+    ] = Field(default_factory=list)
+    """Words that are not generated, neither at the beginning of a text nor after a space."""
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOG_PROBS)] | None = None
+    """Number of most likely tokens at each position of the prompt; None: no log probs of the prompt."""
+    return_tokens_as_token_ids: bool = False
+    """True: log probs name tokens "token_id:NUMBER"."""
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
     """True: answers have token_ids and prompt_token_ids."""
@@ -260,18 +307,18 @@ class GenerationFields(SamplingFields):
     prompt_cache_retention: Annotated[str, only("in_memory", "prompts are kept in memory")] = "in_memory"
     safety_identifier: str | None = None
     store: Annotated[bool, only(False, _NOT_STORED)] = False
-    include_stop_str_in_output: Annotated[bool, only(False, "a stop text is not part of the answer")] = False
-    length_penalty: Annotated[float, only(1.0, "beam search is not supported")] = 1.0
-    early_stopping: Annotated[bool, only(False, "beam search is not supported")] = False
     detokenize: Annotated[bool, only(True, "answers are texts")] = True
     spaces_between_special_tokens: Annotated[bool, only(True, "the tokenizer's decoder writes the spaces")] = True
-    return_tokens_as_token_ids: Annotated[bool, only(False, "log probs have the tokens' texts")] = False
-    bad_words: Annotated[list[str], only([], "texts are not forbidden; give logit_bias")] = Field(default_factory=list)
     vllm_xargs: Annotated[dict[str, Any], only({}, "no extension is known here")] = Field(default_factory=dict)
     n: Annotated[int, Field(ge=1, le=INT32_MAX)] = 1
     """Number of answers per prompt. Answer i equals the only answer of a request with seed + i."""
     best_of: Annotated[int, only(1, "no answers are generated but those that are returned; give n")] = 1
-    use_beam_search: Annotated[bool, only(False, "beam search is not supported")] = False
+    use_beam_search: bool = False
+    """True: the answers are the `n` best beams of a search with `n` beams."""
+    length_penalty: float = 1.0
+    """A beam's log prob is divided by its length to this power."""
+    early_stopping: bool = False
+    """True: the search ends when `n` beams have ended. False: when no other beam can become better."""
 
     @model_validator(mode="after")
     def _consistent(self) -> GenerationFields:
@@ -279,6 +326,28 @@ class GenerationFields(SamplingFields):
             raise ValueError("stream_options is given, but stream is false")
         if self.min_tokens and self.stop:
             raise ValueError("min_tokens does not keep stop from ending an answer; give one of them")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs is given, but stream is true; expected one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _beams(self) -> GenerationFields:
+        if not self.use_beam_search:
+            if self.length_penalty != 1.0:
+                raise ValueError(
+                    f"length_penalty is {self.length_penalty} without use_beam_search; expected 1, or both"
+                )
+            if self.early_stopping:
+                raise ValueError("early_stopping is true without use_beam_search; expected false, or both")
+            return self
+        needed: dict[str, Any] = {"stream": False, "stop": [], "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        for name, neutral in needed.items():
+            value = getattr(self, name)
+            if value != neutral and not (name == "top_k" and value == -1):
+                raise ValueError(
+                    f"{name} is {shown(value)} with use_beam_search; expected {shown(neutral)}: beams end together, "
+                    "end with tokens, and are not drawn"
+                )
         return self
 
 
@@ -311,7 +380,7 @@ class CompletionRequest(GenerationFields):
         return self
 
 
-class PooledFields(ModelFields):
+class PooledFields(ModelFields, TruncationFields, NamedRequestFields):
     """Shared fields of requests that end in rows (embeddings, classes)."""
 
     add_special_tokens: bool = True

@@ -5,17 +5,45 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from typing import Final, TypeVar
 
-from .._core import GuidedDecodingParams, SamplingConfig
+from starlette.requests import Request
+
+from .._core import GuidedDecodingParams, RequestError, SamplingConfig
+from ..runtime.adapter_tokenizers import TextTokenizer, Truncation
 from ..runtime.logit_bias import logit_bias_row
 from ..runtime.pooled import FloatArray
 from ..runtime.sampling_params import drawing_config
+from ..runtime.text_requests import bad_word_tokens
 from .errors import ApiError
 from .generation import TextGeneration, TextRequest
-from .openai_fields import MAX_PRIORITY, GenerationFields, LoraRequest, ModelFields
+from .http import read_json
+from .openai_fields import (
+    MAX_PRIORITY,
+    GenerationFields,
+    LoraRequest,
+    ModelFields,
+    NamedRequestFields,
+    TruncationFields,
+)
 from .options import ServerLimits
+from .records import current_request
 from .service import Service, TextLengths
 from .time_slices import TimeSlices
+
+Read = TypeVar("Read", bound=NamedRequestFields)
+
+_NEVER: Final = 2
+"""Value of early_stopping for a search that goes on while another beam can become better."""
+
+
+async def read_fields(service: Service, request: Request, kind: type[Read]) -> Read:
+    """Reads the fields of a request; its record then has the id that they give. Raises as read_json() does."""
+    fields = await read_json(request, kind, service.options.limits, service.executor.work)
+    record = current_request.get()
+    if record is not None:
+        record.name(fields.request_id)
+    return fields
 
 
 async def adapter_of(service: Service, fields: ModelFields) -> str | None:
@@ -67,27 +95,38 @@ def text_request(
     *,
     prompt: Sequence[int],
     adapter: str | None,
+    own: TextTokenizer,
     embedding_bias: FloatArray | None,
     max_tokens: int,
     top_log_probs: int | None,
     guide: GuidedDecodingParams | None,
-    prompt_log_probs: bool = False,
+    prompt_log_probs: int | None = None,
     shown_special: Sequence[str] = (),
 ) -> TextRequest:
     """Makes the text request of a prompt.
 
-    Raises ApiError for more answers than the engine generates at once.
+    Raises ApiError for more answers than the engine generates at once, and for bad_words without tokens.
 
-    embedding_bias: result of embedding_bias_of() for the fields. shown_special: see TextRequest.
+    own: the adapter's tokenizer. embedding_bias: result of embedding_bias_of() for the fields. shown_special: see
+    TextRequest.
     """
+    if fields.use_beam_search and guide is not None:
+        raise ApiError(
+            "use_beam_search is true with a guide or a required call; expected one of them: the state of a guide "
+            "cannot be copied between beams",
+            param="use_beam_search",
+        )
     return TextRequest(
         prompt=prompt,
         adapter=adapter,
         max_tokens=max_tokens,
-        sampling=_sampling(service, fields),
+        sampling=_beams(service, fields) if fields.use_beam_search else _sampling(service, fields),
         stop=tuple(fields.stop),
         stop_token_ids=tuple(fields.stop_token_ids),
+        include_stop=fields.include_stop_str_in_output,
         ignore_eos=fields.ignore_eos,
+        include_end=fields.include_eos,
+        bad_words=_bad_words(own, fields.bad_words),
         skip_special_tokens=fields.skip_special_tokens,
         shown_special=tuple(shown_special),
         embedding_bias=embedding_bias,
@@ -98,6 +137,42 @@ def text_request(
         cache_salt_id=salt_id(fields.cache_salt),
         num_answers=_num_answers(fields.n, service.engine_info.max_batch_size),
     )
+
+
+def truncation_of(fields: TruncationFields, longest: int, side: str) -> Truncation | None:
+    """Returns how a request cuts prompts; None: it does not.
+
+    longest: maximum number of tokens of a prompt. side: side on which tokens are left out unless the request says it.
+
+    Raises ApiError if prompts would still be too long.
+    """
+    asked = fields.truncate_prompt_tokens
+    if asked is None:
+        return None
+    if asked > longest or longest < 1:
+        raise ApiError(
+            f"truncate_prompt_tokens is {asked}; expected at most {longest}, the longest prompt that leaves room for "
+            "the answer",
+            param="truncate_prompt_tokens",
+        )
+    return Truncation(longest if asked == -1 else asked, fields.truncation_side or side)
+
+
+def longest_prompt(service: Service, lengths: TextLengths, num_answer_tokens: int) -> int:
+    """Returns the maximum number of tokens of a prompt before an answer of this length."""
+    if service.decoder_start is not None:
+        return lengths.prompt
+    return min(lengths.prompt, lengths.whole - num_answer_tokens)
+
+
+def check_can_score_prompts(service: Service, prompt_log_probs: int | None) -> None:
+    """Raises ApiError if log probs of prompts are asked for and the model has an encoder."""
+    if prompt_log_probs is not None and service.decoder_start is not None:
+        raise ApiError(
+            "prompt_logprobs is given; expected none: the model's encoder reads the prompt, whose tokens have no log "
+            "probs",
+            param="prompt_logprobs",
+        )
 
 
 async def start_all(service: Service, requests: Sequence[TextRequest], stack: AsyncExitStack) -> list[TextGeneration]:
@@ -125,13 +200,12 @@ def check_answer_limits(
     prompt_lengths: Sequence[int],
     answer_lengths: Sequence[int],
     top_log_probs: int | None,
-    *,
-    echo: bool = False,
+    prompt_log_probs: int | None = None,
 ) -> None:
     """Raises ApiError if a request asks for too many answers or log probs.
 
     prompt_lengths: tokens of each prompt. answer_lengths: maximum tokens of each of its n answers. top_log_probs:
-    number of most likely tokens per position; None: no log probs. echo: the prompts' tokens have log probs as well.
+    number of most likely tokens per position; None: no log probs. prompt_log_probs: the same for the prompts' tokens.
     """
     num_answers = len(prompt_lengths) * n
     if num_answers > limits.max_answers:
@@ -140,22 +214,21 @@ def check_answer_limits(
             f"{limits.max_answers} answers to a request (the server's --max_answers)",
             param="n",
         )
-    if top_log_probs is None:
-        return
-    at_each_place = 1 + top_log_probs
-    if echo and (longest := max(prompt_lengths) * at_each_place) > limits.max_prompt_log_probs:
+    in_prompts = 0 if prompt_log_probs is None else 1 + prompt_log_probs
+    if (longest := max(prompt_lengths) * in_prompts) > limits.max_prompt_log_probs:
         raise ApiError(
-            f"a prompt has {max(prompt_lengths)} tokens, which is {longest} log probs with {at_each_place} for each "
+            f"a prompt has {max(prompt_lengths)} tokens, which is {longest} log probs with {in_prompts} for each "
             f"token; expected at most {limits.max_prompt_log_probs} (the server's --max_prompt_log_probs)",
-            param="echo",
+            param="prompt_logprobs",
         )
-    num_tokens = n * sum(answer_lengths) + (sum(prompt_lengths) if echo else 0)
+    in_answers = 0 if top_log_probs is None else 1 + top_log_probs
+    num_log_probs = n * sum(answer_lengths) * in_answers + sum(prompt_lengths) * in_prompts
     # A single answer is not limited: a chat without max_tokens may fill the context.
-    if num_answers > 1 and num_tokens * at_each_place > limits.max_log_probs:
+    if num_answers > 1 and num_log_probs > limits.max_log_probs:
         raise ApiError(
-            f"the answers may have {num_tokens} tokens, which is {num_tokens * at_each_place} log probs with "
-            f"{at_each_place} for each token; expected at most {limits.max_log_probs} in a request (the server's "
-            "--max_log_probs): ask for fewer answers, shorter ones, or fewer log probs",
+            f"the answers may have {num_log_probs} log probs, with {in_answers} for each of their tokens and "
+            f"{in_prompts} for each token of the prompts; expected at most {limits.max_log_probs} in a request (the "
+            "server's --max_log_probs): ask for fewer answers, shorter ones, or fewer log probs",
             param="logprobs",
         )
 
@@ -184,16 +257,50 @@ def _sampling(service: Service, fields: GenerationFields) -> SamplingConfig:
     )
 
 
-def embedding_bias_of(logit_bias: dict[int, float], vocab_size: int) -> FloatArray | None:
-    """Returns float32 [vocab_size], or None without a bias. Raises ApiError for a token outside the vocabulary.
+def _beams(service: Service, fields: GenerationFields) -> SamplingConfig:
+    """Returns a search with `n` beams. Raises ApiError for an engine that was built for fewer."""
+    accepted = service.engine_info.max_beam_width
+    if fields.n > accepted:
+        raise ApiError(
+            f"n is {fields.n} with use_beam_search; the engine was built for at most {accepted} beams "
+            "(--max_beam_width)",
+            param="n",
+        )
+    # vLLM compares beams by the model's own log probs if the temperature is 0.
+    temperature = fields.temperature if "temperature" in fields.model_fields_set and fields.temperature else None
+    config = SamplingConfig(
+        fields.n,
+        temperature=temperature,
+        min_tokens=fields.min_tokens,
+        repetition_penalty=fields.repetition_penalty,
+        presence_penalty=fields.presence_penalty,
+        frequency_penalty=fields.frequency_penalty,
+    )
+    if fields.n > 1:  # one beam is greedy decoding
+        config.length_penalty = fields.length_penalty
+        config.early_stopping = 1 if fields.early_stopping else _NEVER
+    return config
 
-    vocab_size: Service.vocab_size_of() of the adapter.
+
+def _bad_words(own: TextTokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    try:
+        return tuple(tuple(tokens) for tokens in bad_word_tokens(own, words))
+    except RequestError as error:
+        raise ApiError(str(error), param="bad_words") from error
+
+
+def embedding_bias_of(fields: GenerationFields, vocab_size: int) -> FloatArray | None:
+    """Returns the numbers that are added to the logits, float32 [vocab_size]; None: nothing is added.
+
+    vocab_size: Service.vocab_size_of() of the adapter. Raises ApiError for a token outside the vocabulary.
     """
-    if not logit_bias:
+    allowed = fields.allowed_token_ids
+    for name, tokens in (("logit_bias", fields.logit_bias), ("allowed_token_ids", allowed or ())):
+        if (highest := max(tokens, default=0)) >= vocab_size:
+            raise ApiError(f"{name} has token {highest}; the vocabulary is 0 to {vocab_size - 1}", param=name)
+    if not fields.logit_bias and allowed is None:
         return None
-    if (highest := max(logit_bias)) >= vocab_size:
-        raise ApiError(f"logit_bias has token {highest}; the vocabulary is 0 to {vocab_size - 1}", param="logit_bias")
-    return logit_bias_row(logit_bias, None, vocab_size)
+    return logit_bias_row(fields.logit_bias, allowed, vocab_size)
 
 
 def executor_priority(priority: int) -> float:

@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ..runtime.adapter_tokenizers import TextTokenizer
-from ..runtime.text_bound import max_prompt_tokens
 from .chat import chat
 from .classification import classify, rerank, score
 from .completions import complete
@@ -80,7 +79,7 @@ def routes(service: Service) -> APIRouter:
     async def tokenized(fields: TokenizeRequest) -> Response:
         adapter = await adapter_of(service, fields)
         # The limit is higher than for a prompt: clients count a text's tokens before they cut it.
-        max_tokens = max(limits.max_tokenize_tokens, max_prompt_tokens(service.engine_info))
+        max_tokens = service.prompts.max_text_tokens
         if fields.prompt is not None:
             tokens = await service.prompts.tokenize(
                 fields.prompt,

@@ -45,7 +45,7 @@ class ServerLimits:
     position.
     """
     max_prompt_log_probs: int = 1 << 16
-    """Number of log probs of one prompt, with echo."""
+    """Number of log probs of one prompt."""
     max_tokenize_tokens: int = 1 << 18
     """Number of tokens of a text for POST /tokenize; more if the engine accepts longer prompts."""
     max_template_bytes: int = DEFAULT_LIMITS.max_work
@@ -116,6 +116,10 @@ class ServerOptions:
     enable_lora_loading: bool = False
     lora_modules: tuple[tuple[str, Path | Source], ...] = ()
     """Adapters that are added at the start: name and directory, which may lie anywhere."""
+    chat_template: str | None = None
+    """Text of the template that replaces the model's; None: the model's own."""
+    trust_request_chat_template: bool = False
+    """True: requests may bring a chat template."""
     tool_call_parser: str = "auto"
     """Format of function calls; "auto": the chat template shows it."""
     log_requests: bool = False

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from .._core import OutputConfig, PoolingParams, Request
 from ..runtime.pooled import FloatArray, PromptTokens, rows_of
 from .async_executor import Generation
 from .errors import ApiError
 from .openai_fields import PooledFields
-from .openai_requests import executor_priority, salt_id
+from .openai_requests import executor_priority, salt_id, truncation_of
 from .service import Service
 from .time_slices import TimeSlices
 
@@ -52,7 +53,7 @@ async def pool(
 
     param: request field of the texts. Raises ApiError, and AdaptrtError as ServedAdapters.submit does.
     """
-    made = await _prompts(service, texts, adapter, param, fields.add_special_tokens)
+    made = await _prompts(service, fields, texts, adapter, param)
     slices = TimeSlices()
     prompts = []
     running = []
@@ -78,29 +79,32 @@ async def _all(running: Sequence[Generation]) -> list[FloatArray]:
 
 async def _prompts(
     service: Service,
+    fields: PooledFields,
     texts: Sequence[str | list[int] | tuple[str, str]],
     adapter: str | None,
     param: str,
-    add_special_tokens: bool,
 ) -> list[PromptTokens]:
     limit = service.options.limits.max_prompts
     if len(texts) > limit:
         raise ApiError(f"{param} has {len(texts)} texts; at most {limit} are accepted", param=param)
     lengths = await service.lengths_of(adapter)
+    longest = min(service.engine_info.max_input_len, lengths.whole)
+    truncation = truncation_of(fields, longest, "right")
+    how: dict[str, Any] = {
+        "add_special_tokens": fields.add_special_tokens,
+        "param": param,
+        "truncation": truncation,
+    }
     slices = TimeSlices()
     prompts = []
     for i, text in enumerate(texts):
         await slices.pause()
         if isinstance(text, list):
-            prompt = PromptTokens(text)
+            prompt = PromptTokens(text if truncation is None else truncation.cut(text))
         elif isinstance(text, str):
-            ids = await service.prompts.tokenize(text, adapter, add_special_tokens=add_special_tokens, param=param)
-            prompt = PromptTokens(ids)
+            prompt = PromptTokens(await service.prompts.tokenize(text, adapter, **how))
         else:
-            prompt = await service.prompts.tokenize_pair(
-                text, adapter, add_special_tokens=add_special_tokens, param=param
-            )
-        longest = min(service.engine_info.max_input_len, lengths.whole)
+            prompt = await service.prompts.tokenize_pair(text, adapter, **how)
         where = f"{param}[{i}]" if len(texts) > 1 else param
         if not prompt.ids:
             raise ApiError(f"{where} is empty; accepted: a text of one token or more", param=param)

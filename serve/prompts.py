@@ -8,15 +8,17 @@ from typing import Any, Final
 
 from tokenizers import Encoding
 
+from .._core import ConfigError
 from ..runtime.adapter_store import AdapterStore
-from ..runtime.chat_template import ChatTemplate
+from ..runtime.adapter_tokenizers import Truncation
+from ..runtime.chat_template import ChatTemplate, special_tokens
 from ..runtime.named_adapter import AdapterSum, NamedAdapter
 from ..runtime.pooled import PromptTokens
-from ..runtime.template_limits import TemplateLimits
 from ..runtime.text_bound import LONG_TEXT, max_prompt_tokens
 from .async_executor import AsyncExecutor
 from .errors import ApiError
 from .openai_chat_fields import Message, TemplateFields
+from .options import ServerOptions
 from .tokenizers_of_adapters import ServedTokenizers
 from .work import WorkKind
 
@@ -24,19 +26,30 @@ _OF_MESSAGE: Final = 256
 """Number of characters whose tokenisation takes as long as a template takes for one message."""
 MAX_TEMPLATES: Final = 256
 """Maximum number of adapters' templates in memory."""
+MAX_REQUEST_TEMPLATES: Final = 16
+"""Maximum number of requests' templates in memory."""
 
 
 class Prompts:
     """Makes prompts with the tokenizer and chat template of the model or of an adapter."""
 
-    def __init__(self, executor: AsyncExecutor, tokenizers: ServedTokenizers, limits: TemplateLimits) -> None:
-        """Reads the model's template. limits: for all templates. Raises ConfigError for an invalid template."""
+    def __init__(self, executor: AsyncExecutor, tokenizers: ServedTokenizers, options: ServerOptions) -> None:
+        """Reads the model's template. Raises ConfigError for an invalid template."""
         self._executor = executor
         self._store: AdapterStore = executor.executor.adapters
         self._tokenizers = tokenizers
         self._max_tokens = max_prompt_tokens(executor.executor.engine_info)
-        self._limits = limits
-        self._base = ChatTemplate.load(executor.executor.engine.directory, limits=limits)
+        self.max_text_tokens: Final = max(options.limits.max_tokenize_tokens, self._max_tokens)
+        """Maximum number of tokens of a text that is counted or cut."""
+        self._limits = options.limits.template
+        self._trusts_requests = options.trust_request_chat_template
+        directory = executor.executor.engine.directory
+        self._tokens = special_tokens(directory)
+        if options.chat_template is None:
+            self._base = ChatTemplate.load(directory, limits=self._limits)
+        else:
+            self._base = ChatTemplate.of_text(options.chat_template, self._tokens, limits=self._limits)
+        self._of_requests: OrderedDict[tuple[Any, ...], ChatTemplate] = OrderedDict()
         self._own: OrderedDict[str, tuple[NamedAdapter | AdapterSum, ChatTemplate | None]] = OrderedDict()
 
     @property
@@ -45,21 +58,36 @@ class Prompts:
         return self._base is not None
 
     async def tokenize(
-        self, text: str, adapter: str | None, *, add_special_tokens: bool, param: str, max_tokens: int | None = None
+        self,
+        text: str,
+        adapter: str | None,
+        *,
+        add_special_tokens: bool,
+        param: str,
+        max_tokens: int | None = None,
+        truncation: Truncation | None = None,
     ) -> list[int]:
         """Returns the tokens of a text with the adapter's tokenizer. param: request field of the text.
 
-        max_tokens: a much longer text is rejected early; None: the engine's longest prompt.
+        max_tokens: a much longer text is rejected early; None: the engine's longest prompt. truncation: cuts a longer
+        text, which may have as many tokens as POST /tokenize accepts; None: it is not cut.
 
-        Raises ConfigError for an adapter's tokenizer that cannot be used, and TextTooLongError.
+        Raises ConfigError for an adapter's tokenizer that cannot be used, TextTooLongError, and RequestError for a
+        truncation that leaves no text.
         """
-        return list((await self._encoding(text, adapter, add_special_tokens, param, max_tokens)).ids)
+        return list((await self._encoding(text, adapter, add_special_tokens, param, max_tokens, truncation)).ids)
 
     async def tokenize_pair(
-        self, pair: tuple[str, str], adapter: str | None, *, add_special_tokens: bool, param: str
+        self,
+        pair: tuple[str, str],
+        adapter: str | None,
+        *,
+        add_special_tokens: bool,
+        param: str,
+        truncation: Truncation | None = None,
     ) -> PromptTokens:
         """Returns the tokens of two texts with the separators that the tokenizer adds. Raises like tokenize()."""
-        encoding = await self._encoding(pair, adapter, add_special_tokens, param)
+        encoding = await self._encoding(pair, adapter, add_special_tokens, param, truncation=truncation)
         return PromptTokens.of_pair(encoding, self._executor.executor.engine_info.num_token_types)
 
     async def _encoding(
@@ -69,16 +97,24 @@ class Prompts:
         add_special_tokens: bool,
         param: str,
         max_tokens: int | None = None,
+        truncation: Truncation | None = None,
     ) -> Encoding:
         own = await self._tokenizers.of(adapter)
-        max_tokens = self._max_tokens if max_tokens is None else max_tokens
+        if max_tokens is None:
+            max_tokens = self._max_tokens if truncation is None else self.max_text_tokens
         num_characters = len(text) if isinstance(text, str) else sum(map(len, text))
         if num_characters <= LONG_TEXT:
-            return own.encode(text, max_tokens, param, add_special_tokens=add_special_tokens)
+            return own.encode(text, max_tokens, param, add_special_tokens=add_special_tokens, truncation=truncation)
         # This rejects a text that is too long without using a thread.
         own.check_length(num_characters, max_tokens, param)
         return await self._executor.work.run(
-            WorkKind.TEXTS, own.encode, text, max_tokens, param, add_special_tokens=add_special_tokens
+            WorkKind.TEXTS,
+            own.encode,
+            text,
+            max_tokens,
+            param,
+            add_special_tokens=add_special_tokens,
+            truncation=truncation,
         )
 
     async def tokenize_chat(
@@ -88,15 +124,17 @@ class Prompts:
         tools: Sequence[dict[str, Any]] | None,
         *,
         max_tokens: int | None = None,
+        truncation: Truncation | None = None,
     ) -> list[int]:
-        """Returns the tokens of a conversation. The adapter's template writes it, or else the model's.
+        """Returns the tokens of a conversation. The request's template writes it, or else the adapter's or the model's.
 
-        max_tokens: as in tokenize().
+        max_tokens, truncation: as in tokenize().
 
-        Raises ApiError without a template, RequestError if the template rejects the messages, ConfigError for an
-        adapter's template that cannot be used, and TextTooLongError.
+        Raises ApiError without a template and for a request's template that may not or cannot be used, RequestError if
+        the template rejects the messages, ConfigError for an adapter's template that cannot be used, and
+        TextTooLongError.
         """
-        template = await self.template_of(adapter)
+        template = await self.template_for(fields, adapter)
         if template is None:
             raise ApiError(
                 "neither the model nor the adapter has a chat template: there is no chat_template.jinja, no "
@@ -105,10 +143,11 @@ class Prompts:
                 param="messages",
             )
         length = sum(_length(message) for message in fields.messages)
+        length += sum(len(text) for document in fields.documents or () for text in document.values())
         if template is self._base and length <= LONG_TEXT:
             text = _rendered(template, fields, tools)
         else:
-            # Clients may upload an adapter with a slow template.
+            # A template of an adapter or a request may come from a client and be slow.
             text = await self._executor.work.run(WorkKind.TEMPLATES, _rendered, template, fields, tools)
         return await self.tokenize(
             text,
@@ -116,7 +155,39 @@ class Prompts:
             add_special_tokens=fields.add_special_tokens,
             param="messages",
             max_tokens=max_tokens,
+            truncation=truncation,
         )
+
+    async def template_for(self, fields: TemplateFields, adapter: str | None) -> ChatTemplate | None:
+        """Returns the template of a request: its own, or else that of template_of(). Raises like tokenize_chat().
+
+        The request's own template has the special tokens of the other one.
+        """
+        usual = await self.template_of(adapter)
+        text = fields.chat_template
+        if text is None:
+            return usual
+        if not self._trusts_requests:
+            raise ApiError(
+                "chat_template is given; expected none, because the server was started without "
+                "--trust_request_chat_template",
+                param="chat_template",
+            )
+
+        tokens = self._tokens if usual is None else usual.special_tokens
+        key = (text, *tokens.items())
+        found = self._of_requests.get(key)
+        if found is None:
+            try:
+                found = await self._executor.work.run(
+                    WorkKind.TEMPLATES, ChatTemplate.of_text, text, tokens, limits=self._limits
+                )
+            except ConfigError as error:
+                raise ApiError(str(error), param="chat_template") from error
+            self._of_requests[key] = found
+            if len(self._of_requests) > MAX_REQUEST_TEMPLATES:
+                self._of_requests.popitem(last=False)
+        return found
 
     async def template_of(self, name: str | None) -> ChatTemplate | None:
         """Returns the template of an adapter, or else the model's. name: None: the base model.
@@ -149,6 +220,7 @@ def _rendered(template: ChatTemplate, fields: TemplateFields, tools: Sequence[di
     return template.render(
         [_template_message(message) for message in fields.messages],
         tools=tools,
+        documents=fields.documents,
         add_generation_prompt=fields.add_generation_prompt,
         continue_final_message=fields.continue_final_message,
         variables=fields.chat_template_kwargs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import secrets
 import time
 from contextvars import ContextVar
@@ -24,6 +25,14 @@ POOLED = "pooled"
 ERROR = "error"
 """Finish reason of a generation that failed."""
 FINISH_REASONS = tuple(dict.fromkeys([*_FINISH_REASONS.values(), POOLED, ERROR]))
+REQUEST_IDS = "1 to 128 printable ASCII characters without spaces"
+"""Ids that clients may give to their requests."""
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+
+
+def is_request_id(text: str) -> bool:
+    """True for an id that a client may give. It cannot break a header or a line of the log."""
+    return _REQUEST_ID.fullmatch(text) is not None
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +60,10 @@ class RequestRecord:
     """One HTTP request."""
 
     id: str = field(default_factory=lambda: secrets.token_hex(8))
+    is_named: bool = False
+    """True: the client gave the id."""
+    refused_field: str | None = None
+    """Field of the request that was refused; the client may have chosen its name."""
     client: str = ""
     """Client that slow work is counted for: the key that it sent, or else its address."""
     began: float = field(default_factory=time.monotonic)
@@ -59,6 +72,11 @@ class RequestRecord:
     is_complete: bool = False
     """True if the whole answer has been sent."""
     generations: list[GenerationRecord] = field(default_factory=list)
+
+    def name(self, request_id: str | None) -> None:
+        """Takes an id that a field of the request gives. A header's precedes it."""
+        if request_id is not None and not self.is_named:
+            self.id, self.is_named = request_id, True
 
     @property
     def outcome(self) -> str:

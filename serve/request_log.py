@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, Final
 
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..common.shown_value import shown
 from .adapter_routes import ADAPTER_PATHS
+from .errors import ApiError
 from .messages import is_messages_path
 from .metrics import ServiceMetrics
-from .records import RequestRecord, client_of, current_request
+from .records import REQUEST_IDS, RequestRecord, client_of, current_request, is_request_id
 
 REQUEST_ID_HEADER: Final = "x-request-id"
 _LOG: Final = logging.getLogger("adaptrt.requests")
@@ -23,8 +29,16 @@ SURFACES: Final = ("openai", "anthropic", "triton", "adapters", "other")
 class RequestRecorder:
     """Records requests. The outermost ASGI middleware."""
 
-    def __init__(self, app: ASGIApp, metrics: ServiceMetrics, log_requests: bool) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: ServiceMetrics,
+        log_requests: bool,
+        respond: Callable[[Request, ApiError], Response],
+    ) -> None:
+        """respond: makes the error responses."""
         self._app = app
+        self._respond = respond
         self._metrics = metrics
         self._log_requests = log_requests
 
@@ -34,6 +48,9 @@ class RequestRecorder:
             await self._app(scope, receive, send)
             return
         record = RequestRecord(client=client_of(scope))
+        given = Headers(scope=scope).get(REQUEST_ID_HEADER)
+        is_refused = given is not None and not is_request_id(given)
+        record.name(None if is_refused else given)
 
         async def send_recorded(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -46,7 +63,11 @@ class RequestRecorder:
 
         token = current_request.set(record)
         try:
-            await self._app(scope, receive, send_recorded)
+            if is_refused:
+                error = ApiError(f"X-Request-Id is {shown(given)}; expected {REQUEST_IDS}", param=REQUEST_ID_HEADER)
+                await self._respond(Request(scope), error)(scope, receive, send_recorded)
+            else:
+                await self._app(scope, receive, send_recorded)
         except Exception:
             # An outer layer answers it.
             record.status = HTTPStatus.INTERNAL_SERVER_ERROR
@@ -70,7 +91,7 @@ def surface_of(path: str) -> str:
 
 
 def _line(scope: Scope, record: RequestRecord) -> str:
-    """Returns key=value pairs. The only text from the client is the names of adapters, quoted."""
+    """Returns key=value pairs. Texts from the client: its id, and, quoted, names of adapters and of a refused field."""
     route = getattr(scope.get("route"), "path", "(no such route)")
     fields: dict[str, Any] = {
         "id": record.id,
@@ -79,6 +100,8 @@ def _line(scope: Scope, record: RequestRecord) -> str:
         "outcome": record.outcome,
         "total_ms": f"{(time.monotonic() - record.began) * 1000:.1f}",
     }
+    if record.refused_field is not None:
+        fields["field"] = shown(record.refused_field)
     made = record.generations
     if made:
         names = list(dict.fromkeys(generation.adapter for generation in made))

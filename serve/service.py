@@ -91,7 +91,7 @@ class Service:
             metrics=metrics,
             adapters=adapters,
             tokenizers=tokenizers,
-            prompts=Prompts(asynchronous, tokenizers, options.limits.template),
+            prompts=Prompts(asynchronous, tokenizers, options),
             sampling_defaults=recommended_sampling(engine_dir, options.generation_config),
             generator=TextGenerator(adapters, tokenizers, options.limits.max_request_seconds, start),
             decoder_start=None if start is None else tuple(start),

@@ -41,7 +41,7 @@ async def tool_use_of(service: Service, fields: ChatRequest, adapter: str | None
     if not fields.tools or choice.mode == "none":
         return None
     is_forced = choice.mode == "required"
-    form_name = await _form_of(service, adapter)
+    form_name = await _form_of(service, fields, adapter)
     if form_name is None and not is_forced:
         raise ApiError(
             "tools: the chat template does not show how the model writes its calls, and the server was started without "
@@ -79,10 +79,10 @@ async def tool_use_of(service: Service, fields: ChatRequest, adapter: str | None
     return ToolUse(lambda: FormSplitter(lambda reader, sink: form.read(reader, sink, callable_)), form.marks, guide)
 
 
-async def _form_of(service: Service, adapter: str | None) -> str | None:
+async def _form_of(service: Service, fields: ChatRequest, adapter: str | None) -> str | None:
     """Returns the name of the format of calls: the one that the server was started with, or else the template's."""
     chosen = ALIASES.get(service.options.tool_call_parser, service.options.tool_call_parser)
-    template = await service.prompts.template_of(adapter)
+    template = await service.prompts.template_for(fields, adapter)
     shown = None if template is None else form_of_template(template.text(with_tools=True))
     # Some formats have variants, which one name stands for.
     if chosen == AUTO or (shown is not None and type(FORMS[shown]) is type(FORMS[chosen])):

@@ -24,7 +24,7 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> None:
         return None if fields.model == "base" else fields.model, [0.25, 0.75, 0.25], 7
 
     monkeypatch.setattr(classification, "_scores", scores)
-    monkeypatch.setattr(classification, "new_id", lambda kind: f"{kind}-1")
+    monkeypatch.setattr(classification, "answer_id", lambda kind: f"{kind}-1")
     monkeypatch.setattr(classification, "time", SimpleNamespace(time=lambda: 12.5))
 
 

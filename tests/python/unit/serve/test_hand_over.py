@@ -37,7 +37,7 @@ from support.tokenizers import byte_level, save_tokenizer
 SPEC = ModelSpec(vocab_size=272)
 TOKENIZER = byte_level()
 TEMPLATE = (
-    "{{ (tools or []) | length }}{{ mood }}{{ reasoning_effort }}"
+    "{{ (tools or []) | length }}{{ mood }}{{ reasoning_effort }}{{ (documents or [{}])[0].text }}"
     "{% for message in messages %}{{ message.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 )
 SECONDS = 7.5
@@ -114,24 +114,44 @@ GENERATION_FIELDS: dict[str, Row] = {
     "prompt_cache_retention": ("in_memory", NOTHING),
     "safety_identifier": ("me", NOTHING),
     "store": (False, NOTHING),
-    "include_stop_str_in_output": (False, NOTHING),
-    "length_penalty": (1.0, NOTHING),
-    "early_stopping": (False, NOTHING),
+    "include_stop_str_in_output": (True, NOTHING),
+    "include_eos": (True, {"end_id": None, "stop_words": [[END_ID]]}),
+    "length_penalty": (2.0, {"sampling_config.length_penalty": 2.0}),
+    "early_stopping": (True, {"sampling_config.early_stopping": 1}),
     "detokenize": (True, NOTHING),
     "spaces_between_special_tokens": (True, NOTHING),
-    "return_tokens_as_token_ids": (False, NOTHING),
-    "bad_words": ([], NOTHING),
+    "return_tokens_as_token_ids": (True, NOTHING),
+    "allowed_token_ids": ([3], {"embedding_bias": [0.0 if i == 3 else -np.inf for i in range(SPEC.vocab_size)]}),
+    "bad_words": (["a"], {"bad_words": [ids("a")[1:], ids(" a")[1:]]}),
+    "prompt_logprobs": (3, {"output_config.return_prompt_log_probs": True, "output_config.top_log_probs": 3}),
+    "request_id": ("mine", NOTHING),
     "vllm_xargs": ({}, NOTHING),
     "n": (3, {"num_return_sequences": 3}),
     "best_of": (1, NOTHING),
-    "use_beam_search": (False, NOTHING),
+    "use_beam_search": (
+        True,
+        {
+            **dict.fromkeys(f"sampling_config.{name}" for name in ("top_k", "top_p", "min_p", "temperature", "seed")),
+            "sampling_config.beam_width": 2,
+            "sampling_config.length_penalty": 1.0,
+            "sampling_config.early_stopping": 2,
+            "streaming": False,
+        },
+    ),
 }
+BEAMS = {"use_beam_search": True, "n": 2}
 GENERATION_TOGETHER = {
+    "length_penalty": BEAMS,
+    "early_stopping": BEAMS,
+    "use_beam_search": {"n": 2},
+    "truncation_side": {"truncate_prompt_tokens": 2},
     "stream_options": {"stream": True},
     "guided_whitespace_pattern": {"guided_json": OBJECT},
 }
+POOLED_TOGETHER = {"truncation_side": {"truncate_prompt_tokens": 2}}
 POOLED_FIELDS: dict[str, Row] = {
     **MODEL_FIELDS,
+    "request_id": ("mine", NOTHING),
     "priority": (-50, {"priority": 0.75}),
     "cache_salt": ("a", {"cache_salt_id": salt_id("a")}),
     "user": ("me", NOTHING),
@@ -151,6 +171,7 @@ def options(adapter: Path, **limits: Any) -> ServerOptions:
         served_model_name=("base",),
         lora_modules=(("first", adapter),),
         tool_call_parser="hermes",
+        trust_request_chat_template=True,
         cut_embeddings=True,
         limits=ServerLimits(max_request_seconds=SECONDS, **limits),
     )
@@ -168,7 +189,7 @@ def build(model: Any, directory: Path) -> Path:
     save_tokenizer(tokenizer, saved)
     (saved / "chat_template.jinja").write_text(TEMPLATE)
     save_sentence_transformer(saved, "lasttoken", normalize=True)
-    build_engine(saved, directory)
+    build_engine(saved, directory, max_beam_width=2)
     return saved
 
 
@@ -234,6 +255,8 @@ def test_every_field_of_completions_arrives(generating: Served) -> None:
         "logprobs": (4, {"output_config.return_log_probs": True, "output_config.top_log_probs": 4}),
         "add_special_tokens": (False, {"input_token_ids": ids("hi")[1:]}),
         "suffix": ("", NOTHING),
+        "truncate_prompt_tokens": (2, {"input_token_ids": [START_ID, *ids("i")[1:]]}),
+        "truncation_side": ("right", {"input_token_ids": ids("h")}),
     }
     together = {**GENERATION_TOGETHER, "echo": {"logprobs": 2}}
     check(generating, "/v1/completions", CompletionRequest, body, table, together)
@@ -269,9 +292,12 @@ def test_every_field_of_chats_arrives(generating: Served) -> None:
         "reasoning_effort": ("low", changed("0lowhi>")),
         "modalities": (["text"], NOTHING),
         "verbosity": ("medium", NOTHING),
-        "documents": ([], NOTHING),
+        "documents": ([{"text": "d"}], changed("0dhi>")),
+        "chat_template": ("new", changed("new")),
+        "truncate_prompt_tokens": (2, {"input_token_ids": prompt[-2:], "max_tokens": 702}),
+        "truncation_side": ("right", {"input_token_ids": prompt[:2]}),
         "mm_processor_kwargs": ({}, NOTHING),
-        "echo": (False, NOTHING),
+        "echo": (True, NOTHING),
         "include_reasoning": (True, NOTHING),
     }
     together = {
@@ -303,8 +329,10 @@ def test_every_field_of_embeddings_arrives(generating: Served) -> None:
         "add_special_tokens": (False, {"input_token_ids": ids("hi")[1:]}),
         "encoding_format": ("base64", NOTHING),
         "dimensions": (8, NOTHING),
+        "truncate_prompt_tokens": (2, {"input_token_ids": ids("h")}),
+        "truncation_side": ("left", {"input_token_ids": ids("i")}),
     }
-    check(generating, "/v1/embeddings", EmbeddingRequest, body, table)
+    check(generating, "/v1/embeddings", EmbeddingRequest, body, table, POOLED_TOGETHER)
 
 
 def test_every_field_of_classes_arrives(classifying: Served) -> None:
@@ -315,37 +343,45 @@ def test_every_field_of_classes_arrives(classifying: Served) -> None:
         **POOLED_FIELDS,
         "input": ([5, 6], {"input_token_ids": [5, 6]}),
         "add_special_tokens": (False, {"input_token_ids": ids("hi")[1:]}),
+        "truncate_prompt_tokens": (2, {"input_token_ids": ids("h")}),
+        "truncation_side": ("left", {"input_token_ids": ids("i")}),
     }
-    check(classifying, "/classify", ClassificationRequest, body, table)
+    check(classifying, "/classify", ClassificationRequest, body, table, POOLED_TOGETHER)
 
 
 def test_every_field_of_scores_arrives(classifying: Served) -> None:
-    body = {"text_1": "a", "text_2": "b"}
-    base = {**CLASSES_BASE, "input_token_ids": ids("a") + ids("b")}
+    body = {"text_1": "a", "text_2": "bcd"}
+    base = {**CLASSES_BASE, "input_token_ids": ids("a") + ids("bcd")}
     assert classifying.request("/score", body) == base
     table: dict[str, Row] = {
         **POOLED_FIELDS,
-        "text_1": ("c", {"input_token_ids": ids("c") + ids("b")}),
+        "text_1": ("c", {"input_token_ids": ids("c") + ids("bcd")}),
         "text_2": (["c"], {"input_token_ids": ids("a") + ids("c")}),
-        "add_special_tokens": (False, {"input_token_ids": ids("a")[1:] + ids("b")[1:]}),
+        "add_special_tokens": (False, {"input_token_ids": ids("a")[1:] + ids("bcd")[1:]}),
+        "truncate_prompt_tokens": (5, {"input_token_ids": ids("a") + ids("bc")}),
+        "truncation_side": ("left", {"input_token_ids": ids("a") + ids("cd")}),
     }
-    check(classifying, "/score", ScoreRequest, body, table)
+    together = {"truncation_side": {"truncate_prompt_tokens": 5}}
+    check(classifying, "/score", ScoreRequest, body, table, together)
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
 def test_every_field_of_ranks_arrives(classifying: Served, path: str) -> None:
-    body = {"query": "a", "documents": ["b"]}
-    base = {**CLASSES_BASE, "input_token_ids": ids("a") + ids("b")}
+    body = {"query": "abc", "documents": ["b"]}
+    base = {**CLASSES_BASE, "input_token_ids": ids("abc") + ids("b")}
     assert classifying.request(path, body) == base
     table: dict[str, Row] = {
         **POOLED_FIELDS,
         "query": ("c", {"input_token_ids": ids("c") + ids("b")}),
-        "documents": ([{"text": "c"}], {"input_token_ids": ids("a") + ids("c")}),
+        "documents": ([{"text": "c"}], {"input_token_ids": ids("abc") + ids("c")}),
         "top_n": (1, NOTHING),
         "return_documents": (False, NOTHING),
-        "add_special_tokens": (False, {"input_token_ids": ids("a")[1:] + ids("b")[1:]}),
+        "add_special_tokens": (False, {"input_token_ids": ids("abc")[1:] + ids("b")[1:]}),
+        "truncate_prompt_tokens": (4, {"input_token_ids": ids("a") + ids("b")}),
+        "truncation_side": ("left", {"input_token_ids": ids("c") + ids("b")}),
     }
-    check(classifying, path, RerankRequest, body, table)
+    together = {"truncation_side": {"truncate_prompt_tokens": 4}}
+    check(classifying, path, RerankRequest, body, table, together)
 
 
 TRITON_ROWS: dict[str, Row] = {

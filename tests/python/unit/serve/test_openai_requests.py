@@ -8,23 +8,37 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
-from adaptrt import ConfigError
+from adaptrt import ConfigError, GuidedDecodingParams, RequestError
+from adaptrt.runtime.adapter_tokenizers import TextTokenizer, Truncation
 from adaptrt.runtime.sampling_defaults import GENERATION_CONFIG_FILE, SamplingDefaults
+from adaptrt.runtime.text_requests import bad_word_tokens
 from adaptrt.serve.errors import ApiError
 from adaptrt.serve.generation import TextRequest
 from adaptrt.serve.http import parse_json
-from adaptrt.serve.openai_fields import CompletionRequest, ModelFields
-from adaptrt.serve.openai_requests import adapter_of, check_answer_limits, embedding_bias_of, text_request
+from adaptrt.serve.openai_fields import CompletionRequest, ModelFields, TruncationFields
+from adaptrt.serve.openai_requests import (
+    adapter_of,
+    check_answer_limits,
+    embedding_bias_of,
+    text_request,
+    truncation_of,
+)
 from adaptrt.serve.options import ServerLimits
 from adaptrt.serve.service import Service
+from support.tokenizers import byte_level
+
+TOKENIZER = byte_level()
 
 
-def asked(recommended: SamplingDefaults | None = None, **fields: Any) -> TextRequest:
+def asked(
+    recommended: SamplingDefaults | None = None, guide: GuidedDecodingParams | None = None, **fields: Any
+) -> TextRequest:
     service = SimpleNamespace(
         sampling_defaults=recommended or SamplingDefaults(),
-        engine_info=SimpleNamespace(max_batch_size=3),
+        engine_info=SimpleNamespace(max_batch_size=3, max_beam_width=2),
     )
     parsed = parse_json(json.dumps({"prompt": "a", **fields}).encode(), CompletionRequest, ServerLimits())
     return text_request(
@@ -32,10 +46,11 @@ def asked(recommended: SamplingDefaults | None = None, **fields: Any) -> TextReq
         parsed,
         prompt=[2],
         adapter=None,
-        embedding_bias=embedding_bias_of(parsed.logit_bias, 4),
+        own=cast(TextTokenizer, SimpleNamespace(tokenizer=TOKENIZER)),
+        embedding_bias=embedding_bias_of(parsed, 4),
         max_tokens=parsed.max_tokens,
         top_log_probs=None,
-        guide=None,
+        guide=guide,
     )
 
 
@@ -77,6 +92,54 @@ def test_fields_become_the_executors() -> None:
 def test_fields_that_the_model_decides_are_refused_by_name() -> None:
     with pytest.raises(ApiError, match="logit_bias has token 4; the vocabulary is 0 to 3"):
         asked(logit_bias={"4": 1})
+
+
+def test_allowed_tokens_are_a_bias() -> None:
+    bias = asked(allowed_token_ids=[1, 3], logit_bias={"3": 2}).embedding_bias
+    assert bias is not None
+    assert bias.tolist() == [-np.inf, 0.0, -np.inf, 2.0]
+    with pytest.raises(ApiError, match="allowed_token_ids has token 4; the vocabulary is 0 to 3") as refused:
+        asked(allowed_token_ids=[1, 4])
+    assert refused.value.param == "allowed_token_ids"
+
+
+def test_bad_words_are_sequences_of_tokens() -> None:
+    assert asked(bad_words=["ab"]).bad_words == tuple(tuple(TOKENIZER.encode(text).ids) for text in ("ab", " ab"))
+    nothing = SimpleNamespace(encode=lambda *_, **__: SimpleNamespace(ids=[]))
+    with pytest.raises(RequestError, match="bad_words has 'x', which has no tokens"):
+        bad_word_tokens(cast(TextTokenizer, SimpleNamespace(tokenizer=nothing)), ["x"])
+
+
+def test_beams() -> None:
+    sampling = asked(
+        SamplingDefaults(top_k=20, temperature=0.7), use_beam_search=True, n=2, length_penalty=0.5
+    ).sampling
+    assert (sampling.beam_width, sampling.length_penalty, sampling.early_stopping) == (2, 0.5, 2)
+    assert (sampling.top_k, sampling.top_p, sampling.temperature) == (None, None, None)
+    assert asked(use_beam_search=True, n=2, early_stopping=True).sampling.early_stopping == 1
+    assert asked(use_beam_search=True, n=2, temperature=0.5).sampling.temperature == 0.5
+    assert asked(use_beam_search=True, n=2, temperature=0).sampling.temperature is None
+    one = asked(use_beam_search=True, length_penalty=2).sampling
+    assert (one.beam_width, one.length_penalty, one.top_p) == (1, None, None)  # greedy decoding
+    with pytest.raises(ApiError, match=r"n is 3 with use_beam_search; .* at most 2 beams \(--max_beam_width\)"):
+        asked(use_beam_search=True, n=3)
+    with pytest.raises(ApiError, match="use_beam_search is true with a guide") as refused:
+        asked(use_beam_search=True, n=2, guide=GuidedDecodingParams(GuidedDecodingParams.GuideType.JSON))
+    assert refused.value.param == "use_beam_search"
+
+
+def test_how_prompts_are_cut() -> None:
+    def cut(**fields: Any) -> Truncation | None:
+        return truncation_of(TruncationFields.model_validate(fields), 9, "left")
+
+    assert cut() is None
+    assert cut(truncate_prompt_tokens=-1) == Truncation(9, "left")
+    assert cut(truncate_prompt_tokens=9, truncation_side="right") == Truncation(9, "right")
+    with pytest.raises(ApiError, match="truncate_prompt_tokens is 10; expected at most 9") as refused:
+        cut(truncate_prompt_tokens=10)
+    assert refused.value.param == "truncate_prompt_tokens"
+    assert Truncation(2, "left").cut([1, 2, 3]) == [2, 3]
+    assert Truncation(2, "right").cut([1, 2, 3]) == [1, 2]
 
 
 def test_min_tokens_holds_for_every_token_that_ends_an_answer() -> None:
@@ -135,13 +198,13 @@ def test_answers_to_one_request_are_bounded() -> None:
     limits = ServerLimits(max_answers=6, max_log_probs=120, max_prompt_log_probs=30)
 
     def check(n: int, prompts: list[int], tokens: int, top: int | None = None, *, echo: bool = False) -> None:
-        check_answer_limits(limits, n, prompts, [tokens] * len(prompts), top, echo=echo)
+        check_answer_limits(limits, n, prompts, [tokens] * len(prompts), top, top if echo else None)
 
     check(2, [9, 9, 9], 1000)
     with pytest.raises(ApiError, match=r"n is 2, which makes 8 answers with 4 prompts; .* 6 .* --max_answers"):
         check(2, [9] * 4, 1)
     check(2, [9, 9, 9], 5, 3)
-    with pytest.raises(ApiError, match=r"may have 36 tokens, .* 144 log probs with 4 .* 120 .* --max_log_probs"):
+    with pytest.raises(ApiError, match=r"may have 144 log probs, with 4 for .* 120 .* --max_log_probs"):
         check(2, [9, 9, 9], 6, 3)
     check(1, [9], 10_000, 20)  # a single answer may fill the engine's context
     with pytest.raises(ApiError, match="--max_log_probs"):
@@ -150,5 +213,5 @@ def test_answers_to_one_request_are_bounded() -> None:
     check(1, [11, 7], 1, 2)
     with pytest.raises(ApiError, match=r"has 11 tokens, which is 33 .* expected at most 30 .* --max_prompt_log_probs"):
         check(1, [7, 11], 1, 2, echo=True)
-    with pytest.raises(ApiError, match=r"may have 41 tokens, which is 123 log probs"):
+    with pytest.raises(ApiError, match=r"may have 123 log probs, with 3 for each .* and 3 for each"):
         check(1, [10, 10, 10, 7], 1, 2, echo=True)

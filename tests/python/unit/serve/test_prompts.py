@@ -15,6 +15,7 @@ from adaptrt.runtime.named_adapter import NamedAdapter
 from adaptrt.runtime.template_limits import TemplateLimits
 from adaptrt.runtime.text_bound import LONG_TEXT
 from adaptrt.serve import prompts as prompts_module
+from adaptrt.serve.errors import ApiError
 from adaptrt.serve.openai_chat_fields import TemplateFields
 from adaptrt.serve.prompts import _OF_MESSAGE, Prompts, _length, _template_message
 from adaptrt.serve.work import WorkKind
@@ -72,7 +73,34 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Prompts, Surr
     monkeypatch.setattr(prompts_module, "max_prompt_tokens", lambda _: 99)
     (tmp_path / "chat_template.jinja").write_text("base")
     surroundings = Surroundings(tmp_path)
-    return Prompts(surroundings, surroundings, TemplateLimits(max_characters=99)), surroundings
+    return Prompts(surroundings, surroundings, options()), surroundings
+
+
+def options(**fields: Any) -> Any:
+    limits = SimpleNamespace(template=TemplateLimits(max_characters=99), max_tokenize_tokens=200)
+    return SimpleNamespace(**{"limits": limits, "chat_template": None, "trust_request_chat_template": False, **fields})
+
+
+def test_a_request_brings_its_template_if_the_server_trusts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts_module, "max_prompt_tokens", lambda _: 99)
+    monkeypatch.setattr(prompts_module, "MAX_REQUEST_TEMPLATES", 2)
+    surroundings = Surroundings(tmp_path)
+    fields = TemplateFields.model_validate({"messages": [{"role": "user", "content": "x"}], "chat_template": "own"})
+    prompts = Prompts(surroundings, surroundings, options(chat_template="given"))
+    assert written(prompts, None) == "given"
+    with pytest.raises(ApiError, match="without --trust_request_chat_template") as refused:
+        asyncio.run(prompts.tokenize_chat(fields, None, None))
+    assert refused.value.param == "chat_template"
+    prompts = Prompts(surroundings, surroundings, options(trust_request_chat_template=True))
+    assert asyncio.run(prompts.tokenize_chat(fields, None, None)) == ["own"]
+    made = asyncio.run(prompts.template_for(fields, None))
+    assert asyncio.run(prompts.template_for(fields, None)) is made
+    for text in ("a", "b"):
+        asyncio.run(prompts.template_for(fields.model_copy(update={"chat_template": text}), None))
+    assert asyncio.run(prompts.template_for(fields, None)) is not made
+    with pytest.raises(ApiError, match="chat_template: cannot be used") as refused:
+        asyncio.run(prompts.template_for(fields.model_copy(update={"chat_template": "{{"}), None))
+    assert refused.value.param == "chat_template"
 
 
 def written(prompts: Prompts, adapter: str | None) -> Any:

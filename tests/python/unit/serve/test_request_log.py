@@ -8,8 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from adaptrt.serve.app import respond
+from adaptrt.serve.errors import ApiError
 from adaptrt.serve.metrics import ServiceMetrics
 from adaptrt.serve.records import GenerationRecord, current_request
 from adaptrt.serve.request_log import RequestRecorder, surface_of
@@ -47,7 +50,14 @@ def client(metrics: ServiceMetrics) -> TestClient:
     async def defect() -> Response:
         raise ZeroDivisionError
 
-    app.add_middleware(RequestRecorder, metrics=metrics, log_requests=True)
+    @app.post("/v1/refuse")
+    async def refuse(request: Request) -> Response:
+        record = current_request.get()
+        assert record is not None
+        record.name("of-field")
+        return respond(request, ApiError("x", param="a\nb"))
+
+    app.add_middleware(RequestRecorder, metrics=metrics, log_requests=True, respond=respond)
     return TestClient(app, raise_server_exceptions=False)
 
 
@@ -95,6 +105,30 @@ def test_a_line_says_what_became_of_it(client: TestClient, caplog: pytest.LogCap
         assert part in line
     assert "\n" not in line
     assert "secret" not in line
+
+
+def line_of(caplog: pytest.LogCaptureFixture) -> str:
+    (line,) = (record.getMessage() for record in caplog.records if record.name == "adaptrt.requests")
+    return line
+
+
+def test_a_line_names_the_refused_field(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "adaptrt.requests")
+    client.post("/v1/refuse")
+    assert r" status=400 outcome=refused " in line_of(caplog)
+    assert r" field='a\nb'" in line_of(caplog)
+
+
+def test_a_client_may_name_its_request(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "adaptrt.requests")
+    assert client.post("/v1/refuse").headers["x-request-id"] == "of-field"
+    assert line_of(caplog).startswith("id=of-field ")
+    for name in ("a", "~" * 128):
+        assert client.post("/v1/refuse", headers={"X-Request-Id": name}).headers["x-request-id"] == name
+    for name in ("", "a b", "~" * 129, "\x7f", "\xe4"):
+        answer = client.get("/v1/answer/200", headers={"X-Request-Id": name.encode("latin-1")})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-request-id"), name
+        assert answer.headers["x-request-id"] not in ("", name)
 
 
 @pytest.mark.parametrize(

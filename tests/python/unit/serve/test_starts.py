@@ -284,7 +284,7 @@ def parsed(*flags: str) -> argparse.Namespace:
 
 def test_the_executor_gets_what_the_flags_say(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
-    sizes = types.SimpleNamespace(max_num_tokens=8, max_input_len=9, max_seq_len=10)
+    sizes = types.SimpleNamespace(max_num_tokens=8, max_input_len=9, max_seq_len=10, max_beam_width=3)
     loaded = types.SimpleNamespace(
         adapters={}, model_type=ModelType.DECODER_ONLY, num_ranks=1, config=types.SimpleNamespace(build_config=sizes)
     )
@@ -310,6 +310,7 @@ def test_the_executor_gets_what_the_flags_say(root: Path, monkeypatch: pytest.Mo
     assert (draft.speculative_model_dir, draft.max_draft_len) == (str(root / "engines" / "model"), 2)
     assert draft.kv_cache_size == 8000
     assert config.enable_chunked_context
+    assert config.max_beam_width == 3
     sizes.max_num_tokens = 9  # a step takes every prompt
     command.make_executor(parsed())
     assert not given[-2].enable_chunked_context

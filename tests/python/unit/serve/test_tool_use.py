@@ -91,13 +91,13 @@ def test_an_answer_has_a_guide_if_its_calls_or_its_text_are_restricted(
     async def tokenizer_of(adapter: str | None) -> Any:
         return SimpleNamespace(vocabulary=SimpleNamespace(special_id=lambda text: None))
 
-    async def template_of(adapter: str | None) -> Any:
+    async def template_for(fields: ChatRequest, adapter: str | None) -> Any:
         return ChatTemplate({"default": "<tool_call>"}, {}, "t")
 
     service: Any = SimpleNamespace(
         options=SimpleNamespace(tool_call_parser="auto"),
         tokenizers=SimpleNamespace(of=tokenizer_of),
-        prompts=SimpleNamespace(template_of=template_of),
+        prompts=SimpleNamespace(template_for=template_for),
     )
     service.executor = SimpleNamespace(compile_guide=lambda _: asyncio.sleep(0))
     if guide is ApiError:
@@ -130,11 +130,13 @@ TEMPLATES = {
 def test_the_template_that_writes_tools_shows_the_form(
     flag: str, templates: dict[str, str] | None, form: str | None
 ) -> None:
-    async def template_of(adapter: str | None) -> Any:
-        assert adapter == "a"
+    asked: Any = SimpleNamespace()
+
+    async def template_for(fields: ChatRequest, adapter: str | None) -> Any:
+        assert (fields, adapter) == (asked, "a")
         return None if templates is None else ChatTemplate(templates, {}, "t")
 
     service: Any = SimpleNamespace(
-        options=SimpleNamespace(tool_call_parser=flag), prompts=SimpleNamespace(template_of=template_of)
+        options=SimpleNamespace(tool_call_parser=flag), prompts=SimpleNamespace(template_for=template_for)
     )
-    assert asyncio.run(_form_of(service, "a")) == form
+    assert asyncio.run(_form_of(service, asked, "a")) == form
