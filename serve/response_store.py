@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Final
 
-from .openai_chat_fields import Message
+OVERHEAD_BYTES: Final = 1024
+"""Memory of a stored response without its texts."""
 
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """A response that has ended."""
+    """A response that has ended. Its parts are JSON, because objects take many times as much memory."""
 
     owner: str
     """The key of the client that made it; empty: the server has no keys."""
     status: str
     body: bytes
-    """The response as JSON."""
-    input_items: Sequence[dict[str, Any]]
-    """The request's own input, with ids."""
-    messages: Sequence[Message]
-    """The whole conversation up to this answer, without instructions."""
-    num_bytes: int
-    """Approximate memory: the size of body, input and earlier messages as JSON."""
+    """The response."""
+    input_items: bytes
+    """The request's own input: a list of items with ids."""
+    messages: bytes
+    """The whole conversation up to this answer, without instructions: a list of a chat's messages."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the response."""
+        return OVERHEAD_BYTES + len(self.body) + len(self.input_items) + len(self.messages)
 
 
 class ResponseStore:

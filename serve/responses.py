@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -17,7 +18,7 @@ from .._core import AdaptrtError
 from .conversation import Conversation, SplitAnswer
 from .errors import ApiError
 from .generation import TextGeneration
-from .http import EventStream, read_json, read_query, unless_disconnected, validation_error
+from .http import LONG_BODY, EventStream, read_json, read_query, unless_disconnected, validation_error
 from .json_answer import frame, json_parts
 from .openai_chat_fields import ChatRequest, Message
 from .openai_fields import Fields, only
@@ -29,11 +30,16 @@ from .service import Service
 from .work import WorkKind
 
 MANY_MESSAGES: Final = 256
-"""A longer conversation is translated in a thread, because all other requests wait for the loop."""
+"""A longer conversation is translated and stored in a thread, because all other requests wait for the loop."""
+LONG_PROMPT: Final = 1 << 14
+"""Tokens; a response with a longer prompt is stored in a thread."""
 MAX_LISTED: Final = 100
 """Maximum number of input items in one answer, as in OpenAI's API."""
 _PARAMS: Final = {"messages": "input", "max_completion_tokens": "max_output_tokens", "logprobs": "include"}
 """Fields here by the names of the chat's fields that errors name."""
+
+
+_MESSAGES: Final[TypeAdapter[list[Message]]] = TypeAdapter(list[Message])
 
 
 def _flag(value: Any) -> Any:
@@ -123,13 +129,13 @@ class Responses:
         if fields.store and not self._store.is_on:
             raise ApiError("store is true; expected false: this server stores no responses", param="store")
         previous = self._find_previous(fields.previous_response_id)
-        chat = await self._translated(fields, () if previous is None else previous.messages)
+        chat = await self._translated(fields, b"[]" if previous is None else previous.messages)
         conversation = await Conversation.of(service, chat)
         texts = conversation.tokenizer.texts if fields.has_log_probs else None
         is_stored = self._store.is_on and fields.store is not False
         echo = self._echo(fields, conversation, is_stored)
         answer = ResponseAnswer(echo, len(conversation.request.prompt), texts)
-        made = _Made(self._owner, fields, chat, previous, answer, is_stored)
+        made = _Made(self._owner, fields, chat, answer, len(conversation.request.prompt), is_stored)
         split = SplitAnswer(conversation.make_splitter())
         async with AsyncExitStack() as stack:
             generation = await conversation.start(service, stack)
@@ -142,8 +148,7 @@ class Responses:
                 return EventStream(self._frames(made, split, generation), kept)
             (piece,) = await generation.whole()
         answer.add(piece, split.parts(piece))
-        parts = await json_parts(answer.body())
-        return Response(self._keep(made, b"".join(parts)), media_type="application/json")
+        return Response(await self._kept(made), media_type="application/json")
 
     async def read(self, response_id: str) -> Response:
         """Returns a response, as far as it is generated. Raises ApiError for an unknown id."""
@@ -172,7 +177,7 @@ class Responses:
 
     def list_input(self, response_id: str, query: _ListQuery) -> Response:
         """Returns a page of a request's own input items. Raises ApiError for an unknown id."""
-        items = list(self._find(response_id).input_items)
+        items: list[dict[str, Any]] = json.loads(self._find(response_id).input_items)
         if query.order == "desc":
             items.reverse()
         first = 0
@@ -198,35 +203,29 @@ class Responses:
         try:
             async for piece in generation:
                 events = answer.add(piece, split.parts(piece))
-                if piece.finish_reason is not None:
-                    await self._keep_ended(made)
+                # Clients may continue a response as soon as they have its last event.
+                if piece.finish_reason is not None and made.is_stored:
+                    await self._kept(made)
                 if events:
                     yield await _joined(events)
         except AdaptrtError as error:
             events = answer.fail(ApiError.of(error))
-            await self._keep_ended(made)
+            if made.is_stored:
+                await self._kept(made)
             yield await _joined(events)
 
-    async def _keep_ended(self, made: _Made) -> None:
-        # Clients may continue a response as soon as they have its last event.
-        if made.is_stored:
-            self._keep(made, b"".join(await json_parts(made.answer.body())))
-            self._running.pop(made.answer.response_id, None)
-
-    def _keep(self, made: _Made, body: bytes) -> bytes:
+    async def _kept(self, made: _Made) -> bytes:
         """Stores a response that has ended if it should be. Returns its body."""
-        if not made.is_stored:
-            return body
-        items = [listed(item) for item in made.fields.input]
-        num_instructions = 0 if made.fields.instructions is None else 1
-        num_bytes = len(body) + len(json.dumps(items)) + (0 if made.previous is None else made.previous.num_bytes)
-        messages = [*made.chat.messages[num_instructions:], *made.answer.messages()]
-        stored = StoredResponse(made.owner, made.answer.status, body, items, messages, num_bytes)
-        self._store.put(made.answer.response_id, stored)
+        body = b"".join(await json_parts(made.answer.body()))
+        if made.is_stored:
+            is_long = made.num_prompt_tokens > LONG_PROMPT or len(made.chat.messages) > MANY_MESSAGES
+            stored = await asyncio.to_thread(made.stored, body) if is_long else made.stored(body)
+            self._store.put(made.answer.response_id, stored)
+            self._running.pop(made.answer.response_id, None)
         return body
 
-    async def _translated(self, fields: ResponseRequest, history: Sequence[Message]) -> ChatRequest:
-        if len(fields.input) + len(history) <= MANY_MESSAGES:
+    async def _translated(self, fields: ResponseRequest, history: bytes) -> ChatRequest:
+        if len(fields.input) <= MANY_MESSAGES and len(history) <= LONG_BODY:
             return _chat(fields, history)
         return await self._service.executor.work.run(WorkKind.TEXTS, _chat, fields, history)
 
@@ -303,14 +302,27 @@ class _Made:
     owner: str
     fields: ResponseRequest
     chat: ChatRequest
-    previous: StoredResponse | None
     answer: ResponseAnswer
+    num_prompt_tokens: int
     is_stored: bool
 
+    def stored(self, body: bytes) -> StoredResponse:
+        """Returns the response for the store. body: the answer's."""
+        items = [listed(item) for item in self.fields.input]
+        num_instructions = 0 if self.fields.instructions is None else 1
+        messages = [*self.chat.messages[num_instructions:], *self.answer.messages()]
+        return StoredResponse(
+            self.owner,
+            self.answer.status,
+            body,
+            json.dumps(items, ensure_ascii=False).encode(),
+            _MESSAGES.dump_json(messages, exclude_defaults=True),
+        )
 
-def _chat(fields: ResponseRequest, history: Sequence[Message]) -> ChatRequest:
+
+def _chat(fields: ResponseRequest, history: bytes) -> ChatRequest:
     try:
-        return chat_of(fields, history)
+        return chat_of(fields, _MESSAGES.validate_json(history))
     except ValidationError as error:
         raise validation_error(error) from error
 

@@ -23,6 +23,7 @@ from adaptrt.serve.options import ServerLimits
 from adaptrt.serve.records import RequestRecord, current_request
 from adaptrt.serve.responses import Responses
 from adaptrt.serve.responses_fields import ResponseRequest
+from adaptrt.serve.work import WorkKind
 
 
 class Generation:
@@ -48,7 +49,10 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...] = (), **limits: Any) -> None:
         options = SimpleNamespace(limits=ServerLimits(**limits), api_keys=keys)
         service: Any = SimpleNamespace(
-            options=options, model_names=("base",), sampling_defaults=SimpleNamespace(given=lambda: {"top_p": 0.5})
+            executor=SimpleNamespace(work=SimpleNamespace(run=self._run)),
+            options=options,
+            model_names=("base",),
+            sampling_defaults=SimpleNamespace(given=lambda: {"top_p": 0.5}),
         )
         self.chats: list[ChatRequest] = []
         self.generations: list[Generation] = []
@@ -63,6 +67,9 @@ class World:
     async def _start(self, service: Any, stack: AsyncExitStack) -> Generation:
         self.generations.append(Generation())
         return self.generations[-1]
+
+    async def _run(self, kind: WorkKind, function: Any, *args: Any) -> Any:
+        return function(*args)
 
     async def create(self, **fields: Any) -> Any:
         return await self.responses.create(ResponseRequest.model_validate({"input": "x", **fields}))
@@ -163,11 +170,23 @@ def test_a_conversation_counts_with_its_history(monkeypatch: pytest.MonkeyPatch)
     async def run() -> None:
         world = World(monkeypatch)
         store = world.responses._store
-        first = await world.made()
+        first = await world.made(input="x" * 10_000)
         alone = store.num_bytes
-        assert alone > len(json.dumps(first)) * 0.9
+        assert 20_000 < alone < 23_000  # as an item and as a message
         await world.made(previous_response_id=first["id"])
-        assert store.num_bytes > 3 * alone
+        assert 10_000 < store.num_bytes - alone < 13_000
+
+
+def test_long_conversations_are_continued_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        world = World(monkeypatch)
+        items = [{"role": "user", "content": f"{i}"} for i in range(300)]
+        first = await world.made(input=items)
+        await world.made(input="y" * 70_000, previous_response_id=first["id"])
+        await world.made(input="z", previous_response_id=(await world.made(previous_response_id=first["id"]))["id"])
+        assert [message.content for message in world.chats[1].messages] == [*map(str, range(300)), "a", "y" * 70_000]
+        listed = world.responses.list_input(first["id"], module._ListQuery(limit=100, order="asc"))
+        assert [item["content"][0]["text"] for item in content(listed)["data"]] == [*map(str, range(100))]
 
     asyncio.run(run())
 
