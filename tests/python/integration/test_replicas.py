@@ -169,6 +169,11 @@ def test_errors_keep_their_form_and_status(http: httpx.Client) -> None:
         (http.post("/v1/completions", content=b"1" * (BODY_BYTES + 1)), 413, None),
         (http.post("/v1/load_lora_adapter", json={"lora_name": "x", "lora_path": "/etc"}), 400, "lora_path"),
         (http.post("/v1/unload_lora_adapter", json={"lora_name": "nobody"}), 404, "lora_name"),
+        # Responses are stored in one process, and a request about one may reach another.
+        (http.post("/v1/responses", json={"input": "a", "store": True}), 400, "store"),
+        (http.post("/v1/responses", json={"input": "a", "previous_response_id": "r"}), 400, "previous_response_id"),
+        (http.post("/v1/responses", json={"input": "a"}), 400, "input"),
+        (http.get("/v1/responses/r"), 404, None),
         (http.get("/v1/models/nobody"), 404, "model"),
         (http.get("/nowhere"), 404, None),
         (http.get("/"), 404, None),
@@ -179,6 +184,8 @@ def test_errors_keep_their_form_and_status(http: httpx.Client) -> None:
         assert (error["code"], error["param"]) == (status, param)
         assert error["message"]
     assert http.post("/v2/models/nobody/generate", json={}).json().keys() == {"error"}
+    message = {"model": "nobody", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}
+    assert http.post("/v1/messages", json=message).json()["error"]["type"] == "not_found_error"
     assert http.get("/health").status_code == httpx.codes.OK
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -392,6 +393,26 @@ def test_chats(served: Served, model: str, prompt: list[int]) -> None:
     assert streamed == entries
     assert chunks[-1].choices[0].finish_reason == choice.finish_reason == "length"
     assert (last.choices, last.usage) == ([], answer.usage)
+
+    # Other APIs write the same answer of the same adapter in other forms.
+    sampling = {"seed": 4}
+    response = served.client.responses.create(
+        model=model, input="hi €", max_output_tokens=10, extra_body=sampling, include=["message.output_text.logprobs"],
+        top_logprobs=3,
+    )  # fmt: skip
+    (part,) = response.output[0].content
+    assert (response.model, response.output_text, response.status) == (model, choice.message.content, "incomplete")
+    assert [entry.to_dict() for entry in part.logprobs] == [entry.to_dict() for entry in entries]
+    with anthropic.Anthropic(base_url=served.address, api_key="none", max_retries=0) as client:
+        message = client.messages.create(
+            model=model, max_tokens=10, messages=[{"role": "user", "content": "hi €"}], extra_body=sampling
+        )
+    assert (message.model, message.content[0].text, message.stop_reason) == (
+        model,
+        choice.message.content,
+        "max_tokens",
+    )
+    assert message.usage.input_tokens == response.usage.input_tokens == len(prompt)
 
 
 def test_kinds_of_messages_in_a_conversation(served: Served) -> None:
