@@ -2,8 +2,8 @@
 
     fill_performance.py docs/performance.md [--bench bench.json...] [--peers peers.json...]
 
-The page has a pair of marks for each table and kind of CPU. The text between the marks of the reports' CPUs is
-replaced; figures of other machines stay.
+The page has a pair of marks for each table and kind of CPU. This script replaces the text between the marks for the
+reports' kind of CPU, and keeps the figures of other kinds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BEST_PEER = "AdaptRT to the best peer"
 
 
 def cpu_of(report: Report) -> str:
-    """The kind of CPU, as named in the page's marks. Old reports without this field count as without AMX."""
+    """Returns the kind of CPU as it is named in the page's marks. Old reports without the field have no AMX."""
     return AMX if report.machine.get("amx") else WITHOUT_AMX
 
 
@@ -49,12 +49,12 @@ def _marked(page: str, name: str) -> re.Match[str]:
 
 
 def content_of(page: str, name: str) -> str:
-    """The text between the marks `name`. Raises ValueError if the page does not have this pair of marks once."""
+    """Returns the text between the marks `name`. Raises ValueError unless the page has this pair of marks once."""
     return _marked(page, name)[0]
 
 
 def fill(page: str, name: str, content: str) -> str:
-    """The page with `content` between the marks `name`. Raises ValueError if the page does not have this pair once."""
+    """Returns the page with `content` between the marks `name`. Raises ValueError unless the page has the pair once."""
     found = _marked(page, name)
     return f"{page[: found.start()]}{content}\n{page[found.end() :]}"
 
@@ -103,7 +103,7 @@ def bench_table(report: Report) -> str:
 
 
 def disturbed(row: Row) -> str:
-    """A mark for rows that should be measured again."""
+    """Returns a mark for rows that should be measured again."""
     return " (disturbed)" if row.figure.is_disturbed else ""
 
 
@@ -122,7 +122,7 @@ def against(result: ComparisonResult, row: Row, report: Report) -> str:
 
 
 def target(result: ComparisonResult) -> str:
-    """Text of a target, and if it was met."""
+    """Returns the text of a target with the result: met or missed."""
     if result.holds is None:
         return ""
     scale, unit = (1, "") if result.measure == "value" else (100, "%")
@@ -165,7 +165,7 @@ def peers_table(report: Report) -> str:
 
 
 def short_list(names: Sequence[str]) -> str:
-    """Names of rows (row/peer), or their number and peers if there are more than three."""
+    """Returns the names of rows (row/peer); if there are more than three, their number and peers."""
     if len(names) <= 3:
         return ", ".join(names)
     peers = dict.fromkeys(name.split("/")[-1] for name in names)
@@ -190,7 +190,7 @@ def best_ratio(row: Row | None) -> str:
 
 
 def peer_targets(row: Row | None) -> str:
-    """The target, and if AdaptRT reached it against every peer that it applies to."""
+    """Returns the target, and says if AdaptRT reached it against all peers that it applies to."""
     held = [] if row is None else [c for c in row.comparisons if c.holds is not None and c.base is not None]
     if not held:
         return ""
@@ -209,7 +209,7 @@ def limit_share(row: Row | None) -> str:
 
 
 def not_better(report: Report) -> list[str]:
-    """Rows in which a peer was at least as good."""
+    """Returns the rows in which a peer was at least as good."""
     return [
         f"{row.title} ({peer}, {ratio:.2f} x)"
         for row in report.rows
@@ -222,7 +222,7 @@ def not_better(report: Report) -> list[str]:
 def merged(reports: Sequence[Report]) -> Report:
     """Merges reports. A peer's row, row/peer, counts as a row of its own.
 
-    A later report's samples of a row replace those of an earlier one. A row's comparisons come from the latest report
+    Samples of a row in a later report replace those in an earlier one. A row's comparisons come from the latest report
     that has both rows.
     """
     result = reports[0]

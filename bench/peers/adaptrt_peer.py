@@ -33,7 +33,7 @@ BYTES_PER_VALUE = 2
 COLD_TASKS = 1000
 ALL_ADAPTERS, ONE_ADAPTER = "adapters", "compressed-adapter"
 ENGINES_OF = {ALL_ADAPTERS: "bf16", ONE_ADAPTER: "compressed"}
-"""Variants with adapters in host memory (all of them, or ADAPTER_OF_ONE), and their engines."""
+"""Engines of the variants that have adapters in host memory: all adapters, or ADAPTER_OF_ONE."""
 
 
 class AdaptRt:
@@ -83,9 +83,8 @@ class AdaptRt:
 
 
 def start(task: Task, name: str, *, all_adapters: bool) -> Executor:
-    """An executor without prefix reuse, because prompts repeat. With `all_adapters`, its cache holds all of them."""
-    # Weights are read into the process's memory, as the peers do, because the page layout of a mapped file changes over
-    # time.
+    """Makes an executor without prefix reuse, because prompts repeat. With `all_adapters`, its cache holds all."""
+    # Weights are read into the process's memory, as peers do. A mapped file's page layout would change over time.
     engine = adaptrt.load_engine(task.root / f"adaptrt-{name}", weight_memory=ALL_WEIGHTS)
     config = ExecutorConfig(
         kv_cache_config=KvCacheConfig(enable_block_reuse=False), enable_chunked_context=True, num_threads=task.threads,

@@ -36,7 +36,7 @@ def main(sources: Path, root: Path) -> None:
 
 
 def name_pre_tokenizer() -> None:
-    """The converter identifies pre-tokenizers by a hash of their output. It does not know this model's tokenizer."""
+    """Tells the converter the name of this model's pre-tokenizer, whose hash it does not know."""
     import conversion.base
 
     for found in vars(conversion.base).values():

@@ -32,8 +32,8 @@ START_SECONDS = 120.0
 REQUEST_SECONDS = 900.0
 BASE = -1
 FILES = {"bf16": "base", "long": "base", "adapters": "base", "q8_0": "base-q8_0", "q4_0": "base-q4_0"}
-"""GGUF file of each variant. `adapters` loads all adapters, and each request selects one. `long` has one slot, because
-a server divides its context evenly among its slots."""
+"""GGUF file of each variant. `adapters` loads all adapters, and each request selects one of them. `long` has one slot,
+because a server divides its context evenly among its slots."""
 SLOT_TOKENS = 1024
 
 

@@ -88,8 +88,9 @@ def config_of(adapters: Sequence[Any]) -> Any:
 
 
 def pipeline(task: Task, variant: str, **options: Any) -> Any:
-    """Prefix caching is off because prompts repeat. All other settings, even dynamic quantisation, are OpenVINO's
-    defaults."""
+    """Makes a pipeline without prefix caching, because prompts repeat. All other settings are OpenVINO's defaults, even
+    dynamic quantisation.
+    """
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.enable_prefix_caching = False
     scheduler.cache_size = 1

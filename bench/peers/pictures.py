@@ -45,7 +45,7 @@ def _cell(row: Row | None) -> str:
 
 
 def ratio_text(row: Row | None) -> str:
-    """AdaptRT's speed relative to the best peer: higher is better, for seconds as well."""
+    """Returns AdaptRT's speed relative to the best peer. Higher is better, also for rows in seconds."""
     ratios = [c.ratio for c in row.comparisons if c.measure == "ratio"] if row is not None else []
     if row is None or not ratios:
         return "-"

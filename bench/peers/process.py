@@ -1,4 +1,4 @@
-"""A peer's process. It is stopped (SIGSTOP) while others are measured, so that spinning threads use no CPU."""
+"""A peer's process. It is stopped (SIGSTOP) while others are measured, so that its waiting threads use no CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows that all peers are asked for, and the minimum work of the base model's weights in each."""
+"""The rows that all peers are asked for, and the minimum work of each."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class RowKind:
     target_with_amx: Target | None = None
     """Replaces `target` on a CPU with AMX."""
     peers_of: str | None = None
-    """Another row whose peers' samples this row is compared with. For peers the weights of both rows are the same, so
-    they are not asked for this one."""
+    """Another row whose peers' samples this row is compared with. Peers are not asked for this row, because it would be
+    the same as the other one for them."""
     why_not: str = "no quantised weights by this runner"
-    """Reason shown if a peer gives none for not running the row."""
+    """Reason that is shown if a peer does not run the row and gives no reason."""
 
 
 OWN = "the peers' int8 is W8A8: they quantise activations too"
@@ -164,17 +164,17 @@ def rows_of(model: BenchModel | Mixture) -> list[str]:
 
 
 def source_of_peers(name: str) -> str:
-    """The row that peers are asked for, and whose samples this row is compared with; usually the row itself."""
+    """Returns the row whose peers' samples this row is compared with; usually the row itself."""
     return ROWS[name].peers_of or name
 
 
 def work_of_row(name: str, model: BenchModel | Mixture) -> Work | None:
-    """Minimum work of a step: base and adapter weights, read and multiplied once; None for rows without a roofline.
+    """Returns the minimum work of a step: base and adapter weights are read and multiplied once. None: no roofline.
 
-    A mixture of experts has none here, because its reads depend on the experts that its tokens select.
+    A mixture of experts has no roofline here, because its reads depend on the experts that its tokens select.
 
-    For a prompt, attention's products count as well. Only its last token needs lm_head, and in the last layer only keys
-    and values are needed of the other tokens.
+    For a prompt, attention's products count as well. Only its last token needs lm_head, and the last layer computes
+    only keys and values for the other tokens.
     """
     kind = ROWS[name]
     if kind.tokens == 0 or isinstance(model, Mixture):
@@ -202,8 +202,9 @@ def work_of_row(name: str, model: BenchModel | Mixture) -> Work | None:
 
 
 def _attention_flops(tokens: int, model: BenchModel) -> int:
-    """FLOPs of a prompt's attention: each token with itself and earlier tokens; in the last layer only for the last
-    token."""
+    """Returns the FLOPs of a prompt's attention: each token attends to itself and all earlier tokens. In the last layer
+    only the last token counts.
+    """
     pairs = (model.num_hidden_layers - 1) * tokens * (tokens + 1) // 2 + tokens
     products = 2  # Queries by keys, and weights by values.
     return 2 * products * pairs * model.num_attention_heads * model.head_dim

@@ -58,7 +58,7 @@ class Run:
     not_run: dict[tuple[str, str], str] = field(default_factory=dict)
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
     slow: set[tuple[str, str]] = field(default_factory=set)
-    """Rows and peers whose first sample took long: they are measured in every second round only."""
+    """Rows and peers whose first sample took long. They are measured only in every second round."""
 
     def measure(self, root: Path) -> None:
         """Measures all groups, one after another."""
@@ -156,7 +156,7 @@ class Run:
         self.not_run[row, name] = f"after {taken} samples: {error}" if taken else str(error)
 
     def report(self) -> Report:
-        """Report with each AdaptRT row compared with every peer and the machine."""
+        """Returns a report in which each row of AdaptRT is compared with every peer and with the machine."""
         figures = {key: Figure(ROWS[key[0]].unit, samples) for key, samples in self.samples.items()}
         limits, machine = self.limits.figures(), describe_machine(self.args.threads)
         rows = []
@@ -216,8 +216,9 @@ def compared(
 def _against_peer(
     base: str, figure: Figure, theirs: Figure, target: Target | None, at_limit: Figure | None
 ) -> ComparisonResult:
-    """Compares a figure with a peer's. With a target, the result includes the ratio at the machine's limit: a limit
-    below the target makes it unreachable."""
+    """Compares a figure with a peer's. With a target, the result includes the ratio at the machine's limit: if that is
+    below the target, the target cannot be reached.
+    """
     ratio = paired_ratio(figure, theirs)
     if target is None:
         return ComparisonResult(base, "ratio", ratio, None, None, None)

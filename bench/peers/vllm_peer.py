@@ -29,8 +29,8 @@ COLD_ID = 1000
 ADAPTERS: dict[str, list[int]] = {"bf16": [], "adapter": [ADAPTER_OF_ONE], "adapters": list(range(BATCH))}
 """Adapters of each variant, by slot."""
 LARGEST_RANK = {"adapter": 16, "adapters": 64}
-"""Maximum rank of the slots. On a CPU every token copies its slot's weights at this rank, so a higher one would slow
-down the single adapter."""
+"""Maximum rank of the slots. On a CPU, every token copies its slot's weights at this rank, so a higher maximum would
+slow down the variant with a single adapter."""
 
 
 class Vllm:
@@ -82,7 +82,7 @@ class Vllm:
 
 
 def make(task: Task) -> Peer:
-    """vLLM reads its settings from the environment when it is imported."""
+    """Sets vLLM's environment variables, which it reads when it is imported, and returns the peer."""
     os.environ.update(
         VLLM_CPU_KVCACHE_SPACE="1",
         VLLM_CPU_OMP_THREADS_BIND=f"0-{task.threads - 1}",

@@ -20,13 +20,13 @@ from typing import Any, Protocol
 
 BATCH = 16
 MIXED_TOKENS = 24
-"""Maximum new tokens of a request in rows with several adapters, for all peers: some are very slow there."""
+"""Maximum new tokens of a request in rows with several adapters, for all peers: some peers are very slow there."""
 ADAPTER_OF_ONE = 1  # Rank 16.
 WARM_UP_TOKENS = 2
 PROMPTS = 3
-"""Prompts of a prefill sample, timed one after another."""
+"""Number of prompts of a prefill sample, timed one after another."""
 UNCOUNTED = 512
-"""Maximum tokens of the uncounted prompt before them."""
+"""Maximum number of tokens of the prompt that is computed before them and not counted."""
 CONTEXT = 8448
 """Maximum tokens of a request, prompt and answer."""
 STEP_TOKENS = 1024
@@ -101,7 +101,7 @@ class Row:
 
 @dataclass
 class Peer:
-    """Result of a peer's script: how each row is measured, or why it is not."""
+    """Result of a peer's script: how it measures each row, or the reason why it does not."""
 
     versions: dict[str, str]
     load: Callable[[str], Variant]
@@ -116,7 +116,7 @@ Generate = Callable[[Sequence[list[int]], int], Sequence[Sequence[int]]]
 
 
 def timed(generate: Generate, prompts: Sequence[list[int]], new_tokens: int) -> float:
-    """Seconds of a batch. Raises RuntimeError unless every prompt got all of its tokens."""
+    """Returns the seconds that a batch takes. Raises RuntimeError unless every prompt got all of its tokens."""
     start = time.perf_counter()
     answers = generate(prompts, new_tokens)
     seconds = time.perf_counter() - start
@@ -220,7 +220,7 @@ def main(make: Callable[[Task], Peer]) -> None:
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--new_tokens", type=int, required=True)
     args = parser.parse_args()
-    # Libraries print to stdout: answers get their own descriptor, and all other output goes to stderr.
+    # Libraries print to stdout, so answers get their own descriptor, and all other output goes to stderr.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 

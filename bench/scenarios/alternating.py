@@ -1,7 +1,7 @@
 """Compares decode scenarios by alternating short runs, because the machine's speed changes between samples.
 
-A memory bus shared with other machines can lose half its bandwidth within a second. Two samples taken seconds apart
-then differ by more than the effect to be measured. Two consecutive runs of a third of a second seldom do.
+A memory bus that is shared with other machines can lose half of its bandwidth within a second. Two samples taken
+seconds apart then differ by more than the effect to be measured. Two consecutive runs of a third of a second seldom do.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Runner = Callable[[], Metrics]
 
 
 def alternate(row: Runner, base: Runner, pairs: int) -> tuple[Metrics, list[float]]:
-    """Runs `pairs` pairs; the base goes first in every second pair. Returns (metrics, row / base of each pair).
+    """Runs `pairs` pairs; the base runs first in every second pair. Returns (metrics, row / base of each pair).
 
-    `value` and the other metrics of a run are medians over the row's runs, `base_value` is the median of the base's
-    runs, and `ratio` that of the pairs.
+    The metrics of a run, such as `value`, are medians over the row's runs. `base_value` is the median over the base's
+    runs, and `ratio` the median over the pairs.
     """
     rows: list[Metrics] = []
     bases: list[Metrics] = []
@@ -57,7 +57,7 @@ def alternate(row: Runner, base: Runner, pairs: int) -> tuple[Metrics, list[floa
 
 
 def alternating_pairs(scenarios: Iterable[Scenario], file: ScenarioFile) -> list[tuple[Decode, Decode]]:
-    """Pairs (scenario, its base) of the `scenarios` that alternate with another one of their file."""
+    """Returns pairs (scenario, its base) of the `scenarios` that alternate with another one of their file."""
     by_name = {base.name: base for base in file.scenarios}
     pairs = []
     for scenario in scenarios:
@@ -80,7 +80,7 @@ class _Side:
 
 
 def sharing_weights(engine: NativeEngine, other: NativeEngine) -> NativeEngine | None:
-    """`engine` with the mapped weights of `other`; None if their weights differ in any byte."""
+    """Returns `engine` with the mapped weights of `other`; None if their weights differ in any byte."""
     ours, theirs = engine.storage.tensors, other.storage.tensors
     if ours.keys() != theirs.keys():
         return None
@@ -93,9 +93,9 @@ def sharing_weights(engine: NativeEngine, other: NativeEngine) -> NativeEngine |
 class Alternation:
     """Executors of alternating scenarios; both of a pair exist at the same time.
 
-    They reuse prefixes: all but the last token of a run's prompts was computed before, so that a run consists only of
-    the steps to be measured. If two engines have the same weights, both executors read the weights of the scenario's
-    engine. Otherwise the memory layout of the files would cause differences of some percent.
+    They reuse prefixes: all but the last token of a run's prompts was computed before, so a run consists only of the
+    steps to be measured. If two engines have the same weights, both executors read the weights of the scenario's
+    engine, because the memory layout of two files would cause differences of some percent.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Alternation:
         return max(competing_processes_of(side.scenario) for side in self._sides[scenario.name])
 
     def sample(self, scenario: Decode, pairs: int, competitors: Competitors) -> tuple[Metrics, list[float]]:
-        """Result of alternate() for a scenario and its base, each run with its number of `competitors`.
+        """Returns the result of alternate() for a scenario and its base, each with its number of running `competitors`.
 
         If engines differ, `shared_weights` is added: 1 if they read the same bytes.
         """

@@ -49,7 +49,7 @@ COLD_TASKS: Final = 1 << 40
 
 
 OWN_PROCESSES: Final = (Load, Memory, Perplexity)
-"""Scenarios that need no warm-up, because they start with an own process or executor."""
+"""Scenarios that need no warm-up, because each sample starts a process or an executor."""
 OWN_EXECUTORS: Final = (*OWN_PROCESSES, Reuse, Generation)
 
 
@@ -84,11 +84,11 @@ class ScenarioBench(Bench):
         return RandomAdapters(engine)
 
     def needs_executor(self, scenario: Scenario) -> bool:
-        """False for scenarios that run in their own process or alternate with another one."""
+        """False for scenarios that make their own process or executor, or that alternate with another one."""
         return not isinstance(scenario, OWN_EXECUTORS) and self._file.alternating(scenario) is None
 
     def prepare(self) -> None:
-        """Creates the executors of alternating scenarios first; other scenarios take their samples there if possible.
+        """Creates the executors of alternating scenarios first; other scenarios use these executors if possible.
 
         If a scenario's base cannot run, the scenario cannot run either.
         """
@@ -117,7 +117,7 @@ class ScenarioBench(Bench):
             generating.shutdown()
 
     def warm_up(self, scenario: Scenario) -> None:
-        """Does nothing for scenarios that start their own process."""
+        """Runs the scenario once, or one pair of runs if it alternates. Does nothing for OWN_PROCESSES."""
         if self._file.alternating(scenario) is not None:
             self._take_in_turn(scenario, 1)
         elif not isinstance(scenario, OWN_PROCESSES):
@@ -126,7 +126,8 @@ class ScenarioBench(Bench):
     def take(self, scenario: Scenario, number: int) -> Sample:
         """Takes pairs of runs if the scenario alternates, otherwise a single sample.
 
-        Alternating runs take too long for limits measured next to them, so they are not compared with limits.
+        Alternating runs are not compared with the machine's limits: they take too long for limits that are measured
+        before and after them.
         """
         alternating = self._file.alternating(scenario)
         if alternating is not None:
@@ -169,7 +170,7 @@ class ScenarioBench(Bench):
     def comparisons(
         self, scenario: Scenario, figures: Mapping[str, Figure], limits: Mapping[str, Figure]
     ) -> list[ComparisonResult]:
-        """Comparisons in the file, without those to scenarios that were not run."""
+        """Returns the comparisons in the file, except those with scenarios that were not run."""
         return [
             self._compare(scenario, comparison, figures, limits)
             for comparison in self._file.comparisons[scenario.name]
@@ -185,7 +186,7 @@ class ScenarioBench(Bench):
         return self.made(number, metrics, meter, ratios)
 
     def _perplexity(self, scenario: Perplexity) -> Metrics:
-        """The same in every round, so it is measured once."""
+        """Measures the perplexity only once, because it is the same in every round."""
         if scenario.name not in self._perplexities:
             names = (scenario.reference, scenario.engine)
             _, quality = demo_quality([self.engines[name].directory for name in names], scenario.tokens)
@@ -194,8 +195,9 @@ class ScenarioBench(Bench):
         return self._perplexities[scenario.name]
 
     def _first_token(self, bench: BenchExecutor, scenario: FirstToken) -> float:
-        """Seconds to first token. An adapter that is not on the device gets a new id each time, and is removed
-        afterwards."""
+        """Returns the seconds to first token. An adapter that is not on the device gets a new id each time, and is
+        removed afterwards.
+        """
         prompt = prompts_of(bench, scenario)[0]
         if scenario.adapter_from == "device":
             return first_token_seconds(bench.executor, prompt, bench.library.reference(scenario.adapters, 0))
@@ -213,8 +215,9 @@ class ScenarioBench(Bench):
             bench.executor.unload_adapter(task)
 
     def _peft_directory(self, scenario: FirstToken) -> Path:
-        """Created during warm-up, so its files are in the page cache: the sample measures reading them, not the
-        disk."""
+        """Returns the adapter's directory. It is created during warm-up, so its files are in the page cache, and
+        samples do not measure the disk.
+        """
         rank = scenario.adapters.rank(0)
         if self._file.model is None or self._file.engines[scenario.engine].directory is not None:
             raise ConfigError(

@@ -54,7 +54,7 @@ def run_child(scenario: Load | Memory, engine: Path, cpu: CpuUse) -> Metrics:
 
 
 def measure_load(scenario: Load, engine: Path, cpu: CpuUse) -> Metrics:
-    """Time from the engine's directory to the first token, without imports."""
+    """Measures the time from the engine's directory to the first token, without imports."""
     config = ExecutorConfig(kv_cache_config=KvCacheConfig(enable_block_reuse=False), **asdict(cpu))
     start = time.perf_counter()
     with Executor(engine, executor_config=config) as executor:
@@ -67,15 +67,15 @@ def measure_load(scenario: Load, engine: Path, cpu: CpuUse) -> Metrics:
 
 
 def measure_memory(scenario: Memory, engine: Path, cpu: CpuUse) -> Metrics:
-    """Peak resident size while a batch is served, and its excess over the data that must be in memory."""
+    """Measures the peak resident size while a batch is served, and its excess over the data that must be in memory."""
     loaded = load_native_engine(engine)
     library = RandomAdapters(loaded)
     bench = BenchExecutor(loaded, key_of(scenario), [scenario], cpu, profiled=False, library=library)
     adapters = library.references(scenario.adapters)
     library.forget()
     gc.collect()
-    # Resets the peak. Registering created the adapters' tensors, which a server reads from files; from here on only
-    # serving counts.
+    # Resets the peak, so that only serving counts: registering made the adapters' tensors, which a server would read
+    # from files.
     Path("/proc/self/clear_refs").write_text("5")
     generator = np.random.default_rng(0)
     ids = []

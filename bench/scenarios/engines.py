@@ -136,7 +136,7 @@ def _adapters(spec: EngineSpec) -> list[str]:
 
 
 def _run(module: str, *arguments: object) -> None:
-    """Runs a module in its own process, whose memory does not count as this one's."""
+    """Runs a module in its own process, so that its memory does not count as this process's."""
     done = run_module(module, *arguments)
     if done.returncode != 0:
         raise NotBuiltError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"{module} failed")

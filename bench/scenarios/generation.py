@@ -1,4 +1,4 @@
-"""Measures requests whose text is restricted or drafted: guides, and drafts from a request's own text."""
+"""Measures requests with restricted texts (guides), and requests with drafts from their own text."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ RECORD: Final = {
 
 
 def generation_executor(engine: Path, cpu: CpuUse) -> Executor:
-    """An executor that computes every prompt."""
+    """Makes an executor that computes every prompt, without reuse."""
     config = ExecutorConfig(
         kv_cache_config=KvCacheConfig(enable_block_reuse=False),
         iter_stats_max_iterations=STATISTICS_KEPT,
@@ -55,7 +55,7 @@ def generation_executor(engine: Path, cpu: CpuUse) -> Executor:
 
 
 def generate(executor: Executor, scenario: Generation) -> Metrics:
-    """Tokens per second of all requests together, from when each has its first token; and their drafts."""
+    """Measures the tokens per second of all requests together after their first tokens, and the drafts."""
     executor.get_latest_iteration_stats()
     live = set(executor.enqueue_requests(_requests(executor, scenario)))
     without_token, tokens, begin = set(live), 0, 0.0
@@ -80,7 +80,7 @@ def generate(executor: Executor, scenario: Generation) -> Metrics:
 
 
 def _requests(executor: Executor, scenario: Generation) -> list[Request]:
-    """The requests; the same for every sample. None of them ends before its output length."""
+    """Returns the requests, the same for every sample. None of them ends before its output length."""
     generator = np.random.default_rng(scenario.input_length)
     vocab_size = executor.engine_info.vocab_size
     requests = []
@@ -103,7 +103,7 @@ def _fields(executor: Executor, text: str, number: int) -> dict[str, Any]:
     if text == "one_token":
         return {"embedding_bias": _only(FEW_TOKENS[:1], vocab_size)}
     if text == "few_tokens":
-        # The token that followed the same tokens before is always forbidden.
+        # A token is forbidden if it followed the same two tokens before, so all drafts are wrong.
         sampling = SamplingConfig(no_repeat_ngram_size=3, top_p=1.0)
         return {"embedding_bias": _only(FEW_TOKENS, vocab_size), "sampling_config": sampling}
     # Only a guide can end these requests, and the bias on end tokens prevents that.

@@ -53,10 +53,10 @@ class Comparison:
     base: str | None
     """The other scenario; None: only the machine's limits."""
     measure: str
-    """ratio: value divided by value. roofline: share of the roofline divided by share of the roofline, which cancels
+    """ratio: quotient of the two values. roofline: quotient of the two shares of the roofline, which takes account of
     bytes and FLOPs that only one of the two has; without a base, the share of the roofline itself. value: the value
-    itself. alternating: short runs of the two in turn, pair by pair; the scenario's own value then comes from these
-    runs."""
+    itself. alternating: quotient of short runs of the two in turn, pair by pair; the scenario's own value then comes
+    from these runs."""
     at_least: float | None = None
     at_most: float | None = None
     at_least_with_amx: float | None = None
@@ -86,7 +86,7 @@ class CrowdedDecode(Decode):
 
 @dataclass(frozen=True, kw_only=True)
 class Overhead(Batch):
-    """Percentage of decode step time outside of the engine: scheduler, caches, sampling, responses."""
+    """Percentage of decode steps' time that is spent outside of the engine: scheduler, caches, sampling, responses."""
 
     kind = "overhead"
 

@@ -35,13 +35,14 @@ class BenchModel:
     tie_word_embeddings: bool = False
     hidden_act: str = "silu"
     hidden_act_param: float = 0.0
-    """Threshold below which fatrelu, the activation of ProSparse, closes a gate; other activations ignore it. Gates are
-    about normally distributed: 1.2816 leaves a tenth of them open."""
+    """Threshold of fatrelu, ProSparse's activation: gates below it are closed. Other activations ignore it. Gates are
+    about normally distributed, so 1.2816 leaves a tenth of them open."""
     gate_spread: float = 0.0
-    """Deviation of the logarithm of the gates' sizes. Above 0, some neurons are open much more often than others."""
+    """Standard deviation of the logarithm of the gates' sizes. Above 0, some neurons are open much more often than
+    others."""
 
     def problems(self) -> list[str]:
-        """Problems of the sizes."""
+        """Returns the problems of the sizes."""
         found = []
         if self.num_attention_heads % self.num_key_value_heads != 0:
             found.append(
@@ -129,8 +130,8 @@ def random_adapter(
     vectors: bits of the vectors besides A and B. lm_head_slices: number of rows of lm_head. rotary_factor: positions
     are divided by it.
 
-    Values are as large as trained ones: A as initialised for training, B a twentieth of the size that would double the
-    base model's output.
+    Values are about as large as trained ones: A as initialised for training, and B a twentieth of the size at which the
+    adapter would double the base model's output.
     """
     generator = np.random.default_rng((SEED, seed))
     places = [(layer, module) for layer in range(layout.num_layers) for module in modules]

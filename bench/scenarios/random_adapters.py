@@ -23,7 +23,7 @@ MODULES: Final = (*DEFAULT_TARGET_MODULES, "moe_h_to_4h", "moe_4h_to_h", "moe_ga
 
 @dataclass(frozen=True)
 class Variant:
-    """A kind of adapter, as its rows. Random values cost the same as trained ones."""
+    """A kind of adapter, described by its rows. Random values take as much time as trained ones."""
 
     vectors: int = 0
     """Vectors of each row besides A and B: MAGNITUDE, SHIFT, or both."""
@@ -32,7 +32,7 @@ class Variant:
     rotary_factor: int = 1
     """Positions are divided by this number."""
     frozen_a: bool = False
-    """All adapters of a rank have the same A, as with LoRA-FA."""
+    """True: all adapters of a rank have the same A, as with LoRA-FA."""
 
 
 MAGNITUDE: Final = 1
@@ -54,7 +54,7 @@ class RandomAdapters(AdapterLibrary):
     """
 
     def __init__(self, engine: NativeEngine) -> None:
-        """Adapters change those of MODULES that the engine adapts."""
+        """The adapters change the modules in MODULES that the engine adapts."""
         super().__init__(engine)
         self._made: dict[tuple[int, bool, str], tuple[npt.NDArray[np.generic], npt.NDArray[np.int32]]] = {}
 

@@ -23,7 +23,7 @@ FILE_BYTES = 1 << 34
 
 
 def reuse(engine: NativeEngine, scenario: Reuse, cpu: CpuUse) -> Metrics:
-    """Milliseconds to first token on a new executor."""
+    """Measures the milliseconds to first token on a new executor."""
     generator = np.random.default_rng(scenario.input_length)
     shared, own = (
         random_prompt(length, engine.program.vocab_size, generator)

@@ -31,7 +31,9 @@ def check_comparisons(file: ScenarioFile, place: Place) -> None:
 
 
 def _problems(file: ScenarioFile, scenario: Scenario, comparison: Comparison, base: Scenario) -> Iterator[str]:
-    """Reasons why a scenario cannot be compared with `base`, which is the scenario itself if "with" is missing."""
+    """Yields the reasons why a scenario cannot be compared with `base`, which is the scenario itself if "with" is
+    missing.
+    """
     if base.unit != scenario.unit:
         yield f'with "{base.name}", which has another unit'
     if comparison.measure == "alternating":

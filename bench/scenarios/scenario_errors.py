@@ -50,7 +50,9 @@ class Place:
 
 
 def _path_and_table(location: tuple[int | str, ...]) -> tuple[Path, tuple[str, ...]]:
-    """Path of an error, without the kind that pydantic inserts after a scenario's index, and the enclosing table."""
+    """Returns the path of an error, without the kind that pydantic inserts after a scenario's index, and the enclosing
+    table.
+    """
     if len(location) > 2 and location[0] == "scenario":
         path, kind = (*location[:2], *location[3:]), str(location[2])
         names = tuple(part for part in path[:-1] if isinstance(part, str))

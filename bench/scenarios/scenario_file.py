@@ -192,7 +192,7 @@ class _Reader:
                     names.add(scenario.name)
                     groups[table.name] = (*groups.get(table.name, ()), scenario.name)
                     compared = (_comparison(compare, suffix, groups) for compare in table.compare)
-                    # One of several engines may be the one that the others are compared with.
+                    # Of several engines, one may be the base: it is not compared with itself.
                     yield scenario, tuple(one for one in compared if suffix is None or one.base != scenario.name)
 
     def _check_serve(self, where: TomlPath, table: ServeTable) -> None:
@@ -256,7 +256,7 @@ def _measure_of(table: CompareTable) -> str:
 
 
 def _comparison(table: CompareTable, suffix: str | None, groups: Mapping[str, tuple[str, ...]]) -> Comparison:
-    """A comparison; its base is on the same engine of several, if it is there too."""
+    """Makes a comparison. If both tables have several engines, the base is the scenario on the same engine."""
     measure = _measure_of(table)
     same = f"{table.base}-{suffix}"
     return Comparison(

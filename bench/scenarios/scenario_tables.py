@@ -109,7 +109,7 @@ class AdaptersTable(Table):
 
 
 class PopularityTable(Table):
-    """Popularity of adapters: exactly one of the two."""
+    """Popularity of adapters. Exactly one of the two keys must be given."""
 
     power: PositiveNumber | None = None
     zipf: PositiveNumber | None = None

@@ -1,4 +1,4 @@
-"""Finds the line of a key in a TOML file. tomllib gives values without lines, and errors should name the line."""
+"""Finds the line of a key in a TOML file, for errors: tomllib gives values without lines."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Streams completions from an OpenAI-compatible server and records when each piece arrives.
 
-The client shares the machine with the measured server. So it only records times while answers arrive, and parses them
-at the end.
+The client shares the machine with the measured server. So it only records bytes and times while answers arrive, and
+parses them at the end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EVENT = b"data: "
 
 @dataclass(frozen=True)
 class Stream:
-    """One answer: its request time, and the arrival times of its pieces, in seconds of one clock."""
+    """One answer: the time of its request and the arrival times of its pieces, in seconds of the same clock."""
 
     asked: float
     arrivals: tuple[float, ...]

@@ -3,9 +3,9 @@
     python bench/serving/replicas.py HOME [--adapters 64] [--cached 20] [--requests 300] [--output report.json]
 
 Creates a small random model, its engine and its adapters in HOME once. All arrangements have the same total number of
-threads, except one replica with half of them, which equals one of two replicas. Each arrangement is started separately,
-warmed up, and asked for the same adapters in the same order by a closed loop of clients. A replica's LoRA cache holds
-`--cached` adapters, so the choice of replica matters.
+threads, except a single replica with half of them, which is comparable with one of two replicas. Each arrangement is
+started separately and warmed up. Then a closed loop of clients asks for the same adapters in the same order. A
+replica's LoRA cache holds `--cached` adapters, so the choice of replica matters.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def measure(arrangement: Arrangement, place: Place, args: argparse.Namespace, co
             crowd = crowd_of(place, args, seed=number + 1)
             wait_until_quiet(args.quiet_share, args.quiet_wait)
             before = lookups(address)
-            # Servers count as foreign processes here, so only the stolen CPU time is meaningful noise.
+            # Servers count as foreign processes here, so stolen CPU time is the only meaningful noise.
             with NoiseMeter() as meter:
                 streams = ask_in_turn(address, crowd, args.streams)
             after = lookups(address)

@@ -3,8 +3,8 @@
     python bench/serving/run.py --home DIR [--servers adaptrt vllm llama_cpp] [--repeats 5] [--output report.json]
 
 HOME is the directory given to bench/peers/run.py: it has the model, its adapters, AdaptRT's engine and the peers'
-environments. Servers and the executor are measured in turn; the others are stopped meanwhile. With `--engine` and
-`--adapters` of another model, HOME may be any directory.
+environments. Servers and the executor are measured in turn; the others are stopped meanwhile. With --engine and
+--adapters of another model, HOME may be any directory.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ IDLE_SECONDS = 5.0
 ALONE = "alone"
 RATE, FIRST, IDLE = "tokens", "first", "idle"
 LEAST_SHARE, MOST_DELAY = 0.97, 0.003
-"""Targets: minimum share of the executor's tokens per second, and maximum seconds added to its time to first token."""
+"""Targets for the server: minimum share of the executor's tokens per second, and maximum seconds that it may add to the
+time to first token."""
 
 
 class OwnExecutor:
-    """The executor in this process, asked like the server asks it."""
+    """The executor in this process, used in the same way as by the server."""
 
     def __init__(self, engine: Path, adapters: dict[str, Path], threads: int) -> None:
         self._executor = adaptrt.Executor(engine, executor_config=adaptrt.ExecutorConfig(num_threads=threads))
@@ -169,8 +170,8 @@ class Contest:
         ask = self._own.ask if server is None else partial(ask_server, server.address)
         if server is not None:
             server.go_on()
-        # Warms up again: while the server was stopped, others used the CPU's caches, and Linux may have evicted its
-        # pages.
+        # Another warm-up, because others used the CPU's caches while the server was stopped, and Linux may have evicted
+        # its pages.
         ask(self._crowd(WARM_UP_TOKENS, generator))
         if number >= 0:
             crowd = self._crowd(self._args.new_tokens, generator)
@@ -211,7 +212,7 @@ def compared(row: str, figures: dict[tuple[str, str], Figure]) -> list[Compariso
         is_own = other == EXECUTOR
         if row.endswith(FIRST) and is_own:
             delay = paired_difference(ours, theirs)
-            # In a crowd, the first token depends on which requests share a step.
+            # A crowd has no target: its time to first token depends on which requests share a step.
             most = MOST_DELAY if row.startswith(ALONE) else None
             results.append(
                 ComparisonResult(base, "difference", delay, None, most, None if most is None else delay <= most)

@@ -18,7 +18,7 @@ HEAD_DIMS = (64, 80, 96, 128, 256)
 
 
 def attention_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
-    """All checks, or a `subset` small enough for compute-sanitizer and the emulation."""
+    """Runs all checks, or a `subset` small enough for compute-sanitizer and the emulation."""
     for shape in _subset() if subset else _matrix():
         generator = torch.Generator(machine.device)
         seed = generator.seed()
@@ -53,7 +53,7 @@ def _of(
 
 
 def _mixed(dtype: torch.dtype, head_dim: int, **others: Any) -> AttentionShape:
-    """Prompts, chunks after a context, decodes, and both kinds of padding."""
+    """Returns prompts, chunks after a context, decodes, and both kinds of padding."""
     past = (0, 70, 61, 0, 0, 15, 128, 0, 127)
     lengths = (37, 1, 50, 1, 1, 2, 3, 5, 1)
     return replace(_of(dtype, head_dim, past, lengths, **others), padding=(3, 7))
@@ -72,7 +72,7 @@ def _matrix() -> Iterator[AttentionShape]:
                 yield _of(dtype, head_dim, (1200, 3, 500, 90), (1, 1, 1, 300), softcap=cap)
             for heads, kv_heads in ((1, 1), (12, 12), (6, 2), (14, 2), (32, 4), (16, 1), (17, 1), (40, 1)):
                 yield _mixed(dtype, head_dim, num_heads=heads, num_kv_heads=kv_heads)
-            # Every number of splits, and no split.
+            # Decodes whose keys are split into every possible number of parts, or not split.
             for past in (0, 1, 255, 256, 257, 511, 4000, 20000):
                 yield _of(dtype, head_dim, (past, past // 2, 17), (1, 1, 1))
             yield _of(dtype, head_dim, tuple(range(1, 400, 3)), (1,) * 133)
@@ -115,7 +115,7 @@ def _subset() -> Iterator[AttentionShape]:
 
 
 def _chunks(machine: Machine, shape: AttentionShape) -> Check:
-    """A prompt has the same bits in chunks and as a whole."""
+    """Checks that a prompt has the same bits in chunks and as a whole."""
     whole = AttentionStep.random(machine, shape, torch.Generator(machine.device))
     chunked = whole.part(0, 0, shape.lengths[0])
     chunked.pool = whole.pool.clone()
@@ -134,7 +134,7 @@ def _chunks(machine: Machine, shape: AttentionShape) -> Check:
 
 
 def _alone(machine: Machine, shape: AttentionShape) -> Check:
-    """Each sequence has the same bits in a step of its own and with others, if no decode is split."""
+    """Checks that each sequence has the same bits in its own step and with others, if no decode is split."""
     together = AttentionStep.random(machine, shape, torch.Generator(machine.device))
     before = together.pool.clone()
     expected = together.run()
@@ -150,13 +150,13 @@ def _alone(machine: Machine, shape: AttentionShape) -> Check:
 
 
 def _decode_graph(machine: Machine, dtype: torch.dtype, head_dim: int) -> Check:
-    """A graph captured with padding is correct for later decodes."""
+    """Checks that a graph captured with padding is correct for later decodes."""
     shape = _of(dtype, head_dim, (900, 0, 30, 257, 512), (1,) * 5, max_blocks=64)
     return _replayed(machine, replace(shape, padding=(1,)), replace(shape, padding=(0, 1, 2, 3, 4)))
 
 
 def _mixed_graph(machine: Machine, dtype: torch.dtype, head_dim: int) -> Check:
-    """A graph is correct if its tokens are distributed differently over the sequences."""
+    """Checks that a graph is correct for another distribution of its tokens over the sequences."""
     later = _of(dtype, head_dim, (0, 600, 3, 77), (50, 1, 100, 9), max_blocks=64)
     return _replayed(machine, later, replace(later, past=(5, 100, 0, 1), lengths=(1, 156, 2, 1)))
 

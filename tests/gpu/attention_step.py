@@ -26,7 +26,7 @@ class AttentionShape:
     head_dim: int
     past: tuple[int, ...]
     lengths: tuple[int, ...]
-    """For each sequence: positions already in the pool, and tokens in the step."""
+    """`past` and `lengths` are, for each sequence, the positions already in the pool and the tokens in the step."""
     tokens_per_block: int = 32
     max_blocks: int = 0
     """0: enough for the longest sequence."""
@@ -35,16 +35,16 @@ class AttentionShape:
     rotary_half: int = 0
     """0: half of the head."""
     padding: tuple[int, ...] = ()
-    """Numbers of the sequences without blocks."""
+    """Indices of the sequences without blocks."""
 
     @property
     def tokens(self) -> int:
-        """Tokens of all sequences."""
+        """Number of tokens of all sequences."""
         return sum(self.lengths)
 
     @property
     def half(self) -> int:
-        """Columns of cosine and sine."""
+        """Number of columns of cosine and sine."""
         return self.rotary_half or self.head_dim // 2
 
     def blocks_of(self, sequence: int) -> int:
@@ -94,7 +94,7 @@ class AttentionStep:
 
     @classmethod
     def random(cls, machine: Machine, shape: AttentionShape, generator: torch.Generator) -> AttentionStep:
-        """New random inputs; unused slots of the pool are NaN."""
+        """Returns a step with random inputs; unused slots of the pool are NaN."""
 
         def normal(*size: int) -> torch.Tensor:
             return torch.randn(size, generator=generator, device=machine.device).to(shape.dtype)
@@ -126,7 +126,7 @@ class AttentionStep:
         )
 
     def part(self, sequence: int, begin: int, end: int) -> AttentionStep:
-        """Tokens begin .. end - 1 of a sequence as a separate step, with the same pool."""
+        """Returns tokens [begin, end) of a sequence as a separate step with the same pool."""
         first = int(self.offsets[sequence])
         rows = slice(first + begin, first + end)
         return AttentionStep(
@@ -168,18 +168,18 @@ class AttentionStep:
         )
 
     def empty_result(self) -> torch.Tensor:
-        """A result filled with NaN."""
+        """Returns a result filled with NaN."""
         return self.machine.poisoned(tuple(self.q.shape), self.shape.dtype)
 
     def run(self) -> torch.Tensor:
-        """Returns the kernel's result; afterwards the pool has the step's keys and values."""
+        """Runs the kernel, which adds the step's keys and values to the pool. Returns its result."""
         attended = self.empty_result()
         self.enqueue(attended)
         self.machine.synchronize()
         return attended
 
     def wrong_elements(self, attended: torch.Tensor, pool_before: torch.Tensor) -> int:
-        """Number of elements of the result and the pool whose error is larger than rounding allows."""
+        """Returns the number of elements of the result and the pool whose error is larger than rounding allows."""
         wrong = 0
         written = torch.zeros(self.pool.shape[0], self.shape.tokens_per_block, dtype=torch.bool)
         offsets, tables = self.offsets.tolist(), self.tables.tolist()
@@ -212,7 +212,7 @@ class AttentionStep:
         return wrong + int((values.view(torch.int16) != own.view(torch.int16)).sum())
 
     def _rotated(self, rows_of_heads: torch.Tensor, rows: slice, *, absolute: bool = False) -> torch.Tensor:
-        """RoPE in float64; with `absolute`, the sum of the terms' absolute values."""
+        """Applies RoPE in float64. With `absolute`, adds up the terms' absolute values instead."""
         half = self.shape.half
         heads = rows_of_heads.double().view(rows_of_heads.shape[0], -1, self.shape.head_dim)
         cosine, sine = self.cosine[rows].double()[:, None], self.sine[rows].double()[:, None]

@@ -20,7 +20,7 @@ _MOST_IN_A_ROW = 64
 
 
 def attention_timings(machine: Machine, rates: dict[str, float]) -> Iterator[Timing]:
-    """Times in bfloat16, with the heads of an 8B model. Only AdaptRT's times include RoPE and the write to the pool."""
+    """Measures in bfloat16, with an 8B model's heads. Only AdaptRT's times include RoPE and the write to the pool."""
     for sequences, past in _DECODES:
         shape = _shape((past - 1,) * sequences, (1,) * sequences)
         yield _timing(machine, rates, shape, f"attention decode sequences {sequences} keys {past}")
@@ -85,7 +85,7 @@ def _is_whole_prompt(shape: AttentionShape) -> bool:
 def _contiguous(
     machine: Machine, shape: AttentionShape
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Queries, keys, values and a mask (or None) of a step whose sequences have equal lengths."""
+    """Returns queries, keys, values and a mask (or None) of a step whose sequences have equal lengths."""
     sequences, length, past = len(shape.lengths), shape.lengths[0], shape.past[0]
 
     def normal(heads: int, rows: int) -> torch.Tensor:
@@ -98,7 +98,7 @@ def _contiguous(
 
 
 def _needs(shape: AttentionShape) -> tuple[float, float]:
-    """Bytes of keys, values, q, k, v and the result, and operations of the scores and sums."""
+    """Returns the bytes of keys, values, q, k, v and the result, and the operations of the scores and sums."""
     size = shape.dtype.itemsize
     moved = shape.tokens * 2 * (HEADS + KV_HEADS) * HEAD_DIM
     pairs = 0

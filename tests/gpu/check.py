@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def _of_session(checks: Callable[[Any], Iterable[Check]]) -> Iterable[Check]:
-    """Checks of session_checks.py, whose imports need more packages than the kernels' checks."""
+    """Returns checks of session_checks.py, whose imports need more packages than the kernels' checks."""
     sys.path.append(str(SUPPORT))
     try:
         return checks(importlib.import_module("session_checks"))
@@ -66,7 +66,7 @@ def _of_session(checks: Callable[[Any], Iterable[Check]]) -> Iterable[Check]:
 
 
 def _take(report: Report, what: str, checks: Iterable[Check]) -> None:
-    """Adds the checks. A check that raises counts as failed, and is the last of its group."""
+    """Adds the checks. A check that raises counts as failed and ends its group."""
     try:
         for check in checks:
             report.checks.append(check)

@@ -14,12 +14,12 @@ from results import Check
 
 DTYPES = (torch.float16, torch.bfloat16)
 QKV = (4096, 1024, 1024)
-# Lower than the kernels' own threshold for tiles of many tokens.
+# A lower threshold for tiles of many tokens than the kernels' default.
 _MANY_TOKENS = 256
 
 
 def lora_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
-    """All checks, or a `subset` small enough for compute-sanitizer and the emulation."""
+    """Runs all checks, or a `subset` small enough for compute-sanitizer and the emulation."""
     for shape in _subset() if subset else _matrix():
         generator = torch.Generator(machine.device)
         seed = generator.seed()
@@ -46,7 +46,7 @@ def _describe(shape: LoraShape) -> str:
 def _one_each(
     dtype: torch.dtype, adapters: int, rank: int, length: int, in_size: int, out: tuple[int, ...]
 ) -> LoraShape:
-    """A sequence of `length` tokens for each adapter."""
+    """Returns a sequence of `length` tokens for each adapter."""
     return LoraShape(
         dtype=dtype,
         in_size=in_size,
@@ -88,7 +88,7 @@ def _subset() -> Iterator[LoraShape]:
 
 
 def _mixed(dtype: torch.dtype, *, small: bool) -> LoraShape:
-    """Sequences with and without adapters, empty ones, and ranks that differ by part or are 0."""
+    """Returns sequences with and without adapters, empty sequences, and ranks that differ by part or are 0."""
     adapters = 5 if small else 48
     sequences = 9 if small else 90
     longest = 40 if small else 260
@@ -110,7 +110,7 @@ def _mixed(dtype: torch.dtype, *, small: bool) -> LoraShape:
 
 
 def _invariance(machine: Machine, shape: LoraShape) -> Iterator[Check]:
-    """A sequence has the same bits in a step of its own, with others, and if y overwrites base."""
+    """Checks that a sequence's bits are the same in its own step, with others, in other tiles, and with y over base."""
     step = LoraStep.random(machine, replace(shape, cancelling=True), torch.Generator(machine.device))
     together = step.run()
     offsets = step.offsets.tolist()
@@ -134,7 +134,7 @@ def _invariance(machine: Machine, shape: LoraShape) -> Iterator[Check]:
 
 
 def _graph(machine: Machine, shape: LoraShape) -> Check:
-    """A captured launch is correct for adapters and slots that are set later."""
+    """Checks that a captured launch is correct for adapters and slots that are set later."""
     step = LoraStep.random(machine, shape, torch.Generator(machine.device))
     y = step.empty_result()
     graph = machine.capture(lambda: step.enqueue(y))

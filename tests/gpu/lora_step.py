@@ -29,20 +29,21 @@ class LoraShape:
     """Ranks by adapter and part; 0: the part is not adapted."""
     lengths: tuple[int, ...]
     slots: tuple[int, ...]
-    """`lengths` and `slots` are the tokens and the adapter of each sequence; -1: no adapter."""
+    """`lengths` and `slots` are, for each sequence, the number of tokens and the adapter; -1: no adapter."""
     max_rank: int = 256
     dora: bool = False
     many_tokens_from: int | None = None
     """Steps with at least this many tokens use tiles of many tokens; None: the kernel's default."""
     odd_addresses: bool = False
     integers: bool = False
-    """Small integers, for which every sum is exact, so the result must be exact too."""
+    """True: inputs are small integers. Every sum is exact then, so the result must be exact too."""
     cancelling: bool = False
-    """Inputs whose halves cancel, so that the sum is only the rounding error of its order."""
+    """True: the two halves of the inputs cancel each other. The result then is the rounding error, which depends on the
+    order of the sum."""
 
     @property
     def tokens(self) -> int:
-        """Tokens of all sequences."""
+        """Number of tokens of all sequences."""
         return sum(self.lengths)
 
     @property
@@ -91,7 +92,7 @@ class LoraStep:
 
     @classmethod
     def random(cls, machine: Machine, shape: LoraShape, generator: torch.Generator) -> LoraStep:
-        """New random inputs."""
+        """Returns a step with random inputs."""
         slots = len(shape.ranks)
         ranks = torch.zeros(max(1, slots), LAYERS, NUM_TABLE_MODULES, dtype=torch.int32)
         pointers = torch.full((max(1, slots), LAYERS, NUM_TABLE_MODULES, 3), _NO_ADDRESS, dtype=torch.int64)
@@ -127,11 +128,11 @@ class LoraStep:
         )
 
     def tiled(self, many_tokens_from: int) -> LoraStep:
-        """The same step with another threshold for tiles of many tokens."""
+        """Returns the same step with another threshold for tiles of many tokens."""
         return replace(self, shape=replace(self.shape, many_tokens_from=many_tokens_from))
 
     def alone(self, sequence: int) -> LoraStep:
-        """A step with only one sequence of this step."""
+        """Returns a step with only one sequence of this step."""
         begin, end = (int(offset) for offset in self.offsets[sequence : sequence + 2])
         return LoraStep(
             machine=self.machine,
@@ -160,18 +161,20 @@ class LoraStep:
         )
 
     def empty_result(self) -> torch.Tensor:
-        """A y filled with NaN."""
+        """Returns a y filled with NaN."""
         return _placed(self.machine, self.shape, self.machine.poisoned(self.base.shape, self.shape.dtype))
 
     def run(self) -> torch.Tensor:
-        """The kernel's y."""
+        """Runs the kernel and returns y."""
         y = self.empty_result()
         self.enqueue(y)
         self.machine.synchronize()
         return y
 
     def wrong_elements(self, y: torch.Tensor) -> int:
-        """Number of elements whose error is larger than rounding allows; with integers, number of unequal elements."""
+        """Returns the number of elements whose error is larger than rounding allows; with integers, of unequal
+        elements.
+        """
         wrong = 0
         offsets = self.offsets.tolist()
         for sequence, slot in enumerate(self.slots.tolist()):
@@ -217,7 +220,7 @@ def _random(machine: Machine, shape: LoraShape, size: Sequence[int], generator: 
 def _random_rows(
     machine: Machine, shape: LoraShape, rows: int, generator: torch.Generator, *, sign: int
 ) -> torch.Tensor:
-    """Rows of x or A; with cancelling halves, the second half is `sign` times the first."""
+    """Returns rows of x or A. With cancelling halves, the second half is `sign` times the first."""
     values = _random(machine, shape, (rows, shape.in_size), generator)
     if shape.cancelling:
         half = shape.in_size // 2
@@ -228,7 +231,7 @@ def _random_rows(
 
 
 def _placed(machine: Machine, shape: LoraShape, values: torch.Tensor) -> torch.Tensor:
-    """The same values; one element off any alignment if the shape asks for that."""
+    """Returns the same values; with odd_addresses, at an address that is one element off any alignment."""
     if not shape.odd_addresses:
         return values
     memory = machine.poisoned((values.numel() + 1,), values.dtype)

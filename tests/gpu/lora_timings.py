@@ -1,4 +1,4 @@
-"""Times of LoraKernel, compared with the machine's limits and torch's matrix products, one adapter after another."""
+"""Times of LoraKernel, compared with the machine's limits and with torch's matrix products, adapter by adapter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_IN_A_ROW = 256
 
 
 def lora_timings(machine: Machine, rates: dict[str, float]) -> Iterator[Timing]:
-    """Times in bfloat16, for q, k and v of an 8B model."""
+    """Measures in bfloat16, for q, k and v of an 8B model."""
     for tokens, adapters in _STEPS:
         for rank in _RANKS:
             shape = LoraShape(
@@ -60,7 +60,7 @@ def _timing(machine: Machine, rates: dict[str, float], shape: LoraShape, name: s
 
 
 def _needs(shape: LoraShape) -> tuple[float, float]:
-    """Bytes of A, B, x, base and y, and operations, for adapters with one rank."""
+    """Returns the bytes of A, B, x, base and y, and the operations, for adapters with one rank."""
     rank = shape.ranks[0][0]
     factors = sum(rank * (shape.in_size + out_size) for out_size in shape.out_sizes)
     elements = len(shape.ranks) * factors + shape.tokens * (shape.in_size + 2 * shape.out_size)
@@ -68,7 +68,7 @@ def _needs(shape: LoraShape) -> tuple[float, float]:
 
 
 def _with_torch(step: LoraStep, y: torch.Tensor) -> None:
-    """y = base + (x A^T) B^T for each adapter's tokens and each part."""
+    """Computes y = base + (x A^T) B^T for each adapter's tokens and each part."""
     first = 0
     for length, slot in zip(step.shape.lengths, step.shape.slots, strict=True):
         tokens = slice(first, first + length)

@@ -26,12 +26,12 @@ class Machine:
 
     @classmethod
     def gpu(cls) -> Machine:
-        """The first GPU, with adaptrt._cuda."""
+        """Returns the first GPU, with adaptrt._cuda."""
         return cls(importlib.import_module("adaptrt._cuda"), torch.device("cuda", 0))
 
     @classmethod
     def emulated(cls) -> Machine:
-        """Host memory, with the test module adaptrt_cuda_emulated, which must be on the import path."""
+        """Returns host memory, with the test module adaptrt_cuda_emulated, which must be on the import path."""
         return cls(importlib.import_module("adaptrt_cuda_emulated"), torch.device("cpu"))
 
     @property
@@ -40,7 +40,7 @@ class Machine:
         return bool(self.device.type == "cuda")
 
     def stream(self) -> int:
-        """torch's current stream in the form that the kernels take."""
+        """Returns torch's current stream as the kernels' argument."""
         return int(torch.cuda.current_stream(self.device).cuda_stream) if self.is_gpu else 0
 
     def synchronize(self) -> None:
@@ -49,7 +49,7 @@ class Machine:
             torch.cuda.synchronize(self.device)
 
     def poisoned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of NaN (or -1)."""
+        """Returns a tensor of NaN (or -1)."""
         tensor = torch.empty(shape, dtype=dtype, device=self.device)
         tensor.view(torch.uint8).fill_(NAN_BITS)
         return tensor
@@ -64,7 +64,7 @@ class Machine:
         return graph
 
     def seconds(self, work: Callable[[], object], repeats: int) -> float:
-        """Seconds per call of `work` in a CUDA graph: the fastest of five runs, each of `repeats` calls."""
+        """Returns the seconds per call of `work` in a CUDA graph: the fastest of five runs of `repeats` calls each."""
         graph = self.capture(work)
         graph.replay()
         times = []

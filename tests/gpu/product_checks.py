@@ -1,5 +1,4 @@
-"""Checks of ProductKernel: against float64, single tokens against batches, and one kernel's bits against the
-other's."""
+"""Checks of ProductKernel: against float64, single tokens against batches, and the bits of its two kernels."""
 
 from __future__ import annotations
 
@@ -11,14 +10,14 @@ from product_step import ProductShape, ProductStep, same_bits
 from results import Check
 
 DTYPES = (torch.float16, torch.bfloat16)
-# Exponents for which sums stay finite in the type.
+# Maximum exponents for which sums stay finite in the type.
 _EXPONENTS = {torch.float16: 3, torch.bfloat16: 25}
 _OTHERS = ("normal", "large", "infinity", "nan")
 _ROWS = 4
 
 
 def product_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
-    """All checks, or a `subset` small enough for compute-sanitizer and the emulation."""
+    """Runs all checks, or a `subset` small enough for compute-sanitizer and the emulation."""
     for dtype in DTYPES:
         for in_size, out_size in _sizes(subset):
             for tokens in _tokens(subset):
@@ -52,7 +51,7 @@ def _product(machine: Machine, shape: ProductShape) -> Iterator[Check]:
 
 
 def _invariance(machine: Machine, dtype: torch.dtype, *, subset: bool) -> Iterator[Check]:
-    """A token has the same bits in a step of its own, and at any place among other tokens."""
+    """Checks that a token has the same bits in its own step, and at any place among other tokens."""
     in_size, out_size = (136, 72) if subset else (4096, 4096)
     generator = torch.Generator(machine.device)
     generator.seed()
@@ -85,7 +84,7 @@ def _filled(machine: Machine, shape: ProductShape, others: str, generator: torch
 
 
 def _graph(machine: Machine, shape: ProductShape) -> Check:
-    """Captured launches, each of which waits for the x that the previous launch writes."""
+    """Checks captured launches, each of which waits for the x that the previous launch writes."""
     generator = torch.Generator(machine.device)
     first = ProductStep.random(machine, shape, generator)
     second = ProductStep.random(

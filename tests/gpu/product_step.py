@@ -23,7 +23,7 @@ class ProductShape:
     out_size: int
 
     def __str__(self) -> str:
-        """The sizes for the names of checks."""
+        """Returns the sizes, for the names of checks."""
         dtype = str(self.dtype).removeprefix("torch.")
         return f"{dtype} in {self.in_size} out {self.out_size} tokens {self.tokens}"
 
@@ -47,7 +47,7 @@ class ProductStep:
     def random(
         cls, machine: Machine, shape: ProductShape, generator: torch.Generator, exponents: int = 0
     ) -> ProductStep:
-        """Normal numbers, times powers of two up to `exponents`, so that sums depend on their order."""
+        """Returns normal numbers, times powers of two up to `exponents`, so that sums depend on their order."""
 
         def matrix(rows: int) -> torch.Tensor:
             size = (rows, shape.in_size)
@@ -56,16 +56,16 @@ class ProductStep:
             return (numbers * torch.exp2(powers)).to(shape.dtype)
 
         step = cls(machine, matrix(shape.tokens), matrix(shape.out_size))
-        # The kernel prefetches weights, which must be complete.
+        # The weights must be complete, because the kernel may prefetch them early.
         machine.synchronize()
         return step
 
     def with_x(self, x: torch.Tensor) -> ProductStep:
-        """The same weights with another x."""
+        """Returns the same weights with another x."""
         return ProductStep(self.machine, x.contiguous(), self.weights, self.portable)
 
     def empty_result(self) -> torch.Tensor:
-        """A y filled with NaN."""
+        """Returns a y filled with NaN."""
         return self.machine.poisoned((self.x.shape[0], self.weights.shape[0]), self.x.dtype)
 
     def enqueue(self, y: torch.Tensor) -> None:
@@ -74,14 +74,14 @@ class ProductStep:
         self._kernel.enqueue(self.x.shape[0], inputs, [y.data_ptr()], self.machine.stream())
 
     def run(self) -> torch.Tensor:
-        """Runs the product; returns the complete y."""
+        """Runs the product and returns y when it is complete."""
         y = self.empty_result()
         self.enqueue(y)
         self.machine.synchronize()
         return y
 
     def wrong_elements(self, y: torch.Tensor) -> int:
-        """Number of elements of y whose error is larger than rounding allows."""
+        """Returns the number of elements of y whose error is larger than rounding allows."""
         x, weights = self.x.double(), self.weights.double()
         expected = x @ weights.T
         bound = expected.abs() * _ROUNDING[y.dtype] + (x.abs() @ weights.abs().T) * _SUM_ROUNDING + _SMALLEST

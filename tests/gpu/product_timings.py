@@ -1,4 +1,4 @@
-"""Times of ProductKernel, compared with the machine's limits and torch's product, for which cuBLASLt chooses freely."""
+"""Times of ProductKernel, compared with the machine's limits and torch's product, whose algorithm cuBLASLt chooses."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _SIZES = (
 )
 _TOKENS = (1, 8, 64, 512, 4096)
 _MOST_IN_A_ROW = 64
-# A GPU lowers its clock after many operations in a row.
+# A GPU lowers its clock after many consecutive operations.
 _MOST_FLOPS_IN_A_ROW = 1e12
 
 
 def product_timings(machine: Machine, rates: dict[str, float]) -> Iterator[Timing]:
-    """Times in bfloat16, with weights larger than any cache."""
+    """Measures in bfloat16, with weights larger than any cache."""
     for in_size, out_size in _SIZES:
         for tokens in _TOKENS:
             yield _timing(machine, rates, ProductShape(torch.bfloat16, tokens, in_size, out_size))
@@ -44,7 +44,7 @@ def _timing(machine: Machine, rates: dict[str, float], shape: ProductShape) -> T
         for step in steps:
             torch.matmul(step.x, step.weights.T, out=y)
 
-    # Alternated, so that the GPU's temperature and clock are similar.
+    # The two alternate, so that the GPU's temperature and clock are similar for both.
     times = [(machine.seconds(ours, 3), machine.seconds(torchs, 3)) for _ in range(2)]
     own, other = (min(of_one) for of_one in zip(*times, strict=True))
     return Timing(

@@ -12,10 +12,12 @@ _BYTES_IN_A_ROW = 400e6
 
 
 def measure_rates(machine: Machine) -> dict[str, float]:
-    """Bytes moved per second by the fastest operation, and operations per second of a bfloat16 matrix product."""
+    """Returns the bytes per second that the fastest operation moves, and the operations per second of a bfloat16 matrix
+    product.
+    """
     source = torch.randn(_COPIED_ELEMENTS, device=machine.device).bfloat16()
     destination = torch.empty_like(source)
-    # The copy engine is not the maximum: kernels that read more than they write are faster.
+    # A copy does not reach the maximum: kernels that read more than they write are faster.
     rates = {
         "copied": 2.0 * source.nbytes / machine.seconds(lambda: destination.copy_(source), 5),
         "doubled": 2.0 * source.nbytes / machine.seconds(lambda: torch.mul(source, 2, out=destination), 5),
@@ -29,12 +31,12 @@ def measure_rates(machine: Machine) -> dict[str, float]:
 
 
 def limit_microseconds(rates: dict[str, float], bytes_moved: float, flops: float) -> float:
-    """Minimum time: the longer of the times for the bytes and for the operations."""
+    """Returns the minimum time: the longer of the times for the bytes and for the operations."""
     return 1e6 * max(bytes_moved / rates["bytes_per_second"], flops / rates["flops_per_second"])
 
 
 def steps_in_a_row(bytes_moved: float, most: int) -> int:
-    """Number of different steps timed in a row, so that no step finds its own data in the cache."""
+    """Returns the number of different steps to time one after another, so that no step finds its data in the cache."""
     return max(1, min(most, round(_BYTES_IN_A_ROW / bytes_moved)))
 
 

@@ -26,7 +26,7 @@ class Timing:
     microseconds: float
     bytes: float
     flops: float
-    """Minimum bytes to move and operations to do, each counted once."""
+    """`bytes` and `flops` are the minimum numbers of bytes to move and of operations."""
     limit_microseconds: float
     """Time for these bytes or operations, whichever is longer, at the rates measured in the same run."""
     other: str
@@ -43,11 +43,11 @@ class Report:
     checks: list[Check] = field(default_factory=list)
     timings: list[Timing] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """How the parts of the run went, and what could not run."""
+    """Results of the run's parts, and parts that could not run."""
 
     @property
     def failed(self) -> list[Check]:
-        """The checks that do not hold."""
+        """Checks that do not hold."""
         return [check for check in self.checks if not check.passed]
 
     def write(self, path: Path) -> None:
@@ -56,14 +56,14 @@ class Report:
 
     @classmethod
     def read(cls, path: Path) -> Report:
-        """The inverse of write()."""
+        """Reads a report that write() wrote."""
         read = json.loads(path.read_text())
         read["checks"] = [Check(**check) for check in read["checks"]]
         read["timings"] = [Timing(**timing) for timing in read["timings"]]
         return cls(**read)
 
     def text(self) -> str:
-        """The report as text."""
+        """Returns the report as text."""
         lines = [f"{name}: {value}" for name, value in {**self.machine, **self.rates}.items()]
         lines.append(f"\nchecks: {len(self.checks) - len(self.failed)} passed, {len(self.failed)} failed")
         lines += [f"  FAILED {check.name}: {check.detail}" for check in self.failed]

@@ -50,8 +50,8 @@ LARGE = Model.of(
 _LARGE_REQUESTS = 60
 # Number of copies of each adapter under other names, so that there are more than fit on the device.
 _COPIES = 4
-# Minimum share of the tokens that are compared. After a choice between tokens within the tolerance, an answer differs,
-# and a thousand tokens of a random bfloat16 model often have such choices.
+# Minimum share of the tokens that are compared. If two tokens are equally good within the tolerance, answers may differ
+# from there on, which happens often in a thousand tokens of a random bfloat16 model.
 _COMPARED = 0.5
 # Error of every kernel run after the device is lost.
 _LOST = "cannot be used any more"
@@ -65,12 +65,12 @@ class Crowds:
     mixed: Sequence[Sequence[Asked]]
     """Prompts of one token to several chunks, for the base model and for more adapters than fit on the device."""
     whole: Sequence[Asked]
-    """Requests that all fit in one step, so that no prompt is chunked. All are short, so that no decode's keys are
-    split; so each has the same bits in a batch and in its own step."""
+    """Requests that have the same bits in a batch and in their own steps: all fit in one step, so no prompt is chunked,
+    and all are short, so no decode's keys are split."""
 
 
 def session_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
-    """Crowds for each type. A `subset` uses a small model and few requests."""
+    """Runs crowds for each type. A `subset` uses a small model and few requests."""
     yield from _device_checks(machine)
     crowds = _small_crowds() if subset else _large_crowds()
     for dtype in TOLERANCE:
@@ -82,7 +82,7 @@ def session_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
 def crowd_checks(
     dtype: str, crowds: Crowds, served: Served, make_engine: Callable[[], LoadedEngine]
 ) -> Iterator[Check]:
-    """Compares with the native engine, and each request's bits in its own step and in a crowd."""
+    """Compares answers with the native engine's, and each request's bits in its own steps with those in a crowd."""
     config = crowds.model.executor_config(num_copy_streams=2)
     adapters = served.adapters * _COPIES
     expected, _ = answers_of(served.native(), adapters, config, crowds.mixed)
@@ -106,8 +106,9 @@ def crowd_checks(
 
 
 def lost_device_checks(machine: Machine) -> Iterator[Check]:
-    """A kernel that reads an invalid address ends its request and the executor with the reason. This process cannot use
-    CUDA afterwards."""
+    """Checks that a kernel that reads an invalid address ends its request and the executor with the reason. Afterwards
+    this process cannot use CUDA.
+    """
     with tempfile.TemporaryDirectory(prefix="adaptrt-") as name, stand_in_compiler("8.0"):
         served = make_served(SMALL, "float16", Path(name), "8.0")
         engine = _engine(machine, SMALL, served, _LosingContext)
@@ -148,7 +149,7 @@ def _small_crowds() -> Crowds:
 
 
 def _large_crowds() -> Crowds:
-    """Random requests; the last one's decodes run in steps of their own."""
+    """Returns random requests. The last one runs without others, so its decodes have their own steps."""
     names = (None, *range(_COPIES * len(ADAPTERS)))
     lengths = [random.choice((1, 2, random.randint(3, 60), random.randint(60, 500))) for _ in range(_LARGE_REQUESTS)]
     mixed = [(length, random.choice(names), random.randint(1, 12)) for length in lengths]
@@ -165,7 +166,7 @@ def _agreement(name: str, actual: Sequence[Answer], expected: Sequence[Answer], 
     compared, worst = 0, 0.0
     for one, other in zip(actual, expected, strict=True):
         for field in ("context_logits", "generation_logits"):
-            # After a choice within the tolerance, tokens differ.
+            # If tokens differ because of the tolerance, the logits of generated tokens cannot be compared.
             same = field == "context_logits" or one.tokens == other.tokens
             worst = max(worst, difference(getattr(one, field), getattr(other, field))) if same else worst
         try:
@@ -178,7 +179,8 @@ def _agreement(name: str, actual: Sequence[Answer], expected: Sequence[Answer], 
 
 
 def _graphs(dtype: str, engine: StandInEngine) -> Check:
-    """Each graph has a context that ran once directly and was then captured; the decode's own context never ran."""
+    """Checks that each graph's context ran once directly and was then captured, and that the first decode context never
+    ran."""
     prefill, decode = engine.contexts
     enqueues = [context.num_enqueues for context in decode.others]
     passed = prefill.num_enqueues > 0 and decode.num_enqueues == 0 and len(enqueues) > 0 and set(enqueues) == {2}
@@ -187,7 +189,7 @@ def _graphs(dtype: str, engine: StandInEngine) -> Check:
 
 
 def _device_checks(machine: Machine) -> Iterator[Check]:
-    """The device reports errors, and works after it rejected a call."""
+    """Checks that the device reports errors, and that it works after an error."""
     device = machine.kernels.CudaDevice()
     memory = device.memory()
     if machine.is_gpu:

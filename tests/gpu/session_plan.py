@@ -1,6 +1,6 @@
-"""An execution context without TensorRT: torch evaluates the network on the session's memory and in its stream.
+"""An execution context without TensorRT: torch evaluates the network in the session's memory and stream.
 
-Its plugin nodes run the real kernels, so that a served request uses all of the real code except TensorRT.
+Its plugin nodes run the real kernels, so a served request uses all of the real code except TensorRT.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class Evaluation:
 
     machine: Machine
     rows: int
-    """Matrices are padded with zeros to this many rows. torch chooses an algorithm, and so the order of each sum, by
-    the number of rows; this keeps it constant from step to step."""
+    """Matrices are padded with zeros to this number of rows, so that it is the same in all steps: torch chooses an
+    algorithm, and with it the order of each sum, by the number of rows."""
 
     def padded(self, work: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """Applies `work` to a matrix of `rows` rows that begins with the rows of `x`."""
+        """Applies `work` to `x`, padded to `rows` rows. Returns the rows of `x`."""
         return work(torch.nn.functional.pad(x, (0, 0, 0, self.rows - x.shape[0])))[: x.shape[0]]
 
     def operator(self, node: onnx.NodeProto, inputs: Sequence[Any]) -> list[torch.Tensor]:
-        """Outputs of a node."""
+        """Returns the outputs of a node."""
         attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
         match node.op_type, inputs:
             case "Gather", [table, index]:
@@ -67,7 +67,7 @@ class Evaluation:
 
 
 class TorchContext(StandInContext):
-    """An execution context whose work torch does."""
+    """An execution context that torch evaluates."""
 
     def __init__(self, network: onnx.ModelProto, profile: Profile, evaluation: Evaluation) -> None:
         super().__init__(network, profile)
@@ -91,7 +91,7 @@ class TorchContext(StandInContext):
             with torch.cuda.stream(torch.cuda.ExternalStream(stream, self.machine.device)):
                 self._run(shapes, addresses, stream)
         else:
-            # This runs at once: the whole run is in the stream already.
+            # Stream 0 means that kernels run at once: the whole evaluation is one call in the stream.
             self.machine.kernels.submit(stream, lambda: self._run(shapes, addresses, 0))
 
     @torch.inference_mode()
@@ -121,7 +121,7 @@ class TorchContext(StandInContext):
         return self._views[key]
 
     def _constant(self, tensor: TensorProto) -> list[int] | torch.Tensor:
-        """Integers are parameters of operators, and stay on the host."""
+        """Returns a constant. Integers stay on the host, because they are parameters of operators."""
         array = numpy_helper.to_array(tensor)
         return array.tolist() if array.dtype.kind == "i" else torch.tensor(array).to(self.machine.device)
 
@@ -140,7 +140,7 @@ class _PluginNode:
         self._engine_type = next(index for index, tensor in enumerate(plugin.inputs) if tensor.type == ENGINE_TYPE)
 
     def run(self, given: Sequence[torch.Tensor], stream: int) -> list[torch.Tensor]:
-        """Launches the kernel. Outputs that alias an input are that input; others are filled with NaN first."""
+        """Launches the kernel. Returns an aliased input as the output; other outputs are first filled with NaN."""
         inputs = [
             tensor if index in self._aliased.values() else self._aligned(tensor) for index, tensor in enumerate(given)
         ]
@@ -167,7 +167,7 @@ class _PluginNode:
         return outputs
 
     def _aligned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A contiguous tensor at an aligned address; the tensor itself if possible."""
+        """Returns the tensor if it is contiguous at an aligned address, otherwise a copy that is."""
         if tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0:
             return tensor
         return self._poisoned(tensor.shape, tensor.dtype).copy_(tensor)
@@ -180,7 +180,7 @@ class _PluginNode:
 
 
 def _bytes_at(machine: Machine, address: int, num_bytes: int) -> torch.Tensor:
-    """A view of memory that the caller keeps alive."""
+    """Returns a view of memory that the caller keeps alive."""
     if not machine.is_gpu:
         return torch.frombuffer((ctypes.c_char * num_bytes).from_address(address), dtype=torch.uint8)
     view = torch.as_tensor(_DeviceBytes(address, num_bytes), device=machine.device)

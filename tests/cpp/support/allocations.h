@@ -5,13 +5,13 @@
 
 namespace adaptrt::testing {
 
-// In a program that links this, operator new counts allocations.
+// Programs that link allocations.cpp get an operator new that counts allocations.
 
 /// Number of allocations of the calling thread so far.
 [[nodiscard]] std::int64_t allocations_of_this_thread();
 
-/// Counts the allocations of all threads until it is stopped, and records the origin of the first. Only one
-/// may exist at a time.
+/// Counts the allocations of all threads until it is stopped, and records the call stack of the first one.
+/// Only one object may exist at a time.
 class AllocationWatch {
  public:
   AllocationWatch();
@@ -21,13 +21,13 @@ class AllocationWatch {
 
   /// Stops counting and returns the count.
   std::int64_t stop();
-  /// Call it after stop(): returns the call stack of the first allocation, innermost first, one line per
-  /// call; it runs addr2line to find the names.
+  /// Returns the call stack of the first allocation, innermost first, one line per call. Runs addr2line to
+  /// find the names. Must be called after stop().
   [[nodiscard]] std::string first_calls() const;
 };
 
 /// While this object exists, the next `count` allocations in threads other than its creator's throw
-/// std::bad_alloc. Only one may exist at a time.
+/// std::bad_alloc. Only one object may exist at a time.
 class FailingAllocations {
  public:
   explicit FailingAllocations(std::int64_t count);

@@ -12,7 +12,7 @@ namespace adaptrt::testing {
 namespace {
 
 constexpr std::size_t kAlignment = 256;
-/// Value of memory that was not written yet.
+/// Value of each byte of memory that was not written yet.
 constexpr int kPoison = 0xA7;
 
 std::shared_ptr<void> aligned_memory(std::size_t bytes) {
@@ -60,7 +60,8 @@ class HostDevice::Ledger {
     return found == calls_.end() ? 0 : found->second;
   }
 
-  /// Checked before host memory is allocated and filled, which takes seconds for gigabytes.
+  /// Throws ConfigError if the device has too little memory. Called before host memory is allocated and
+  /// filled, which takes seconds for gigabytes.
   void require_room(std::size_t bytes) const {
     const std::lock_guard lock(mutex_);
     require_free(bytes);
@@ -133,7 +134,7 @@ struct HostGraph final : CapturedGraph {
 
 }  // namespace
 
-/// Work in order. Any thread may run it: one stream waits for another by running its work.
+/// Runs work in order. Any thread may run it: a stream that waits for another one runs the other's work.
 class HostStream final : public Stream {
  public:
   /// The enqueued work, and the part that is done.

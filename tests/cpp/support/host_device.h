@@ -23,14 +23,15 @@ enum class StreamTime : std::uint8_t {
 
 /// How a call fails.
 enum class Failure : std::uint8_t {
-  kOnce,     ///< StepError, this time
-  kForGood,  ///< EngineError, now and in every later call
+  kOnce,     ///< StepError, once
+  kForGood,  ///< EngineError, in this and every later call
 };
 
 class HostStream;
 
-/// A Device in host memory. It throws std::logic_error for calls that would crash on a GPU or be silently
-/// slow: copies outside an allocation, use of freed memory, host memory that is not pinned.
+/// A Device in host memory. Throws std::logic_error for calls that would crash on a GPU, or that would be
+/// slow there without an error: copies outside an allocation, use of freed memory, host memory that is not
+/// pinned.
 class HostDevice final : public Device {
  public:
   explicit HostDevice(std::size_t total_bytes = std::size_t{1} << 32, StreamTime time = StreamTime::kAtOnce);
@@ -43,8 +44,8 @@ class HostDevice final : public Device {
   [[nodiscard]] std::unique_ptr<Stream> make_stream() override;
   [[nodiscard]] std::unique_ptr<Event> make_event() override;
 
-  /// Makes the call of this name ("copy_to_device", "allocate", ...) fail after `successes` more successful
-  /// ones.
+  /// Makes calls of this name ("copy_to_device", "allocate", ...) fail after `successes` more successful
+  /// calls.
   void fail(const std::string& call, Failure failure = Failure::kOnce, int successes = 0);
   /// Number of calls of this name so far, over all streams.
   [[nodiscard]] std::int64_t calls(const std::string& call) const;

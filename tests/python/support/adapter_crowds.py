@@ -58,7 +58,7 @@ class Model:
 
     def executor_config(self, **cache: int) -> adaptrt.ExecutorConfig:
         """Returns a config whose device level has room for two adapters of maximum rank."""
-        # Unit: pages as in PeftCacheConfig.
+        # Counted in pages, as in PeftCacheConfig.
         pages = 2 * MAX_RANK * self.spec.num_hidden_layers * _NUM_MODULES
         return adaptrt.ExecutorConfig(
             enable_chunked_context=True,
@@ -86,7 +86,7 @@ SMALL = Model.of(
     max_seq_len=96,
     tokens_per_block=16,
 )
-# Prompts of several chunks, of one token, and between; the last request decodes alone for several steps.
+# Prompts from one token to several chunks. The last request decodes several steps without others.
 SMALL_CROWD = (
     SMALL.ask(
         (40, 0, 6), (1, None, 9), (17, 1, 5), (9, 2, 8), (33, None, 4), (5, 3, 9), (12, 4, 6), (3, 1, 7), (26, 2, 5)
@@ -131,7 +131,9 @@ def make_served(model: Model, dtype: str, directory: Path, capability: str) -> S
 def answers_of(
     engine: LoadedEngine, adapters: Sequence[Path], config: adaptrt.ExecutorConfig, groups: Sequence[Sequence[Asked]]
 ) -> tuple[list[Answer], adaptrt.LoraCacheStats]:
-    """Runs the groups one after the other, each at once. Returns the answers, and the cache's counters at the end."""
+    """Runs the groups one after the other; all requests of a group at once. Returns the answers and the final counters
+    of the LoRA cache.
+    """
     with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, config) as executor:
 
         def enqueue(asked: Asked) -> int:

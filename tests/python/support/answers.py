@@ -22,7 +22,9 @@ class Answer:
     calls: list[tuple[str, Any]] = field(default_factory=list)
     """Names and arguments; arguments that are not JSON are texts."""
     order: str = ""
-    """Kinds of the parts, each run once: t (text), r (reasoning), c (call), and x (a call that has not ended)."""
+    """Kinds of the parts in order; consecutive parts of a kind count once. t: text, r: reasoning, c: call, x: a call
+    that has not ended.
+    """
 
 
 def joined(parts: Iterable[AnswerPart]) -> Answer:

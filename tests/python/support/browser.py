@@ -63,7 +63,7 @@ class Browser:
         self.driver = driver
 
     def resize(self, width: int, height: int = 900, scheme: str = "light") -> None:
-        """Resizes the window, also to sizes that no real window has. scheme: the user's preference, light or dark."""
+        """Resizes the window to any size. scheme: the user's preference, light or dark."""
         self.driver.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride",
             {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False},

@@ -14,7 +14,7 @@ def dumps(value: Any) -> str:
 
 
 def as_text(value: Any) -> str:
-    """Values between tags: texts are written as they are."""
+    """Returns a value as it is written between tags: texts without quotation marks, other values as JSON."""
     return value if isinstance(value, str) else dumps(value)
 
 

@@ -20,11 +20,11 @@ from .pooled import hidden_states, load_bare, save_pooled_adapter
 
 ADAPTERS: dict[str, dict[str, Any]] = {
     "lora": cut_models.ADAPTERS["lora"],
-    # Scale 2, like the other adapters: T5's scores are not scaled, so differences grow.
+    # The scale is 2, as for the other adapters: T5 does not scale its scores, so a larger one enlarges differences.
     "rslora": {"r": 16, "lora_alpha": 8, "use_rslora": True},
     "dora": cut_models.ADAPTERS["dora"],
 }
-# Sizes that four ranks can divide and that do not fill panels; numbers of layers that two and four stages can divide.
+# Four ranks can divide the sizes, which do not fill panels; two and four stages can divide the numbers of layers.
 BERT_SIZES = {"hidden_size": 40, "num_attention_heads": 4, "intermediate_size": 76, "num_hidden_layers": 4}
 ENCODER_SIZES = {
     "bert": BERT_SIZES,
@@ -47,7 +47,7 @@ DECODER_SIZES = {
     },
 }
 NAMES = (*ENCODER_SIZES, *DECODER_SIZES)
-# Models whose ranks also run as workers of this process. Only the way of the messages differs.
+# Models whose ranks also run as workers of this process. Only the transport of messages differs.
 ORCHESTRATED = ("bert", "t5")
 # Tokens of the step in which the longest encoder inputs of cases() start together.
 MOST_TOKENS = 160

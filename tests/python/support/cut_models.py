@@ -32,7 +32,7 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "dora": {"r": 4, "use_dora": True},
     "biased": {"r": 3, "lora_bias": True},
 }
-# Sizes that four ranks can divide and that do not fill panels; four ranks share two key-value heads.
+# Four ranks can divide the sizes, which do not fill panels. They share two key-value heads.
 SIZES = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 40, "intermediate_size": 76}
 GPT2_SIZES = {"n_embd": 40, "n_head": 4, "n_inner": 76}
 EXPERT_SIZES = {**SIZES, "moe_intermediate_size": 20}
@@ -85,7 +85,7 @@ class CutModel:
         return Reference(self.model, adapter)
 
     def reference(self, adapter: Path | None) -> Any:
-        """Returns what load_reference() does. Loading takes far longer than a forward pass, so it is done once."""
+        """Returns the result of load_reference(), loaded once: loading takes far longer than a forward pass."""
         if adapter not in self._references:
             self._references[adapter] = self.load_reference(adapter)
         return self._references[adapter]
@@ -149,9 +149,9 @@ class Cut(CutModel):
 
 
 def check_crowds(cuts: Mapping[str, Cut], place: Path, **engine: Any) -> None:
-    """Checks engines of two ranks: every kind of adapter in one batch, and each alone, with other chunks and threads.
+    """Checks engines of two ranks: all kinds of adapters in one batch, and each alone, with other chunks and threads.
 
-    The same processes run everything, one after the other. engine: further arguments of CutModel.engine().
+    The same processes run all engines, one after the other. engine: further arguments of CutModel.engine().
     """
     engines = [cut.engine(2, **engine) for cut in cuts.values()]
     cases = [cut.cases() for cut in cuts.values()]

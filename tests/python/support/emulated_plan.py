@@ -54,7 +54,7 @@ class EmulatedContext(StandInContext):
 
 
 def _kernel_op(plugin: Plugin) -> type[OpRun]:
-    """Returns an op that runs the plugin's kernel. An output that aliases an input is that input."""
+    """Returns an op that runs the plugin's kernel. If an output aliases an input, the op returns that input."""
     inputs_by_name = {tensor.name: index for index, tensor in enumerate(plugin.inputs)}
     engine_type = next(index for index, tensor in enumerate(plugin.inputs) if tensor.type == ENGINE_TYPE)
 
@@ -75,7 +75,7 @@ def _kernel_op(plugin: Plugin) -> type[OpRun]:
         self.__dict__["kernel_node"] = node
         dtype = ENGINE_TYPES[inputs[engine_type].dtype.name]
         workspace = _poisoned([max(1, workspace_bytes(node, plugin, dtype, sizes))], np.dtype(np.uint8))
-        launch(  # runs now: the whole run is a call in the stream already
+        launch(  # runs at once, because the whole evaluation is one call in the stream
             node,
             dtype,
             [array.shape for array in inputs],
@@ -89,7 +89,7 @@ def _kernel_op(plugin: Plugin) -> type[OpRun]:
 
 
 def _poisoned(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
-    """Returns aligned memory filled with NaNs, or with bytes that are no sensible numbers."""
+    """Returns aligned memory filled with NaNs, or with bytes that make wrong numbers of other types."""
     num_bytes = int(np.prod(shape)) * dtype.itemsize
     memory = np.full(num_bytes + ALIGNMENT, 0xFF, np.uint8)
     first = -memory.ctypes.data % ALIGNMENT

@@ -35,7 +35,7 @@ class EncoderDecoder:
     fields: dict[str, Any]
     targets: list[str]
     own_lm_head: bool = False
-    """True: lm_head is separate, as in T5 v1.1's files; transformers 5 ties it in models that it makes."""
+    """True: lm_head is separate, as in T5 v1.1's files. (In models that transformers 5 makes, it is tied.)"""
 
 
 MODELS = {

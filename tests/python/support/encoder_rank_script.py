@@ -1,8 +1,8 @@
 """Runs batches of requests on engines with an encoder, one after the other, in every process of mpirun: SPECS.
 
 SPECS is JSON: [{engine, model_type, config: fields of ExecutorConfig, batches: lists of {adapter, task, prompt, types,
-encoder}, output}]. In a case with `encoder`, `prompt` begins the decoder; other cases end in hidden states. Rank 0
-writes each request's results to `output`.
+encoder}, output}]. In a case with `encoder`, `prompt` begins the decoder; the result of other cases is hidden states.
+Rank 0 writes each request's results to `output`.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ def answer_batches(executor: adaptrt.Executor, batches: Batches) -> list[list[An
 def answers_of_engines(
     ranks: int, engines: Sequence[tuple[Path, str, Batches]], place: Path, **config: Any
 ) -> list[list[list[Answer]]]:
-    """Returns this script's results in leader mode for engines, their model types and batches. place: directory for
-    files.
+    """Runs this script in leader mode and returns its results. engines: with their model types and batches. place:
+    directory for files.
 
-    All run in the same processes, because starting these takes longer than the work.
+    The same processes run all engines, because starting processes takes longer than the work.
     """
     specs = [
         {

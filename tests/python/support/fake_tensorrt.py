@@ -81,7 +81,7 @@ class FakeEngine:
 
     @property
     def device_memory_size_v2(self) -> int:
-        """Size with the room that streamed weights are copied to."""
+        """Device memory in bytes. It is larger if weights are streamed, because they are copied to a buffer."""
         return 1000 if self._budget == self.streamable_weights_size else 1500
 
     @property
@@ -181,7 +181,7 @@ class FakeStream:
 
 
 class FakeDevice:
-    """Replaces _core.Device, as far as the Python side uses it."""
+    """Replaces _core.Device; has only what the Python code uses."""
 
     def __init__(self, major: int, minor: int) -> None:
         self.info = SimpleNamespace(name="NVIDIA Test GPU", compute_capability=(major, minor))

@@ -13,7 +13,7 @@ FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
 LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 ATTENTION = LLAMA[:4]
 EXPERTS = ("experts.gate_up_proj", "experts.down_proj", "mlp.gate.weight")
-# Odd sizes: nothing fits into panels of 64, and widths differ.
+# Odd sizes: no width is a multiple of a panel's 64 columns, and widths differ.
 SIZES = {
     "vocab_size": 61, "hidden_size": 36, "num_hidden_layers": 3, "num_attention_heads": 3, "num_key_value_heads": 1,
     "intermediate_size": 38, "max_position_embeddings": 512, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None,
@@ -95,7 +95,7 @@ FALCON = {
 }  # fmt: skip
 FALCON_TARGETS = ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]
 
-# Each of these has a kind of op, or an order of ops, that no other has.
+# Each of these models has a kind of op, or an order of ops, that no other model has.
 FAMILIES = {
     "granite": Family(
         transformers.GraniteConfig, LLAMA,
@@ -191,7 +191,7 @@ FAMILIES = {
     ),
 }  # fmt: skip
 
-# Networks with the same kinds of ops as those or as Llama, under other names.
+# Models with the same kinds of ops as those above or as Llama, under other names.
 RELATIVES = {
     "qwen2-vl": Family(
         transformers.Qwen2VLConfig, TEXT_LAYERS,

@@ -81,7 +81,7 @@ def regex(pattern: str) -> adaptrt.GuidedDecodingParams:
 
 
 def ending_bias(tokenizer: Tokenizer, vocab_size: int, end_id: int, strength: float = 10.0) -> np.ndarray:
-    """Returns a bias towards the ends of JSON texts, for a temperature of about 4; without it, few would end."""
+    """Returns a bias towards the ends of JSON texts, for a temperature of about 4. Without it, few texts would end."""
     bias = np.zeros(vocab_size, np.float32)
     bias[[token for letter in ENDINGS for token in tokenizer.encode(letter).ids]] = strength
     bias[end_id] = strength

@@ -49,7 +49,7 @@ class Served:
         self._client = client
 
     def request(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Returns the fields of the only request that a body becomes, without those that are None."""
+        """Returns the fields of the request that is made of a body, without those that are None."""
         self._executor.requests.clear()
         answer = self._client.post(path, json=body)
         assert CAPTURED in answer.text, f"{body}: {answer.text}"
@@ -57,7 +57,7 @@ class Served:
         return flat(request)
 
     def refusal(self, path: str, body: dict[str, Any]) -> str:
-        """Returns the answer to a body that is rejected before it becomes a request."""
+        """Returns the answer to a body that is rejected before a request is made of it."""
         self._executor.requests.clear()
         answer = self._client.post(path, json=body)
         assert (answer.status_code, self._executor.requests) == (400, []), answer.text
@@ -96,7 +96,7 @@ class _Application:
 def flat(value: Any, prefix: str = "") -> dict[str, Any]:
     """Returns all fields of a request and its parts by dotted names, without those that are None.
 
-    Of layers, only their number counts.
+    Layers are represented by their number.
     """
     fields: dict[str, Any] = {}
     for name in dir(value):

@@ -13,12 +13,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 LFS_BYTES = 2048
-"""Files from this size on are large files: they have a SHA-256, and a redirect leads to another path."""
+"""Files of at least this size are large files: they have a SHA-256, and a redirect leads to another path."""
 
 
 @dataclass
 class Repository:
-    """The files of a repository at its commits, and what the server does instead of serving them."""
+    """The files of a repository at its commits, and the faults of the server when it serves them."""
 
     commits: dict[str, dict[str, bytes]]
     branches: dict[str, str]
@@ -42,7 +42,7 @@ def commit_of(files: Mapping[str, bytes]) -> str:
 
 @dataclass
 class Hub:
-    """The server's repositories, and the requests that it has had."""
+    """The server's repositories, and the requests that it received."""
 
     address: str
     repositories: dict[str, Repository] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Hub:
 
 @contextmanager
 def hub_server() -> Iterator[Hub]:
-    """Runs the server on a port of its own."""
+    """Runs the server on a free port."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.daemon_threads = True
     hub = Hub(f"http://127.0.0.1:{server.server_address[1]}")

@@ -1,4 +1,4 @@
-"""Launches plugin nodes' kernels on arrays, as TensorRT's nodes do with the shapes that TensorRT gives them."""
+"""Launches the kernels of plugin nodes on arrays, as TensorRT does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORKSPACE_SIZES = {LORA.name: ("tokens",), DORA.name: ("tokens",), PAGED_ATTENTI
 
 
 def workspace_bytes(node: KernelNode, plugin: Plugin, dtype: DType, sizes: Mapping[str, int]) -> int:
-    """Returns the kernel's own workspace size. Plans reserve the definition's workspace_bytes."""
+    """Returns the workspace size in bytes that the kernel states. Plans reserve the definition's workspace_bytes."""
     return node.kernel(dtype).workspace_bytes(*(sizes[name] for name in WORKSPACE_SIZES[plugin.name]))
 
 

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save
 from support.adapters import CONFIG, TENSORS
 
 NOT_FOR_GPT2 = ("loha", "lokr", "lokr-in-factors", "biases-without-tensors")
-"""PEFT does not put the first three on Conv1D, and GPT-2 has biases, which the last one would train."""
+"""PEFT does not support the first three on Conv1D. GPT-2 has biases, which the last one would train."""
 
 
 def configs(targets: list[str], is_transposed: bool) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def to_tensors(rows: list[Row], padding: int = 0) -> tuple[np.ndarray, np.ndarra
 
 
 def check_device(cache: _core.LoraCache, lease: _core.DeviceLease, rows: list[Row], engine: np.dtype) -> None:
-    """Checks that all values in the device's pages equal the sent ones in the engine's type, vectors in float32."""
+    """Checks that the device's pages have the sent values: matrices in the engine's type, vectors in float32."""
     expected = {}
     for row in rows:
         expected.update(row.parts())

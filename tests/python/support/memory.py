@@ -22,7 +22,7 @@ class _HeapInfo(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Held:
-    """Memory in the C heap, in bytes; in Python, in blocks of its allocator and in objects."""
+    """Memory in use: bytes of the C heap, and Python's memory blocks and objects."""
 
     heap: int
     blocks: int
@@ -35,7 +35,7 @@ class Held:
 def held() -> Held:
     """Measures now, after garbage collection.
 
-    The heap counts allocations in all of its arenas. Resident memory is no measure: it includes free memory of arenas,
+    The heap's number covers all of its arenas. Resident memory is not used, because it includes free memory of arenas,
     whose amount depends on what ran before.
     """
     gc.collect()

@@ -119,11 +119,11 @@ class Reference:
         self._model = model.eval()
 
     def logits(self, prompt: list[int], generated: Sequence[int] = ()) -> torch.Tensor:
-        """Returns float32 [tokens, vocab] for the prompt and all but the last generated token: the logits of what
-        follows each.
+        """Returns the logits after each token of the prompt and after all but the last generated token: float32
+        [tokens, vocab].
 
-        Computes the prompt at once and the rest token by token, as transformers generates: with dynamic RoPE scaling,
-        the angles depend on that.
+        Computes the prompt at once and the other tokens one by one, as transformers generates: with dynamic RoPE
+        scaling, the angles depend on that.
         """
         rows, cache = [], transformers.DynamicCache(config=self._model.config)
         with torch.no_grad():

@@ -18,7 +18,7 @@ BUCKET = "bucket"
 
 @contextmanager
 def object_store() -> Iterator[ObjectStoreServer]:
-    """Runs the server on a port of its own, and points this process's programs of AWS to it."""
+    """Runs the server on a free port, and makes AWS's clients in this process use it."""
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -32,7 +32,7 @@ def object_store() -> Iterator[ObjectStoreServer]:
         ):
             patch.setenv(name, value)
         fsspec.get_filesystem_class("s3").clear_instance_cache()
-        # The objects of all servers of this process are in one place.
+        # All servers of this process share their objects.
         httpx.post(f"http://{host}:{port}/moto-api/reset").raise_for_status()
         store = ObjectStoreServer(f"http://{host}:{port}")
         store.watch(server)

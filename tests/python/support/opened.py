@@ -21,7 +21,7 @@ def _note(event: str, arguments: tuple[object, ...]) -> None:
 
 @contextmanager
 def opens_of(path: Path) -> Iterator[list[str]]:
-    """Yields a list with one entry per opening of the file within the with statement."""
+    """Yields a list with one entry for each time that the file is opened within the with statement."""
     if not hasattr(sys, "_adaptrt_opens"):  # audit hooks cannot be removed
         sys.addaudithook(_note)
         sys._adaptrt_opens = True  # type: ignore[attr-defined]

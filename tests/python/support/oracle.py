@@ -72,7 +72,7 @@ class AdapterTables:
 
 
 class NetworkOracle:
-    """Evaluates a float32 checkpoint's graph step by step, with KV pools of its own."""
+    """Evaluates a float32 checkpoint's graph step by step, with its own KV pools."""
 
     def __init__(self, checkpoint: Path, scratch: Path, options: NetworkOptions, num_blocks: int = 32) -> None:
         opened = Checkpoint.open(checkpoint)

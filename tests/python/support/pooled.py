@@ -1,4 +1,4 @@
-"""Models whose requests end in rows, and references from transformers + PEFT in float32."""
+"""Models whose requests return rows instead of tokens, and references from transformers + PEFT in float32."""
 
 from __future__ import annotations
 

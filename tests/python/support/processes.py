@@ -11,15 +11,15 @@ from pathlib import Path
 def python_path(*folders: Path) -> str:
     """Returns a PYTHONPATH with these folders first.
 
-    This process's own follows: it may be where the package under test is, and without it a child would import the
-    installed one.
+    This process's own PYTHONPATH follows: the package under test may be there, and without it a child would import the
+    installed package.
     """
     own = os.environ.get("PYTHONPATH")
     return os.pathsep.join([*map(str, folders), *([own] if own else [])])
 
 
 def processes_with(module: str, file: Path) -> set[int]:
-    """Returns processes that run a module and have mapped a file, or one below a directory of this path."""
+    """Returns the ids of processes that run a module and have mapped `file`, or a file below it."""
     return {
         int(entry.name)
         for entry in Path("/proc").iterdir()
@@ -33,7 +33,7 @@ def has_mapped(process: int, name: str) -> bool:
 
 
 def have_ended(processes: Collection[int]) -> bool:
-    """Waits some seconds; True if all processes have ended."""
+    """Waits some seconds. Returns True if all processes have ended by then."""
     for _ in range(100):
         if not any(Path(f"/proc/{process}").exists() for process in processes):
             return True

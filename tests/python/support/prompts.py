@@ -1,4 +1,4 @@
-"""PEFT adapters of virtual tokens, and a model that is served with some of them and others."""
+"""PEFT adapters of virtual tokens, and a model that is served with them and with other adapters."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Served:
 
 
 def without_nan(answer: Answer) -> Answer:
-    """Replaces the NaN log probs of virtual tokens by None, which equals itself."""
+    """Replaces the NaN log probs of virtual tokens by None, so that answers can be compared."""
     prompt = answer.log_probs.prompt
     if prompt is not None:
         answer.log_probs.prompt = [None if math.isnan(value) else value for value in prompt]  # type: ignore[misc]

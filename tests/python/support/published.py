@@ -1,7 +1,7 @@
 """Models in the formats of published quantised weights, written by the formulas of those formats.
 
-Each writer chooses integers and scales, computes their weights, and packs them. A reader of the files must find the
-same weights bit for bit.
+Each writer chooses integers and scales, computes the weights that they represent, and packs them. A reader of the files
+must find the same weights, bit for bit.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Layer:
     values: Array
     """[out, in]: weights as the format's library dequantises them."""
     exact: Array | None = None
-    """Weights of an engine that keeps the integers: products of integers and scales are not rounded."""
+    """Weights of an engine that keeps the integers, which does not round products of integers and scales."""
 
 
 @dataclass(frozen=True)
@@ -450,7 +450,7 @@ def publish(
 ) -> Path:
     """Writes `directory`/published, a model whose linear layers except `exclude` are quantised, and `directory`/values.
 
-    The latter has the tensors' values in float32, rounded as by the library or exact. Experts are layers too.
+    `values` has the tensors' values in float32: rounded as the library does, or exact. Experts count as linear layers.
     """
     rng = np.random.default_rng(0)
     tensors: dict[str, Array] = {}

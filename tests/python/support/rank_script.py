@@ -1,7 +1,7 @@
 """Runs batches of requests on engines, one after the other, in every process of mpirun: SPECS.
 
 SPECS is JSON: [{engine, config: fields of ExecutorConfig, batches: [[{adapter, task, prompt, tokens}]], output}]. Rank
-0 writes each request's tokens and logits to `output`; no logits for cases with `tokens_alone`.
+0 writes each request's tokens and logits to `output`, but only the tokens of cases with `tokens_alone`.
 """
 
 from __future__ import annotations

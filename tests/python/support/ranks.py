@@ -41,7 +41,7 @@ class RankAnswer:
 
 
 def say(*words: object) -> None:
-    """Prints a line in one write. With PYTHONUNBUFFERED, print() makes several, which mpirun mixes."""
+    """Prints a line in one write. With PYTHONUNBUFFERED, print() makes several writes, which mpirun mixes."""
     os.write(sys.stdout.fileno(), (" ".join(map(str, words)) + "\n").encode())
 
 
@@ -71,7 +71,7 @@ def answers_of_ranks(
 def answers_of_engines(
     ranks: int, engines: list[tuple[Path, list[list[dict[str, Any]]]]], place: Path, **config: Any
 ) -> list[list[list[RankAnswer]]]:
-    """Does the same for several engines with their batches, in the same processes."""
+    """Like answers_of_ranks, for several engines with their batches, in the same processes."""
     specs = [
         {"engine": str(engine), "config": config, "batches": batches, "output": str(place / f"answers{number}.npz")}
         for number, (engine, batches) in enumerate(engines)

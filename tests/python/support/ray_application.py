@@ -14,7 +14,7 @@ from typing import Any
 SECONDS_TO_START = 120.0
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray's default is 15, with which a parallel test could delay Serve's start beyond its time limit.
+    # With Ray's default of 15, a parallel test could delay Serve's start beyond its time limit.
     "RAY_worker_niceness": "0",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
 }

@@ -92,7 +92,7 @@ def published(model: Path, directory: Path, **fields: Any) -> Path:
 
 
 def make_model(gate: Gate, directory: Path) -> Path:
-    """Makes a random model: for transformers in `model`, and in its published form, which is returned."""
+    """Makes a random model: in `model` for transformers, and in its published form. Returns the latter's directory."""
     return published(save_family(gate.family, directory / "model"), directory / "published", **gate.published)
 
 

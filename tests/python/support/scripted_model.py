@@ -34,7 +34,7 @@ def save_scripted_model(scripts: Mapping[str, Sequence[str]], directory: Path) -
 
 
 def _save_weights(tokenizer: Tokenizer, follows: Mapping[int, int], directory: Path) -> None:
-    """Each token has one element of the hidden state, and no layer mixes them."""
+    """Writes weights such that each token has one element of the hidden state, and no layer mixes them."""
     size = tokenizer.get_vocab_size()
     config = transformers.LlamaConfig(
         vocab_size=size,

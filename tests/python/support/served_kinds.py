@@ -14,7 +14,7 @@ from adaptrt.formats.engine.build_config import BuildConfig
 from support.models import Reference
 from support.serving import Answer, collect, make_request
 
-# See test_parity.py. Factors that are multiplied in advance add one rounding per product.
+# See test_parity.py. Factors that the conversion has multiplied add one rounding per product.
 FLOAT32_TOLERANCE = 1e-4
 
 
@@ -43,7 +43,7 @@ class ServedKinds:
         """by_peft: directory that PEFT reads for a kind, if it differs from the served one.
 
         first_tokens: first tokens of every prompt. extra_tokens: number of tokens that kinds add to the vocabulary;
-        their prompts end with all of them. Below 0: number of the base's tokens that kinds lack.
+        their prompts end with all of them. A negative number says how many of the base's tokens kinds lack.
         """
         self.extra_tokens = dict(extra_tokens or {})
         self.model, self.engine = model, engine
@@ -87,8 +87,8 @@ class ServedKinds:
             return [collect(executor, request_id) for request_id in executor.enqueue_requests(requests)]
 
     def check_against_peft(self) -> None:
-        """Compares all kinds and the base in one batch with PEFT: logits and tokens. Changes exceed the tolerance by
-        far.
+        """Compares logits and tokens of all kinds and the base, run in one batch, with PEFT. Checks that adapters
+        change the logits by much more than the tolerance.
         """
         base = Reference(self.model)
         for (kind, prompt), answer in zip(self.cases(), self.answers(self.cases()), strict=True):
@@ -112,8 +112,8 @@ class ServedKinds:
             assert answer.same_bits(alone), case[0]
 
     def check_eviction(self, host_cache_size: int, rank: int = 1) -> dict[str, Answer]:
-        """Runs adapters by name with a host level that holds only some of them. The bits are the same when an adapter
-        comes back, and when each replaces the last one under one name.
+        """Runs adapters by name with a host level that holds only some of them. Checks that the bits are the same when
+        an adapter is loaded again, and when each adapter replaces the one before under the same name.
         """
         cache = adaptrt.PeftCacheConfig(
             max_adapter_size=rank, optimal_adapter_size=rank, host_cache_size=host_cache_size

@@ -87,7 +87,7 @@ class Answer:
     log_probs: LogProbs
 
     def without_prompt_log_probs(self) -> Answer:
-        """Returns the answer like a later sequence of the request: only the first one has the prompt's log probs."""
+        """Returns the answer as a later sequence of the request has it: only the first has the prompt's log probs."""
         return dataclasses.replace(self, log_probs=dataclasses.replace(self.log_probs, prompt=None, prompt_top=None))
 
     def same_bits(self, other: Answer) -> bool:

@@ -122,13 +122,13 @@ def drafts_of(executor: adaptrt.Executor) -> tuple[int, int]:
 
 
 def check_pauses(service: Service, **fields: Any) -> None:
-    """Checks that preempted sequences with drafts resume with the same results. fields: ExecutorConfig with a source of
-    drafts.
+    """Checks that preempted sequences with drafts resume with the same results. fields: fields of ExecutorConfig that
+    choose a source of drafts.
     """
     with service.executor(
         scheduler_config=adaptrt.SchedulerConfig(adaptrt.CapacitySchedulerPolicy.MAX_UTILIZATION),
         kv_cache_config=adaptrt.KvCacheConfig(enable_block_reuse=False, max_tokens=96),
-        peft_cache_config=adaptrt.PeftCacheConfig(num_ensure_workers=0),  # all start at once in any case
+        peft_cache_config=adaptrt.PeftCacheConfig(num_ensure_workers=0),  # so all start in the same step
         **fields,
     ) as executor:
         asked = [Ask(0, adapter, 1, 1, 2, 60, False, False, True) for adapter in (None, 0, 1)]

@@ -23,7 +23,7 @@ ENGINE_TYPES = {"float16": _core.DType.FLOAT16, "bfloat16": _core.DType.BFLOAT16
 ALIGNMENT = 256
 
 Profile = Mapping[str, tuple[Sequence[int], Sequence[int], Sequence[int]]]
-"""Smallest, usual and largest shape by input."""
+"""Minimum, optimum and maximum shape of each input."""
 
 
 class StandInContext:
@@ -78,5 +78,5 @@ class StandInContext:
         raise NotImplementedError
 
     def enqueue(self, stream: int, shapes: Mapping[str, tuple[int, ...]], addresses: Mapping[str, int]) -> None:
-        """Enqueues a run, which adds to num_runs when it is done."""
+        """Enqueues a run, which increments num_runs at its end."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Checkpoints to build plans of, and the content of plans as far as it is visible without a GPU."""
+"""Checkpoints that plans are built from, and the content of plans that is visible without a GPU."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def tensorrt_config(
 def save_random_checkpoint(directory: Path, dtype: DType, **sizes: int) -> Path:
     """Saves a Llama checkpoint of random weights, 125 million with the default sizes.
 
-    Equal weights would not do: TensorRT stores equal constants once.
+    Weights must differ, because TensorRT stores equal constants only once.
     """
     config = CheckpointConfig(
         architecture="LlamaForCausalLM",

@@ -11,7 +11,7 @@ SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 
 
 def byte_level() -> Tokenizer:
-    """Tokenizer like Qwen's and Llama 3's: every byte is a token, and so are some strings, including parts of
+    """Returns a tokenizer like Qwen's and Llama 3's: its tokens are all bytes and some strings, including parts of
     characters.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -27,8 +27,8 @@ def byte_level() -> Tokenizer:
 
 
 def metaspace() -> Tokenizer:
-    """Tokenizer like Llama 2's and Mistral's: spaces are characters, and bytes are tokens for text outside the
-    vocabulary.
+    """Returns a tokenizer like Llama 2's and Mistral's: spaces are characters, and text outside the vocabulary becomes
+    tokens of bytes.
     """
     pieces = ["▁", "▁▁", "▁hello", "hello", "▁.", "€", "\ufffd", "▁\ufffd", *string.ascii_letters, *".,!?</|_\n"]
     pieces += [f"<0x{byte:02X}>" for byte in range(256)]

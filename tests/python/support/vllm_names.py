@@ -1,4 +1,4 @@
-"""Names of vLLM's options and arguments, by release, as its source has them."""
+"""Names of vLLM's options and arguments, by release, taken from its source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models whose lm_head and embedding adapters change, and adapters of every such kind."""
+"""Models for adapters that change lm_head and the embedding, and adapters of every such kind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.kinds import save_kind
 from support.models import ModelSpec, save_model
 from support.served_kinds import ServedKinds, engine_of
 
-# More tokens than a slice of the vocabulary, and no multiple of a slice.
+# The vocabulary is larger than a slice, and not a multiple of a slice.
 WIDE = ModelSpec(vocab_size=VOCABULARY_SLICE + 4099, hidden_size=24, num_attention_heads=2, intermediate_size=20)
 # Names of the embedding, and of a layer in the decoder.
 NAMES = {"llama": ("embed_tokens", "q_proj"), "gemma2": ("embed_tokens", "q_proj"), "gpt2": ("wte", "c_attn"),

@@ -1,4 +1,4 @@
-"""Processes with a time limit: one that does not end reports where it is, and is ended."""
+"""Processes with a time limit: a process that does not end prints its stacks, and is killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Watched:
     def __init__(self, process: subprocess.Popen[str], seconds: float) -> None:
         self.process = process
         self.was_late = False
-        """True if it had to be ended. Then stderr has the stacks of its Python processes."""
+        """True if it had to be killed. Then stderr has the stacks of its Python processes."""
         self._timer = threading.Timer(seconds, self._end)
         self._timer.start()
 
@@ -51,7 +51,7 @@ class Watched:
         self._signal(signal.SIGKILL)
 
     def _signal(self, how: signal.Signals, program: str = "") -> None:
-        """Sends a signal to the processes that run this program. Children come first: mpirun would not survive their
+        """Sends a signal to the processes that run this program. Children get it first, because mpirun ends when they
         end.
         """
         if self.process.poll() is not None:
