@@ -96,7 +96,7 @@ def _requests(executor: Executor, scenario: Generation) -> list[Request]:
 
 
 def _fields(executor: Executor, text: str, number: int) -> dict[str, Any]:
-    """Fields of request `number`, which make its text one of kinds.TEXTS."""
+    """Returns the fields of request `number` that make its text one of kinds.TEXTS."""
     vocab_size = executor.engine_info.vocab_size
     if text == "greedy":
         return {}

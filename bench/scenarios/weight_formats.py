@@ -1,4 +1,4 @@
-"""Builds engines with each weight format, whose linear layers are rounded without calibration while they are read.
+"""Builds an engine in any weight format. Linear layers are rounded without calibration while they are read.
 
 Run as `python -m scenarios.weight_formats MODEL_DIR ENGINE FORMAT MAX_BATCH_SIZE MAX_NUM_TOKENS MAX_SEQ_LEN`.
 """
@@ -83,8 +83,9 @@ def main(model: str, engine: str, name: str, *limits: str) -> None:
 
 
 def rounded(checkpoint: Checkpoint, how: QuantConfig) -> Checkpoint:
-    """The checkpoint with all layers but lm_head quantised as `how`. AdaptRT's own quantiser is used if it supports the
-    format."""
+    """Returns the checkpoint with all layers except lm_head quantised as `how`. Uses AdaptRT's own quantiser if that
+    supports the format.
+    """
     if how.can_be_made:
         return checkpoint.quantized(how)
     (tensors,) = checkpoint.ranks
@@ -147,7 +148,7 @@ def round_rows(values: Floats, how: QuantConfig) -> QuantizedRows:
 
 
 def _scales(groups: Floats, greatest: Floats, how: QuantConfig) -> tuple[Array, Floats, Floats | None]:
-    """The scales in their type and in float32, and the zero points; [rows, groups, 1]."""
+    """Returns the scales in their type and in float32, and the zero points, all [rows, groups, 1]."""
     zeros = None
     if how.code is WeightCode.E2M1:
         made = np.exp2(np.floor(np.log2(greatest)) - _E2M1_EXPONENT)
@@ -166,7 +167,7 @@ def _scales(groups: Floats, greatest: Floats, how: QuantConfig) -> tuple[Array, 
 
 
 def _nearest(quotients: Floats, code: WeightCode) -> npt.NDArray[np.uint8]:
-    """Indices of the nearest numbers in a code's table."""
+    """Returns the indices of the nearest numbers in a code's table."""
     table = code_table(code)
     order = np.argsort(table, kind="stable")
     middles = (table[order][1:] + table[order][:-1]) / 2

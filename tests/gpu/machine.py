@@ -55,7 +55,7 @@ class Machine:
         return tensor
 
     def capture(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
-        """Captures `work` as a CUDA graph; `work` must have run once before."""
+        """Runs `work` once, and then captures it as a CUDA graph."""
         work()
         self.synchronize()
         graph = torch.cuda.CUDAGraph()
