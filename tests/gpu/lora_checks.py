@@ -149,4 +149,4 @@ def _graph(machine: Machine, shape: LoraShape) -> Check:
     graph.replay()
     machine.synchronize()
     wrong = step.wrong_elements(y)
-    return Check(f"lora {_describe(shape)}: captured before its adapters came", wrong == 0, f"{wrong} wrong elements")
+    return Check(f"lora {_describe(shape)}: captured before adapters were set", wrong == 0, f"{wrong} wrong elements")

@@ -91,9 +91,9 @@ def crowd_checks(
     name = f"session {dtype}: logits and tokens of {len(actual)} requests"
     yield _agreement(name, actual, expected, TOLERANCE[dtype])
     yield Check(
-        f"session {dtype}: adapters went, and others came",
+        f"session {dtype}: adapters are evicted from the device level",
         cache.device_evictions > 0,
-        f"{cache.device_evictions} went",
+        f"{cache.device_evictions} evictions",
     )
     if isinstance(engine, StandInEngine):
         yield _graphs(dtype, engine)
@@ -115,12 +115,12 @@ def lost_device_checks(machine: Machine) -> Iterator[Check]:
         executor = adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, SMALL.executor_config())
         request = adaptrt.Request([5, 6, 7], 2)
         response = executor.await_responses(executor.enqueue_request(request))[-1]
-        yield Check("device: a lost one ends the request", _LOST in (response.error_msg or ""), str(response.error_msg))
+        yield Check("device: its loss ends the request", _LOST in (response.error_msg or ""), str(response.error_msg))
         try:
             executor.await_responses(executor.enqueue_request(request))
-            yield Check("device: a lost one ends the executor", False, "it takes requests")
+            yield Check("device: its loss ends the executor", False, "it still accepts requests")
         except adaptrt.ExecutorClosedError as error:
-            yield Check("device: a lost one ends the executor", _LOST in str(error), str(error))
+            yield Check("device: its loss ends the executor", _LOST in str(error), str(error))
 
 
 class _LosingContext(TorchContext):
@@ -196,15 +196,15 @@ def _device_checks(machine: Machine) -> Iterator[Check]:
         properties = torch.cuda.get_device_properties(machine.device)
         found = (device.info.name, *device.info.compute_capability, memory.total_bytes)
         expected = (properties.name, properties.major, properties.minor, properties.total_memory)
-        yield Check("device: says what it is", found == expected, f"{found}, {expected} by torch")
+        yield Check("device: name, compute capability and memory", found == expected, f"{found}, {expected} by torch")
     for name, refused in (
-        ("more memory than there is", lambda: device.allocate(2 * memory.total_bytes)),
-        ("a second GPU of one", lambda: machine.kernels.CudaDevice(99)),
+        ("refuses an allocation that is too large", lambda: device.allocate(2 * memory.total_bytes)),
+        ("refuses the number of a missing GPU", lambda: machine.kernels.CudaDevice(99)),
     ):
         try:
             refused()
-            yield Check(f"device: {name}", False, "it is given")
+            yield Check(f"device: {name}", False, "no error")
         except ConfigError as error:
             yield Check(f"device: {name}", True, str(error))
     held = device.allocate(1 << 20)
-    yield Check("device: gives memory after that", held.num_bytes == 1 << 20)
+    yield Check("device: allocates memory after an error", held.num_bytes == 1 << 20)
