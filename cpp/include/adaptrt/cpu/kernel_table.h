@@ -241,8 +241,8 @@ struct KernelTable {
 
   /// Number of bfloat16 activation rows that a panel is multiplied by at a time.
   std::int64_t block_rows;
-  /// Maximum number of bytes of the activations of a block of rows, and four times the maximum number of
-  /// bytes of a panel: so much stays in the cache while panels are multiplied one after another. Longer
+  /// Maximum number of bytes of the activations of a product, and four times the maximum number of bytes of
+  /// a panel: so much stays in the cache while panels are multiplied one after another. Longer
   /// inputs are split into parts of part_bytes, counted in the same way, which leaves cache space for the
   /// sums of several panels. Panels count only for more than streamed_rows rows. 0: no parts.
   std::int64_t whole_bytes;

@@ -6,8 +6,7 @@ namespace adaptrt {
 namespace {
 
 /// exp(x) = 2^n exp(r) with n = round(x / ln 2) and r = x - n ln 2. ln 2 has two parts; n times the first one
-/// is exact. exp(r) is its Taylor polynomial of degree 7, which is off by less than 6e-9 for |r| <= ln(2)
-/// / 2.
+/// is exact. exp(r) is its Taylor polynomial of degree 7. For |r| <= ln(2) / 2 it is off by less than 6e-9.
 inline Simd::Vec exp_of(Simd::Vec x) {
   constexpr float kLowest = -87.33F;       // exp of less is not a normal number
   constexpr float kHighest = 88.37F;       // exp of more is not finite

@@ -26,7 +26,7 @@ namespace avx512 {
 #include "families.def"
 }  // namespace avx512
 
-/// Differs from avx512 only in Simd::dot, which only the int8 family uses.
+/// Differs from avx512 only in Simd::dot and Simd::FewBitsDot, which only the int8 family uses.
 namespace avx512_vnni {
 ADAPTRT_DECLARE_FAMILY(int8);
 }  // namespace avx512_vnni

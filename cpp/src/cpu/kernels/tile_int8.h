@@ -35,8 +35,7 @@ inline void finish_int8(const Int8Gemm& gemm, const QuantizedPanel& panel) {
 }
 
 /// out = inputs [begin, end) of rows * b, or += if begin > 0. `b` has whole steps of these inputs. Tiles are
-/// loaded from the rows themselves, except for a partial last tile of rows and for inputs with a partial
-/// step.
+/// loaded from the rows themselves, except for a partial last tile of rows and inputs with a partial step.
 inline void multiply_int8(const Int8Gemm& gemm, std::int64_t begin, std::int64_t end, TileColumns b,
                           StepPrefetch* prefetch) {
   const std::int64_t steps = (end - begin + kInt8StepInputs - 1) / kInt8StepInputs;

@@ -32,8 +32,7 @@ inline constexpr std::int64_t kStepInputs = 32;
 inline constexpr std::int64_t kStepLine = kPanelColumns * 4;
 inline constexpr std::int64_t kStepBytes = kTileHeight * kStepLine;
 
-/// Whole steps of rows that tiles are loaded from: the bytes of row r in step s are at data + r * row + s *
-/// step.
+/// Whole steps of rows, as tiles load them: the bytes of row r in step s are at data + r * row + s * step.
 struct TileRows {
   const std::byte* data = nullptr;
   std::int64_t row = 0;
@@ -45,8 +44,7 @@ struct TileColumns {
   const std::byte* data = nullptr;
   std::int64_t line = 0;
   std::int64_t step = 0;
-  /// Mask for steps in a ring of places: the number of places, which is a power of two, minus one. -1: no
-  /// ring.
+  /// Mask for steps in a ring of places: their number, a power of two, minus one. -1: no ring.
   std::int64_t last_place = -1;
   std::int64_t first_place = 0;  ///< place of step 0
 
@@ -364,8 +362,7 @@ inline void pack_steps(const SourceRows& source, std::int64_t rows, std::byte* o
   }
 }
 
-/// Copies `lines` lines of a panel with `columns` columns into one step, and pads columns and lines with
-/// zeros.
+/// Copies `lines` lines of a panel with `columns` columns to one step. Pads columns and lines with zeros.
 inline void pad_step(const std::byte* from, std::int64_t lines, std::int64_t columns, std::byte* out) {
   std::memset(out, 0, kStepBytes);
   const std::size_t line_bytes = static_cast<std::size_t>(columns) * 4;

@@ -99,8 +99,7 @@ void sparse_few_columns(const PanelGemm& gemm, const LiveInputs& live, std::int6
   }
 }
 
-/// Multiplies all columns at once if their sums fit in registers, so that neighbouring lines are read
-/// together.
+/// Multiplies all columns at once if their sums fit in registers: neighbouring lines are then read together.
 template <int kRows>
 void tile_sparse_rows(const PanelGemm& gemm, const LiveInputs& live) {
   constexpr int kVectors = kRows == 1 ? static_cast<int>(kPanelColumns / Simd::kLanes) : kTileVectors;

@@ -43,8 +43,7 @@ struct Tiles {
   static void load(const void* from, std::int64_t stride) {
     asm volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(kTile), "r"(from), "r"(stride) : "memory");
   }
-  /// The same for lines that are not read again soon, so that they do not evict others from the first-level
-  /// cache.
+  /// The same for lines that are not read again soon. They do not evict others from the first-level cache.
   template <int kTile>
   static void load_once(const void* from, std::int64_t stride) {
     asm volatile("tileloaddt1 (%1,%2,1), %%tmm%c0" ::"i"(kTile), "r"(from), "r"(stride) : "memory");
