@@ -1,4 +1,4 @@
-"""What all APIs share: the executor of one engine, its adapters by name, tokenizers and templates."""
+"""State that all APIs share: the executor of one engine, its adapters by name, tokenizers and templates."""
 
 from __future__ import annotations
 

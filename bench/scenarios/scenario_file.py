@@ -192,7 +192,7 @@ class _Reader:
                     names.add(scenario.name)
                     groups[table.name] = (*groups.get(table.name, ()), scenario.name)
                     compared = (_comparison(compare, suffix, groups) for compare in table.compare)
-                    # Of several engines, one may be the base: it is not compared with itself.
+                    # One of several engines may be the base; it is not compared with itself.
                     yield scenario, tuple(one for one in compared if suffix is None or one.base != scenario.name)
 
     def _check_serve(self, where: TomlPath, table: ServeTable) -> None:
