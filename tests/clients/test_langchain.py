@@ -8,12 +8,20 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
 
-def chat(address: str) -> ChatOpenAI:
-    return ChatOpenAI(model=MODEL, base_url=address, api_key="none", max_retries=0, max_tokens=200, temperature=0)
+def chat(address: str, *, uses_responses: bool = False) -> ChatOpenAI:
+    options = {"use_responses_api": True} if uses_responses else {}
+    return ChatOpenAI(
+        model=MODEL, base_url=address, api_key="none", max_retries=0, max_tokens=200, temperature=0, **options
+    )
 
 
-def test_an_answer_with_a_form(address: str) -> None:
-    answer = chat(address).with_structured_output(Weather).invoke("What is the weather in Paris?")
+@pytest.mark.parametrize("uses_responses", [False, True])
+def test_an_answer_with_a_form(address: str, uses_responses: bool) -> None:
+    answer = (
+        chat(address, uses_responses=uses_responses)
+        .with_structured_output(Weather)
+        .invoke("What is the weather in Paris?")
+    )
     assert isinstance(answer, Weather)
 
 
@@ -38,8 +46,11 @@ def test_tools(address: str, choice: str) -> None:
         assert all(set(call["args"]) == {"city"} for call in answer.tool_calls)
 
 
-def test_strict_tools_in_a_stream(address: str) -> None:
-    bound = chat(address).bind_tools([weather], tool_choice="any", strict=True, parallel_tool_calls=False)
+@pytest.mark.parametrize("uses_responses", [False, True])
+def test_strict_tools_in_a_stream(address: str, uses_responses: bool) -> None:
+    bound = chat(address, uses_responses=uses_responses).bind_tools(
+        [weather], tool_choice="any", strict=True, parallel_tool_calls=False
+    )
     pieces = list(bound.stream("What is the weather in Paris?"))
     answer = pieces[0]
     for piece in pieces[1:]:

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import pytest
 from conftest import MODEL, City, Weather
 from pydantic_ai import Agent
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
+pytestmark = pytest.mark.parametrize("kind", [OpenAIChatModel, OpenAIResponsesModel])
 
-def model(address: str, name: str = MODEL) -> OpenAIChatModel:
-    return OpenAIChatModel(name, provider=OpenAIProvider(base_url=address, api_key="none"))
+
+def provider(address: str) -> OpenAIProvider:
+    return OpenAIProvider(base_url=address, api_key="none")
 
 
 SETTINGS = {"max_tokens": 200, "temperature": 0.0}
 
 
-def test_an_answer_with_a_form(address: str) -> None:
+def test_an_answer_with_a_form(address: str, kind: type) -> None:
     for name in (MODEL, "pirate"):
-        agent = Agent(model(address, name), output_type=Weather, model_settings=SETTINGS)
+        agent = Agent(kind(name, provider=provider(address)), output_type=Weather, model_settings=SETTINGS)
         answer = agent.run_sync("What is the weather in Paris?").output
         assert isinstance(answer, Weather)
 
 
-def test_text_beside_a_tool(address: str) -> None:
-    agent = Agent(model(address), model_settings=SETTINGS)
+def test_text_beside_a_tool(address: str, kind: type) -> None:
+    agent = Agent(kind(MODEL, provider=provider(address)), model_settings=SETTINGS)
 
     @agent.tool_plain
     def weather(city: City) -> str:
