@@ -63,16 +63,15 @@ def error_response(error: ApiError) -> JSONResponse:
 def routes(service: Service) -> APIRouter:
     """Makes all routes."""
     router = APIRouter()
-    limits, work = service.options.limits, service.executor.work
 
     @router.post(PATH)
     async def create(request: Request) -> Response:
-        fields = await read_json(request, MessagesRequest, limits, work)
+        fields = await read_json(request, MessagesRequest, service.options.limits, service.executor.work)
         return await unless_disconnected(request, _answered(service, fields))
 
     @router.post(COUNT_PATH)
     async def count_tokens(request: Request) -> Response:
-        fields = await read_json(request, CountRequest, limits, work)
+        fields = await read_json(request, CountRequest, service.options.limits, service.executor.work)
         return await unless_disconnected(request, _counted(service, fields))
 
     return router
