@@ -41,13 +41,17 @@ class AdaptedClassifier:
 
     def classification(self, logits: FloatArray) -> Classification:
         """Classifies one row of logits [classes]."""
+        return Classification(self.labels[int(logits.argmax())], self.probabilities(logits))
+
+    def probabilities(self, logits: FloatArray) -> FloatArray:
+        """Returns probabilities or predicted values of logits [..., classes], float32 of the same shape."""
         wide = logits.astype(np.float64)
         if self.problem_type == MULTI_LABEL:
             wide = 1.0 / (1.0 + np.exp(-wide))
         elif self.problem_type != REGRESSION:
-            wide = np.exp(wide - wide.max())
-            wide /= wide.sum()
-        return Classification(self.labels[int(logits.argmax())], wide.astype(np.float32))
+            wide = np.exp(wide - wide.max(-1, keepdims=True))
+            wide /= wide.sum(-1, keepdims=True)
+        return wide.astype(np.float32)
 
 
 def engine_classifier(engine: LoadedEngine) -> AdaptedClassifier | None:

@@ -41,6 +41,7 @@ from .options.speculative import LookaheadDecodingConfig
 from .orchestrator.mode import with_workers
 from .pooled_texts import PooledTexts
 from .rank_executor import RankExecutor
+from .sampling_fields import SAMPLING_FIELDS, unaccepted
 from .sampling_params import SamplingParams
 from .text_options import AnswerOptions, GenerateOptions
 from .text_requests import TextRequests
@@ -73,6 +74,7 @@ class LLM(PooledTexts):
         speculative_config: LookaheadDecodingConfig | DraftTargetDecodingConfig | None = None,
         engine_options: EngineOptions | None = None,
         generation_config: str | Path | None = "auto",
+        seed: int | None = None,
         **vllm_arguments: Any,
     ) -> None:
         """Loads the engine and its tokenizer.json, or the one at `tokenizer`.
@@ -91,6 +93,8 @@ class LLM(PooledTexts):
             the model's generation_config.json; a directory: from the file there; "vllm" or None: none is used. Methods
             without sampling_params and sampling_config then sample if the file has a temperature, top_p, top_k or
             min_p, and otherwise take the most likely token. A sampling_config is used as it is.
+        seed: gives the seeds of requests that have none, so that the same requests in the same order have the same
+            completions; None: their seeds are random.
         vllm_arguments: vLLM's arguments of the engine: max_model_len, max_num_seqs, max_num_batched_tokens,
             max_lora_rank, long_lora_scaling_factors and dtype are the engine_options of these meanings. Others are
             accepted with the values that ask for what happens anyway (docs/from-vllm.md).
@@ -101,6 +105,8 @@ class LLM(PooledTexts):
 
         Raises ConfigError if the tokenizer is missing or cannot be read, and the errors of engine_for and Executor.
         """
+        if seed is not None and (problem := unaccepted("seed", seed, SAMPLING_FIELDS["seed"])) is not None:
+            raise ConfigError(problem)
         # Checked before an engine is built; the engine's directory gets a copy of the model's tokenizer.
         source = find_model(model)
         path = source.directory / TOKENIZER_FILE if tokenizer is None else Path(tokenizer)
@@ -138,7 +144,7 @@ class LLM(PooledTexts):
         if isinstance(executor, RankExecutor):
             return  # its methods raise RequestError
         tokenizers = Tokenizers(tokenizer_of_model, executor.adapters)
-        self._text_requests = TextRequests(executor, tokenizers, self._recommended)
+        self._text_requests = TextRequests(executor, tokenizers, self._recommended, seed)
         # One thread per request that can run at a time. The executor starts requests in the order of arrival, so the
         # running ones have the threads.
         self._workers = ThreadPoolExecutor(

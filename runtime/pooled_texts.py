@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import overload
+from collections.abc import Mapping, Sequence
+from typing import Any, overload
 
 from .._core import PoolingParams, PoolingType, RequestError
 from .classifier import Classification, without_padding
 from .llm_adapters import LoadedAdapters, Lora
 from .pooled import FloatArray, PromptTokens, embedding_params
 from .text_requests import PooledAnswer, TextRequests
+from .vllm_method_arguments import with_method_arguments
 
 
 class PooledTexts(LoadedAdapters):
@@ -21,13 +22,14 @@ class PooledTexts(LoadedAdapters):
         raise NotImplementedError
 
     @overload
-    def embed(  # type: ignore[overload-overlap]
+    def embed(
         self,
         texts: str,
         *,
         lora: Lora | None = None,
         pooling_type: PoolingType | None = None,
         normalize: bool | None = None,
+        **vllm_arguments: Any,
     ) -> FloatArray: ...
     @overload
     def embed(
@@ -37,6 +39,7 @@ class PooledTexts(LoadedAdapters):
         lora: Lora | Sequence[Lora | None] | None = None,
         pooling_type: PoolingType | None = None,
         normalize: bool | None = None,
+        **vllm_arguments: Any,
     ) -> list[FloatArray]: ...
     def embed(
         self,
@@ -45,16 +48,19 @@ class PooledTexts(LoadedAdapters):
         lora: Lora | Sequence[Lora | None] | None = None,
         pooling_type: PoolingType | None = None,
         normalize: bool | None = None,
+        **vllm_arguments: Any,
     ) -> FloatArray | list[FloatArray]:
         """Returns the embedding of a text, float32 [hidden_size], or those of several texts in one batch.
 
         lora: see generate().
         pooling_type, normalize: selects the hidden states of the embedding, and divides it by its length if true; None:
             as in the model's files for sentence-transformers.
+        vllm_arguments: vLLM's arguments of this method: lora_request is `lora`; use_tqdm has no effect.
 
         Raises RequestError if neither says how to make embeddings, and RequestError or AdapterError if a text is
         rejected; the other texts are cancelled then.
         """
+        lora = _lora("embed", vllm_arguments, lora)
         params = embedding_params(self._executor.engine, pooling_type, normalize)
         prompts = [texts] if isinstance(texts, str) else list(texts)
         held = self._hold(len(prompts), lora)
@@ -64,25 +70,35 @@ class PooledTexts(LoadedAdapters):
         return rows[0] if isinstance(texts, str) else rows
 
     @overload
-    def classify(  # type: ignore[overload-overlap]
-        self, texts: str, *, lora: Lora | None = None
+    def classify(
+        self, texts: str, *, lora: Lora | None = None, **vllm_arguments: Any
     ) -> Classification | list[Classification]: ...
     @overload
     def classify(
-        self, texts: Sequence[str | tuple[str, str]], *, lora: Lora | Sequence[Lora | None] | None = None
+        self,
+        texts: Sequence[str | tuple[str, str]],
+        *,
+        lora: Lora | Sequence[Lora | None] | None = None,
+        **vllm_arguments: Any,
     ) -> list[Classification | list[Classification]]: ...
     def classify(
-        self, texts: str | Sequence[str | tuple[str, str]], *, lora: Lora | Sequence[Lora | None] | None = None
+        self,
+        texts: str | Sequence[str | tuple[str, str]],
+        *,
+        lora: Lora | Sequence[Lora | None] | None = None,
+        **vllm_arguments: Any,
     ) -> Classification | list[Classification] | list[Classification | list[Classification]]:
         """Returns the class of a text, or of several texts in one batch. A token classifier returns the class of each
         token.
 
         texts: a text, or several texts or pairs (for example query and passage), which the tokenizer joins.
         lora: see generate(). An adapter with its own head brings its classes; others use the model's.
+        vllm_arguments: as in embed().
 
         Raises RequestError if neither the model nor the adapter is a classifier, and RequestError or AdapterError if a
         text is rejected; the other texts are cancelled then.
         """
+        lora = _lora("classify", vllm_arguments, lora)
         listed: list[str | tuple[str, str]] = [texts] if isinstance(texts, str) else list(texts)
         held = self._hold(len(listed), lora)
         classifiers = [self._executor.adapters.classifier_for(name) for name in held.names]
@@ -114,3 +130,13 @@ class PooledTexts(LoadedAdapters):
         finally:
             for answer in answers:
                 answer.close()
+
+
+def _lora(
+    method: str, arguments: Mapping[str, Any], lora: Lora | Sequence[Lora | None] | None
+) -> Lora | Sequence[Lora | None] | None:
+    """Returns the adapters of a call with vLLM's arguments. Raises like with_method_arguments()."""
+    adapters: Lora | Sequence[Lora | None] | None = with_method_arguments(
+        method, arguments, lora=lora, progress=None
+    ).lora
+    return adapters

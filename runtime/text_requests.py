@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import random
 from collections.abc import Sequence
 
 from .._core import (
@@ -33,8 +34,14 @@ from .text_stream import TextStream
 class TextRequests:
     """Makes requests that end with the model's end tokens or with stop texts."""
 
-    def __init__(self, executor: Executor, tokenizers: Tokenizers, recommended: SamplingDefaults) -> None:
-        """recommended: sampling settings of requests that do not set them."""
+    def __init__(
+        self, executor: Executor, tokenizers: Tokenizers, recommended: SamplingDefaults, seed: int | None = None
+    ) -> None:
+        """recommended: sampling settings of requests that do not set them.
+
+        seed: gives the seeds of requests that have none, in their order; None: their seeds are random.
+        """
+        self._seeds = None if seed is None else random.Random(seed)
         self._executor = executor
         self._recommended = recommended
         self._tokenizers = tokenizers
@@ -82,7 +89,12 @@ class TextRequests:
                 f"sampling_config.num_return_sequences is {sampling_config.num_return_sequences}; accepted: None, or "
                 f"{n} as asked for here (generate() takes n)"
             )
-        sampling = params.sampling_config(self._recommended) if sampling_config is None else sampling_config
+        if sampling_config is not None:
+            sampling = sampling_config
+        else:
+            sampling = params.sampling_config(self._recommended)
+            if params.seed is None and self._seeds is not None:
+                sampling.seed = self._seeds.getrandbits(64)
         if n > 1 and sampling.beam_width == 1 and is_greedy(sampling):
             raise RequestError(
                 f"n is {n} with greedy sampling_config, which makes the same completion {n} times; expected 1, or "

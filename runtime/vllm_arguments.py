@@ -91,7 +91,6 @@ ENGINE_ARGUMENTS: Final[Mapping[str, Accepted]] = {
     "enforce_eager": Accepted(_ANY, "it does not change results"),
     "compilation_config": Accepted((), "engines are compiled by adaptrt build; leave it out"),
     "trust_remote_code": Accepted(_ANY, "code of models is never run"),
-    "seed": Accepted((), "give seed in requests", "give SamplingParams(seed=N)"),
     "max_logprobs": Accepted((MAX_LOG_PROBS,), "this is the executor's limit"),
     "load_format": Accepted(("auto", "safetensors"), "the kind of files follows from their names"),
     "config_format": Accepted(("auto", "hf"), "models have Hugging Face's config.json"),

@@ -1,4 +1,4 @@
-"""Arguments of vLLM's LLM.generate() and LLM.chat(): taken, accepted with their default, or refused by name."""
+"""Arguments of vLLM's methods of LLM: taken, accepted with their default, or refused by name."""
 
 from __future__ import annotations
 
@@ -30,6 +30,18 @@ _CHAT: Final[Mapping[str, Accepted]] = {
     "add_generation_prompt": Accepted((True,), "generate() continues any text"),
     "continue_final_message": Accepted((False,), "generate() continues any text"),
 }
+_POOLED: Final[Mapping[str, Accepted]] = {
+    "tokenization_kwargs": Accepted(({},), "texts are tokenised as the tokenizer says"),
+    "mm_processor_kwargs": Accepted(({},), _TEXT_ONLY),
+    "truncate_prompt_tokens": Accepted((), "texts are used whole"),
+    "priority": Accepted((0,), "a Request of the executor takes priority"),
+}
+_TABLES: Final[Mapping[str, Mapping[str, Accepted]]] = {
+    "generate": _GENERATE,
+    "chat": _CHAT,
+    "embed": {**_POOLED, "pooling_params": Accepted((), "give pooling_type and normalize")},
+    "classify": {**_POOLED, "pooling_params": Accepted((), "the classifier says how texts are pooled")},
+}
 
 
 class MethodArguments(NamedTuple):
@@ -48,16 +60,18 @@ def with_method_arguments(
     progress: bool | None,
     template_variables: Mapping[str, Any] | None = None,
 ) -> MethodArguments:
-    """Returns the arguments of "generate" or "chat" with vLLM's names: lora_request, use_tqdm, chat_template_kwargs.
+    """Returns a method's arguments with vLLM's names: lora_request, use_tqdm, and in chats chat_template_kwargs.
 
-    An argument that is None counts as absent. Raises RequestError with all that cannot be used, and for one that is
-    given under both names; TypeError for a name that is unknown.
+    method: "generate", "chat", "embed" or "classify". An argument that is None counts as absent.
+
+    Raises RequestError with all that cannot be used, and for one that is given under both names; TypeError for a name
+    that is unknown.
     """
     own: dict[str, Any] = {"lora": lora, "progress": progress, "template_variables": template_variables}
     ours = {"lora_request": "lora", "use_tqdm": "progress"}
     if method == "chat":
         ours["chat_template_kwargs"] = "template_variables"
-    table = _CHAT if method == "chat" else _GENERATE
+    table = _TABLES[method]
     problems = []
     for name, value in arguments.items():
         if name not in ours and name not in table:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from ..common.shown_value import shown
 from .errors import FORBIDDEN, INVALID_USER_INPUT, ApiError
 from .http import read_json, unless_disconnected
 from .service import Service
@@ -32,6 +33,8 @@ class LoadLoraAdapter(_Fields):
 
     lora_name: str = ""
     lora_path: str = ""
+    base_model_name: str | None = None
+    """One of the base model's names."""
     load_inplace: bool = False
 
 
@@ -67,6 +70,12 @@ def routes(service: Service) -> APIRouter:
         body = await read_json(request, LoadLoraAdapter, limits, service.executor.work)
         if not body.lora_name or not body.lora_path:
             raise ApiError("Both 'lora_name' and 'lora_path' must be provided.", kind=INVALID_USER_INPUT)
+        if body.base_model_name is not None and body.base_model_name not in service.model_names:
+            raise ApiError(
+                f"base_model_name is {shown(body.base_model_name)}; expected {' or '.join(service.model_names)}",
+                kind=INVALID_USER_INPUT,
+                param="base_model_name",
+            )
         resolve = service.adapters.resolve(body.lora_name, body.lora_path, replace=body.load_inplace)
         path = await unless_disconnected(request, resolve)
         await service.adapters.load(body.lora_name, path, replace=body.load_inplace)

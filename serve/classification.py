@@ -36,7 +36,7 @@ async def _classify(service: Service, fields: ClassificationRequest) -> Response
     adapter = await adapter_of(service, fields)
     executor = service.executor.executor
     # An adapter's head is read from its directory on first use.
-    classifier = await _classifier_for(service, adapter)
+    classifier = await classifier_for(service, adapter)
     change = partial(without_padding, engine=executor.engine, classifier=classifier)
     pooled = await pool(service, fields, fields.input, adapter, classifier.params, change)
     texts = (await service.tokenizers.of(adapter)).texts
@@ -98,7 +98,7 @@ async def _scores(
     check_can_pool(service)
     adapter = await adapter_of(service, fields)
     executor = service.executor.executor
-    classifier = await _classifier_for(service, adapter)
+    classifier = await classifier_for(service, adapter)
     if classifier.per_token or len(classifier.labels) != 1:
         of = "tokens" if classifier.per_token else "texts"
         raise ApiError(
@@ -115,7 +115,7 @@ async def _scores(
     return adapter, scores, pooled.num_tokens
 
 
-async def _classifier_for(service: Service, adapter: str | None) -> AdaptedClassifier:
+async def classifier_for(service: Service, adapter: str | None) -> AdaptedClassifier:
     """Returns the classifier of AdapterStore.classifier_for. Reads files in a thread if it must."""
     store = service.executor.executor.adapters
     known = store.known_classifier(adapter)

@@ -109,6 +109,10 @@ def _add_server(group: Any) -> None:
         help="allow requests to bring a chat template; it runs in a sandbox with the limits below",
     )  # fmt: skip
     group.add_argument(
+        "--enable_tokenizer_info_endpoint", action="store_true",
+        help="GET /tokenizer_info shows tokenizer_config.json and the chat template",
+    )  # fmt: skip
+    group.add_argument(
         "--tool_call_parser", choices=[AUTO, *FORMS, *ALIASES], default=AUTO,
         help="format in which the model writes function calls; auto: the one in its chat template (default: "
         "%(default)s)",
@@ -350,6 +354,7 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         lora_modules=modules,
         chat_template=chat_template,
         trust_request_chat_template=args.trust_request_chat_template,
+        enable_tokenizer_info_endpoint=args.enable_tokenizer_info_endpoint,
         tool_call_parser=args.tool_call_parser,
         log_requests=args.log_requests,
         generation_config=args.generation_config,

@@ -30,12 +30,12 @@ async def embed(service: Service, request: Request) -> Response:
 
 async def _answered(service: Service, fields: EmbeddingRequest) -> Response:
     check_can_pool(service)
-    params = _params(service)
-    _check_dimensions(service, fields.dimensions)
+    params = params_of(service)
+    check_dimensions(service, fields.dimensions)
     adapter = await adapter_of(service, fields)
     pooled = await pool(service, fields, fields.input, adapter, params)
     data = Items(
-        {"object": "embedding", "index": i, "embedding": _encoded(_cut(row, fields.dimensions, params), fields)}
+        {"object": "embedding", "index": i, "embedding": encoded(cut(row, fields.dimensions, params), fields)}
         for i, row in enumerate(pooled.rows)
     )
     return JsonAnswer(
@@ -48,13 +48,15 @@ async def _answered(service: Service, fields: EmbeddingRequest) -> Response:
     )
 
 
-def _params(service: Service) -> PoolingParams:
+def params_of(service: Service) -> PoolingParams:
+    """Returns how embeddings are made. Raises RequestError if neither the model nor a flag says it."""
     options = service.options
     pooling_type = None if options.pooling_type is None else POOLING_TYPES[options.pooling_type]
     return embedding_params(service.executor.executor.engine, pooling_type, options.normalize_embeddings)
 
 
-def _check_dimensions(service: Service, dimensions: int | None) -> None:
+def check_dimensions(service: Service, dimensions: int | None) -> None:
+    """Raises ApiError for dimensions that embeddings cannot have. None: all."""
     size = service.engine_info.hidden_size
     if dimensions is None or dimensions == size:
         return
@@ -71,17 +73,18 @@ def _check_dimensions(service: Service, dimensions: int | None) -> None:
         )
 
 
-def _cut(row: FloatArray, dimensions: int | None, params: PoolingParams) -> FloatArray:
+def cut(row: FloatArray, dimensions: int | None, params: PoolingParams) -> FloatArray:
     """Returns the first dimensions, normalised again if embeddings are normalised."""
     if dimensions is None or dimensions == len(row):
         return row
-    cut = row[:dimensions].astype(np.float64)
+    kept = row[:dimensions].astype(np.float64)
     if params.normalize:
-        cut /= max(float(np.sqrt(np.square(cut).sum())), 1e-12)
-    return cut.astype(np.float32)
+        kept /= max(float(np.sqrt(np.square(kept).sum())), 1e-12)
+    return kept.astype(np.float32)
 
 
-def _encoded(row: FloatArray, fields: EmbeddingRequest) -> Any:
+def encoded(row: FloatArray, fields: EmbeddingRequest) -> Any:
+    """Returns the numbers of a row, or of several rows, in the request's format."""
     if fields.encoding_format == _BASE64:
         return base64.b64encode(row.astype("<f4").tobytes()).decode("ascii")
     return row.tolist()

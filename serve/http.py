@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from typing import Any, Final, NoReturn, TypeVar
@@ -31,6 +31,7 @@ LONGEST_PLACE: Final = 100
 """Maximum number of characters of a field's name in an error; clients may choose the name."""
 CLIENT_CLOSED_REQUEST: Final = 499
 """nginx's status code for a client that closed the connection before the answer."""
+_UNKNOWN: Final = "is not known here"
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 """Matches the JSON escape of a surrogate."""
 
@@ -97,7 +98,7 @@ def parse_json(body: bytes, model: type[Model], limits: ServerLimits) -> Model:
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        raise validation_error(error) from error
+        raise validation_error(error, model) from error
 
 
 def check_json_size(body: bytes, limits: ServerLimits) -> None:
@@ -237,16 +238,16 @@ def _is_deeper(content: Any, levels: int) -> bool:
     return bool(layer)
 
 
-def validation_error(error: ValidationError) -> ApiError:
-    """Returns the error that names the wrong fields of a body."""
+def validation_error(error: ValidationError, model: type[BaseModel] | None = None) -> ApiError:
+    """Returns the error that names the wrong fields of a body. model: gives advice on unknown fields."""
+    advice: Callable[[str, Any], str] = getattr(model, "advice", lambda name, value: _UNKNOWN)
     problems = []
-    for problem in error.errors(include_url=False, include_context=False, include_input=False)[:PROBLEMS_SHOWN]:
+    for problem in error.errors(include_url=False, include_context=False)[:PROBLEMS_SHOWN]:
         place = ".".join(str(part)[:LONGEST_PLACE] for part in problem["loc"])
-        said = (
-            "is not known here"
-            if problem["type"] == "extra_forbidden"
-            else problem["msg"].removeprefix("Value error, ")
-        )
+        if problem["type"] != "extra_forbidden":
+            said = problem["msg"].removeprefix("Value error, ")
+        else:
+            said = advice(place, problem["input"]) if len(problem["loc"]) == 1 else _UNKNOWN
         problems.append((place, f"{place}: {said}" if place else said))
     more = error.error_count() - len(problems)
     texts = [text for _, text in problems] + ([f"and {more} more"] if more else [])

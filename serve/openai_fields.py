@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from ..common.shown_value import shown
 from ..runtime.sampling_fields import INT32_MAX, LOGIT_BIASES, MAX_LOG_PROBS, MAX_LOGIT_BIAS
 from .records import REQUEST_IDS, is_request_id
+from .vllm_fields import GENERATION_FIELDS, POOLED_FIELDS, VllmFields
 
 MAX_STOPS: Final = 64
 MAX_STOP_CHARACTERS: Final = 1024
@@ -24,7 +25,7 @@ MAX_METADATA_CHARACTERS: Final = 512
 _NOT_STORED: Final = "answers are not stored"
 
 
-class Fields(BaseModel):
+class Fields(VllmFields, BaseModel):
     """Base of all bodies. Strict: a text for a number is an error, and so is an unknown field."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -34,7 +35,7 @@ class Fields(BaseModel):
     def _without_nulls(cls, content: Any) -> Any:
         if not isinstance(content, dict):
             return content
-        return {name: value for name, value in content.items() if value is not None}
+        return cls.without_neutral({name: value for name, value in content.items() if value is not None})
 
 
 def only(accepted: Any, reason: str) -> PlainValidator:
@@ -271,6 +272,8 @@ class SamplingFields(ModelFields):
 class GenerationFields(SamplingFields, TruncationFields, NamedRequestFields):
     """Shared fields of completions and chats."""
 
+    vllm_fields = GENERATION_FIELDS
+
     include_eos: bool = False
     """True: token_ids, log probs and usage also have the token that ended the answer. Not in vLLM."""
     include_stop_str_in_output: bool = False
@@ -383,6 +386,8 @@ class CompletionRequest(GenerationFields):
 class PooledFields(ModelFields, TruncationFields, NamedRequestFields):
     """Shared fields of requests that end in rows (embeddings, classes)."""
 
+    vllm_fields = POOLED_FIELDS
+
     add_special_tokens: bool = True
     """True: adds the tokenizer's special tokens to a text."""
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
@@ -413,8 +418,21 @@ class ClassificationRequest(PooledTextFields):
     """Body of POST /classify."""
 
 
+class PoolingRequest(EmbeddingRequest):
+    """Body of POST /pooling."""
+
+    task: Literal["embed", "classify", "token_embed", "token_classify"] | None = None
+    """None: what the model is for: classes of texts or tokens if it is a classifier, else embeddings."""
+
+    @model_validator(mode="after")
+    def _dimensions_of_embeddings(self) -> PoolingRequest:
+        if self.dimensions is not None and self.task not in (None, "embed"):
+            raise ValueError(f"dimensions is given with task {shown(self.task)}; expected task 'embed'")
+        return self
+
+
 class ScoreRequest(PooledFields):
-    """Body of POST /score."""
+    """Body of POST /score and /v1/score."""
 
     text_1: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)]
     """One text, or as many texts as text_2."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,18 +10,22 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from .._core import ConfigError
+from ..common.json_fields import load_json_object
+from ..formats.adapter.adapter_copy import TOKENIZER_CONFIG_FILE
 from ..runtime.adapter_tokenizers import TextTokenizer
 from .chat import chat
 from .classification import classify, rerank, score
 from .completions import complete
 from .embeddings import embed
-from .errors import ApiError
+from .errors import FORBIDDEN, ApiError
 from .http import read_json, unless_disconnected
 from .json_answer import Items, JsonAnswer
 from .openai_answers import new_id
 from .openai_chat_fields import TokenizeRequest
 from .openai_fields import DetokenizeRequest
 from .openai_requests import adapter_of
+from .pooling import pooling
 from .service import Service
 from .work import WorkKind
 
@@ -61,8 +66,28 @@ def routes(service: Service) -> APIRouter:
         return await classify(service, request)
 
     @router.post("/score")
+    @router.post("/v1/score")
     async def scores(request: Request) -> Response:
         return await score(service, request)
+
+    @router.post("/pooling")
+    async def pooled(request: Request) -> Response:
+        return await pooling(service, request)
+
+    @router.get("/load")
+    async def load() -> Response:
+        return JSONResponse({"server_load": service.executor.num_running})
+
+    @router.get("/tokenizer_info")
+    async def tokenizer_info() -> Response:
+        if not service.options.enable_tokenizer_info_endpoint:
+            raise ApiError(
+                "the tokenizer's files are not shown: the server was started without --enable_tokenizer_info_endpoint",
+                status=HTTPStatus.FORBIDDEN,
+                kind=FORBIDDEN,
+            )
+        content = await service.executor.work.run(WorkKind.FILES, tokenizer_files_info, service.engine_dir)
+        return JSONResponse({**content, "chat_template": service.prompts.base_template_text})
 
     # Jina's and Cohere's clients use one of these paths each.
     @router.post("/rerank")
@@ -114,6 +139,16 @@ def routes(service: Service) -> APIRouter:
         return JSONResponse({"prompt": text})
 
     return router
+
+
+def tokenizer_files_info(directory: Path) -> dict[str, Any]:
+    """Returns tokenizer_config.json of a directory, with the kind of tokenizer if it does not name one.
+
+    Raises ConfigError for a file that cannot be read.
+    """
+    path = directory / TOKENIZER_CONFIG_FILE
+    content = load_json_object(path, ConfigError) if path.is_file() else {}
+    return {"tokenizer_class": "PreTrainedTokenizerFast", **content}
 
 
 def _cards(service: Service) -> list[dict[str, Any]]:

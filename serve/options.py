@@ -118,6 +118,8 @@ class ServerOptions:
     """Adapters that are added at the start: name and directory, which may lie anywhere."""
     chat_template: str | None = None
     """Text of the template that replaces the model's; None: the model's own."""
+    enable_tokenizer_info_endpoint: bool = False
+    """True: GET /tokenizer_info shows the tokenizer's settings and the chat template."""
     trust_request_chat_template: bool = False
     """True: requests may bring a chat template."""
     tool_call_parser: str = "auto"

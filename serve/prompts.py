@@ -57,6 +57,11 @@ class Prompts:
         """True if the model has a template; adapters may have their own."""
         return self._base is not None
 
+    @property
+    def base_template_text(self) -> str | None:
+        """Source of the model's template for conversations without tools; None: it has no template."""
+        return None if self._base is None else self._base.text(with_tools=False)
+
     async def tokenize(
         self,
         text: str,

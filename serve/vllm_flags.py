@@ -15,6 +15,7 @@ _OTHER_SITES: Final = "web pages of other sites are refused; --allowed_hosts nam
 _ANY: Final = (True, False)
 
 SERVER_ARGUMENTS: Final[Mapping[str, Accepted]] = {
+    "seed": Accepted((), "give seed in requests"),
     "tokenizer": Accepted((), "put tokenizer.json into the model's directory"),
     "speculative_config": Accepted((), "use --draft_model MODEL and --max_draft_len N"),
     "chat_template_content_format": Accepted(("auto",), "the template decides"),
@@ -25,7 +26,7 @@ SERVER_ARGUMENTS: Final[Mapping[str, Accepted]] = {
     "return_tokens_as_token_ids": Accepted((False,), "give return_tokens_as_token_ids in requests"),
     "enable_prompt_tokens_details": Accepted((False,), "usage has no details of prompts"),
     "enable_force_include_usage": Accepted((False,), "give stream_options.include_usage in requests"),
-    "enable_server_load_tracking": Accepted((False,), "GET /metrics has the number of requests"),
+    "enable_server_load_tracking": Accepted(_ANY, "GET /load always has the number of requests"),
     "enable_request_id_headers": Accepted(_ANY, "answers always have the header X-Request-Id"),
     "disable_log_requests": Accepted((True,), "use --log_requests"),
     "disable_uvicorn_access_log": Accepted((True,), "use --log_requests"),

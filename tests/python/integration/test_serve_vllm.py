@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 import adaptrt
@@ -82,7 +84,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     adapter = save_adapter(model, root / "adapter", 0, r=4)
     flags = [
         "--served_model_name", "base", "--lora_modules", f"adapter={adapter}", "--chat_template", root / "given.jinja",
-        "--trust_request_chat_template", "--num_threads", 1,
+        "--trust_request_chat_template", "--num_threads", 1, "--enable_tokenizer_info_endpoint",
+        "--pooling_type", "last", "--normalize_embeddings", "true",
     ]  # fmt: skip
     config = adaptrt.ExecutorConfig(num_threads=1, max_beam_width=4)
     with (
@@ -257,6 +260,28 @@ def test_documents_and_templates_of_requests(served: Served) -> None:
     for wrong, said in (("{{", "chat_template: cannot be used"), ("{{ 1 / 0 }}", "cannot be rendered")):
         error = served.post("/v1/chat/completions", 400, messages=[USER], chat_template=wrong)["error"]
         assert said in error["message"]
+
+
+def test_rows_of_numbers(served: Served) -> None:
+    texts = ["ab", ids("cde")]
+    expected = [entry["embedding"] for entry in served.post("/v1/embeddings", input=texts)["data"]]
+    answer = served.post("/pooling", input=texts, request_id="mine")
+    assert (answer["id"], answer["object"], answer["model"]) == ("pool-mine", "list", "base")
+    assert answer["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
+    assert [(entry["index"], entry["object"], entry["data"]) for entry in answer["data"]] == [
+        (i, "pooling", row) for i, row in enumerate(expected)
+    ]
+    rows = [entry["data"] for entry in served.post("/pooling", input=texts, task="token_embed")["data"]]
+    assert [len(of_text) for of_text in rows] == [2, 3]
+    assert [of_text[-1] for of_text in rows] == expected
+    (encoded,) = served.post("/pooling", input="ab", task="token_embed", encoding_format="base64")["data"]
+    assert np.frombuffer(base64.b64decode(encoded["data"]), "<f4").tolist() == [x for row in rows[0] for x in row]
+
+
+def test_routes_about_the_server(served: Served) -> None:
+    assert served.client.get("/load").json() == {"server_load": 0}
+    info = served.client.get("/tokenizer_info").json()
+    assert (info["chat_template"], info["tokenizer_class"]) == (TEMPLATE, "PreTrainedTokenizerFast")
 
 
 def test_ids_of_requests(served: Served) -> None:

@@ -130,6 +130,56 @@ NAMES: dict[str, dict[str, str]] = {
             "continue_final_message lora_request messages mm_processor_kwargs priority sampling_params "
             "tokenization_kwargs tools use_tqdm"
         ),
+        "LLM.embed": ("lora_request pooling_params prompts tokenization_kwargs use_tqdm"),
+        "LLM.classify": ("lora_request pooling_params prompts tokenization_kwargs use_tqdm"),
+        "CompletionRequest": (
+            "add_special_tokens allowed_token_ids bad_words cache_salt ec_transfer_params echo frequency_penalty "
+            "ignore_eos include_stop_str_in_output kv_transfer_params length_penalty logit_bias logprob_token_ids "
+            "logprobs max_tokens min_p min_tokens model n presence_penalty priority prompt prompt_embeds "
+            "prompt_logprobs repetition_detection repetition_penalty request_id response_format return_mm_kwargs "
+            "return_token_ids return_token_offsets return_tokens_as_token_ids routed_experts_prompt_start seed "
+            "session_id skip_special_tokens spaces_between_special_tokens stop stop_token_ids stream stream_interval "
+            "stream_options structured_outputs suffix temperature thinking_token_budget top_k top_p "
+            "truncate_prompt_tokens truncation_side use_beam_search user vllm_xargs watermarking"
+        ),
+        "ChatCompletionRequest": (
+            "add_generation_prompt add_special_tokens allowed_token_ids bad_words cache_salt chat_template "
+            "chat_template_kwargs continue_final_message documents ec_transfer_params echo frequency_penalty "
+            "ignore_eos include_reasoning include_stop_str_in_output kv_transfer_params length_penalty logit_bias "
+            "logprob_token_ids logprobs max_completion_tokens max_tokens media_io_kwargs messages min_p min_tokens "
+            "mm_processor_kwargs model n parallel_tool_calls presence_penalty priority prompt_logprobs "
+            "reasoning_effort repetition_detection repetition_penalty request_id response_format return_mm_kwargs "
+            "return_prompt_text return_token_ids return_token_offsets return_tokens_as_token_ids "
+            "routed_experts_prompt_start seed session_id skip_special_tokens spaces_between_special_tokens stop "
+            "stop_token_ids stream stream_interval stream_options structured_outputs temperature "
+            "thinking_token_budget tool_choice tools top_k top_logprobs top_p truncate_prompt_tokens truncation_side "
+            "use_beam_search user vllm_xargs watermarking"
+        ),
+        "EmbeddingRequest": (
+            "add_generation_prompt add_special_tokens cache_salt chat_template chat_template_kwargs "
+            "continue_final_message dimensions embed_dtype encoding_format endianness input media_io_kwargs messages "
+            "mm_processor_kwargs model padding priority request_id truncate_prompt_tokens truncation_side "
+            "use_activation user"
+        ),
+        "ClassificationRequest": (
+            "add_generation_prompt add_special_tokens cache_salt chat_template chat_template_kwargs "
+            "continue_final_message input media_io_kwargs messages mm_processor_kwargs model padding priority "
+            "request_id truncate_prompt_tokens truncation_side use_activation user"
+        ),
+        "PoolingRequest": (
+            "add_generation_prompt add_special_tokens cache_salt chat_template chat_template_kwargs "
+            "continue_final_message data dimensions embed_dtype encoding_format endianness input media_io_kwargs "
+            "messages mm_processor_kwargs model padding priority request_id task truncate_prompt_tokens "
+            "truncation_side use_activation user"
+        ),
+        "ScoreRequest": (
+            "cache_salt mm_processor_kwargs model padding priority request_id text_1 text_2 truncate_prompt_tokens "
+            "truncation_side use_activation user"
+        ),
+        "RerankRequest": (
+            "cache_salt documents mm_processor_kwargs model padding priority query request_id top_n "
+            "truncate_prompt_tokens truncation_side use_activation user"
+        ),
     },
 }
 """Names separated by spaces: release, then class or method."""
@@ -137,4 +187,4 @@ NAMES: dict[str, dict[str, str]] = {
 
 def names_of(kind: str) -> list[str]:
     """Names of all releases."""
-    return sorted({name for release in NAMES.values() for name in release[kind].split()})
+    return sorted({name for release in NAMES.values() for name in release.get(kind, "").split()})

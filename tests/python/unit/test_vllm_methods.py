@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import adaptrt
-from adaptrt import LLM, AdapterError, LoRARequest, RequestError, SamplingParams
+from adaptrt import LLM, AdapterError, ConfigError, LoRARequest, RequestError, SamplingParams
 from support.models import ModelSpec, save_adapter, save_model
 from support.serving import build_engine
 from support.tokenizers import byte_level, save_tokenizer
@@ -93,6 +93,39 @@ def test_every_argument_of_vllm_is_taken_or_refused_by_name(llm: LLM, method: st
         )
     with pytest.raises(TypeError, match=rf"LLM\.{method}\(\) got an unexpected keyword argument 'max_token'"):
         getattr(llm, method)(prompt, GREEDY, max_token=3)
+
+
+@pytest.mark.parametrize("method", ["embed", "classify"])
+def test_methods_for_rows_take_vllms_arguments(llm: LLM, method: str) -> None:
+    own = inspect.signature(getattr(LLM, method)).parameters
+    how = {"pooling_type": adaptrt.PoolingType.LAST, "normalize": True} if method == "embed" else {}
+    for name in {*names_of(f"LLM.{method}")} - {*own, "prompts"}:
+        with pytest.raises((RequestError, AdapterError)) as refused:
+            getattr(llm, method)("hello", **how, **{name: object()})
+        assert name in str(refused.value) or "lora is <object" in str(refused.value)
+    with pytest.raises(TypeError, match=rf"LLM\.{method}\(\) got an unexpected keyword argument 'loras'"):
+        getattr(llm, method)("hello", loras=[])
+
+
+def test_embeddings_take_a_lora_request(llm: LLM, root: Path) -> None:
+    how: dict[str, Any] = {"pooling_type": adaptrt.PoolingType.LAST, "normalize": True}
+    poet = LoRARequest("poet", 1, str(root / "poet"))
+    row = llm.embed("hello", lora_request=poet, use_tqdm=False, **how)
+    assert row.tolist() == llm.embed("hello", lora="poet", **how).tolist()
+    assert row.tolist() != llm.embed("hello", use_tqdm=True, **how).tolist()
+
+
+def test_a_seed_gives_the_seeds_of_requests(root: Path) -> None:
+    def drawn(of_llm: int | None, **fields: Any) -> list[tuple[int, ...]]:
+        params = SamplingParams(temperature=1.0, max_tokens=6, ignore_eos=True, **fields)
+        with LLM(root / "engine", seed=of_llm) as made:
+            return [tuple(one.token_ids) for one in made.generate(["hello", "hello"], params)]
+
+    assert drawn(0) == drawn(0) != drawn(1)
+    assert len(set(drawn(0))) == 2
+    assert drawn(0, seed=3) == drawn(1, seed=3)
+    with pytest.raises(ConfigError, match="seed is 'x'; expected an integer of 64 bits"):
+        LLM(root / "engine", seed="x")  # type: ignore[arg-type]
 
 
 def test_defaults_of_vllm_are_accepted(llm: LLM) -> None:

@@ -37,7 +37,7 @@ def test_limits_and_types_are_options_of_the_engine() -> None:
 def test_arguments_that_change_nothing_give_no_options() -> None:
     taken = {
         "enable_lora": True, "max_loras": 4, "tensor_parallel_size": 1, "enforce_eager": True,
-        "trust_remote_code": False, "enable_prefix_caching": True, "kv_cache_dtype": "auto", "seed": None,
+        "trust_remote_code": False, "enable_prefix_caching": True, "kv_cache_dtype": "auto",
         "max_model_len": None, "dtype": "auto", "quantization": None, "gpu_memory_utilization": None, "swap_space": 0,
         "disable_log_stats": False,
     }  # fmt: skip
@@ -56,12 +56,11 @@ def test_arguments_that_change_nothing_give_no_options() -> None:
         ({"tensor_parallel_size": True}, "tensor_parallel_size is True"),
         ({"enable_prefix_caching": False}, r"expected True: give executor_config with KvCacheConfig\(enable_block"),
         ({"enforce_eager": 1}, "enforce_eager is 1; expected True or False"),
-        ({"seed": 0}, r"seed is 0; expected no value: give SamplingParams\(seed=N\)"),
         ({"quantization": "awq"}, "quantization is 'awq'; expected no value: a quantised model says so"),
         ({"gpu_memory_utilization": 0.9}, r"KvCacheConfig\(free_gpu_memory_fraction=F\)"),
         ({"dtype": "int3"}, "dtype is 'int3'; expected auto, float32, float16, bfloat16, half, float"),
         ({"kv_cache_dtype": ["fp8"]}, r"kv_cache_dtype is \['fp8'\]; expected auto: "),
-        ({"seed": 0, "max_loras": 0}, "seed is 0; .*max_loras is 0|max_loras is 0.*seed is 0"),
+        ({"swap_space": 1, "max_loras": 0}, "swap_space is 1; .*max_loras is 0|max_loras is 0.*swap_space is 1"),
     ],
 )
 def test_other_values_are_refused_with_what_to_use(arguments: dict[str, Any], said: str) -> None:

@@ -25,6 +25,11 @@ FIELD, SHORT = "Field required", "at least 1 character"
         ("/v1/load_lora_adapter", {"lora_path": "/a"}, BOTH),
         ("/v1/load_lora_adapter", {"lora_name": "", "lora_path": "/a"}, BOTH),
         ("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": ""}, BOTH),
+        (
+            "/v1/load_lora_adapter",
+            {"lora_name": "a", "lora_path": "/a", "base_model_name": "other"},
+            "base_model_name is 'other'; expected base",
+        ),
         ("/v1/unload_lora_adapter", {}, NEEDED),
         ("/v1/unload_lora_adapter", {"lora_name": ""}, NEEDED),
         ("/load_lora_adapter", {"lora_name": "a"}, FIELD),
@@ -38,7 +43,7 @@ FIELD, SHORT = "Field required", "at least 1 character"
 def test_a_missing_name_or_path_is_refused_before_anything_is_done(path: str, body: dict[str, str], said: str) -> None:
     service: Any = SimpleNamespace(
         options=ServerOptions(enable_lora_loading=True), executor=SimpleNamespace(work=None), metrics=ServiceMetrics(),
-        adapters=None,
+        adapters=None, model_names=("base",),
     )  # fmt: skip
     answer = TestClient(make_app(service), base_url="http://localhost").post(path, json=body)
     assert answer.status_code == 400, answer.text

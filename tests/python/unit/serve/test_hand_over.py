@@ -22,6 +22,7 @@ from adaptrt.serve.openai_fields import (
     ClassificationRequest,
     CompletionRequest,
     EmbeddingRequest,
+    PoolingRequest,
     RerankRequest,
     ScoreRequest,
 )
@@ -335,6 +336,30 @@ def test_every_field_of_embeddings_arrives(generating: Served) -> None:
     check(generating, "/v1/embeddings", EmbeddingRequest, body, table, POOLED_TOGETHER)
 
 
+def test_every_field_of_pooling_arrives(generating: Served, classifying: Served) -> None:
+    body = {"input": "hi"}
+    assert generating.request("/pooling", body) == generating.request("/v1/embeddings", body)
+    table: dict[str, Row] = {
+        **POOLED_FIELDS,
+        "input": ([5, 6], {"input_token_ids": [5, 6]}),
+        "add_special_tokens": (False, {"input_token_ids": ids("hi")[1:]}),
+        "encoding_format": ("base64", NOTHING),
+        "dimensions": (8, NOTHING),
+        "truncate_prompt_tokens": (2, {"input_token_ids": ids("h")}),
+        "truncation_side": ("left", {"input_token_ids": ids("i")}),
+        "task": ("token_embed", {"pooling_params.pooling_type": "ALL"}),
+    }
+    check(generating, "/pooling", PoolingRequest, body, table, POOLED_TOGETHER)
+    for task in (None, "classify"):
+        asked = classifying.request("/pooling", {**body, "task": task})
+        assert asked == classifying.request("/classify", body)
+    for fields, said in (
+        ({"task": "token_classify"}, "task is 'token_classify'; expected 'classify'"),
+        ({"dimensions": 2}, "dimensions is given, and the model is a classifier"),
+    ):
+        assert said in classifying.refusal("/pooling", {**body, **fields})
+
+
 def test_every_field_of_classes_arrives(classifying: Served) -> None:
     body = {"input": "hi"}
     base = {**CLASSES_BASE, "input_token_ids": ids("hi")}
@@ -363,6 +388,7 @@ def test_every_field_of_scores_arrives(classifying: Served) -> None:
     }
     together = {"truncation_side": {"truncate_prompt_tokens": 5}}
     check(classifying, "/score", ScoreRequest, body, table, together)
+    assert classifying.request("/v1/score", body) == base
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
