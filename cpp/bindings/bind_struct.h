@@ -1,6 +1,5 @@
 #pragma once
 
-#include <pybind11/operators.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -8,10 +7,12 @@
 #include <concepts>
 #include <cstddef>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -91,59 +92,7 @@ inline constexpr int kIntegerDepth<std::optional<Value>> = kIntegerDepth<Value>;
 
 /// Returns a NumPy array for an array or tensor of any library, sharing its memory if possible; None for
 /// other objects.
-inline pybind11::object array_from(pybind11::handle given) {
-  const pybind11::module_ numpy = pybind11::module_::import("numpy");
-  if (pybind11::hasattr(given, "__array__")) return numpy.attr("asarray")(given);
-  if (pybind11::hasattr(given, "__dlpack__")) return numpy.attr("from_dlpack")(given);
-  return pybind11::none();
-}
-
-/// Returns arrays and tensors of integers as lists, also within a list of `depth` > 1, and other objects
-/// unchanged. Returns None for an array of another type.
-inline pybind11::object integers_of(const pybind11::object& given, int depth) {
-  if (given.is_none()) return given;
-  if (PyList_Check(given.ptr()) == 0 && PyTuple_Check(given.ptr()) == 0) {
-    const pybind11::object array = array_from(given);
-    if (array.is_none()) return given;
-    const std::string kind = pybind11::str(array.attr("dtype").attr("kind"));
-    return kind == "i" || kind == "u" ? array.attr("tolist")() : pybind11::object(pybind11::none());
-  }
-  if (depth == 1) return given;
-  pybind11::list lists;
-  for (const pybind11::handle item : given) {
-    lists.append(integers_of(pybind11::reinterpret_borrow<pybind11::object>(item), depth - 1));
-  }
-  return lists;
-}
-
-/// Returns the value of the field `name` of `title`. Throws TypeError with both names, the given value and
-/// the accepted types.
-template <class Member>
-Member field_value(const FieldArgument<Member>& argument, const std::string& title, const char* name) {
-  try {
-    if constexpr (std::is_same_v<Member, bool>) {
-      // No conversion: any object can be converted to bool.
-      pybind11::detail::make_caster<bool> value;
-      if (value.load(argument.given, false)) return pybind11::detail::cast_op<bool>(value);
-    } else if (PyAnySet_Check(argument.given.ptr()) == 0) {  // pybind11 would accept a set as a list
-      if constexpr (kIntegerDepth<Member> > 0) {
-        const pybind11::object integers = integers_of(argument.given, kIntegerDepth<Member>);
-        if (!integers.is_none() || argument.given.is_none()) return integers.template cast<Member>();
-      } else {
-        return argument.given.template cast<Member>();
-      }
-    }
-  } catch (const pybind11::cast_error&) {
-    // Reported below, with the field's name.
-  } catch (const pybind11::reference_cast_error&) {
-    // None instead of a struct.
-  } catch (pybind11::error_already_set& error) {
-    if (!error.matches(PyExc_TypeError)) throw;  // an array whose values cannot be read
-  }
-  const pybind11::object type = pybind11::type::handle_of(argument.given).attr("__name__");
-  throw pybind11::type_error(pybind11::str("{}.{} is {!r:.80} ({}); accepted: {}")
-                                 .format(title, name, argument.given, type, Accepted<Member>::text()));
-}
+pybind11::object array_from(pybind11::handle given);
 
 /// True if std::optional of a bound class means the same without a value and with a default value. Then its
 /// property returns a reference to the value inside, and None resets that value; otherwise it returns a copy.
@@ -173,57 +122,134 @@ constexpr bool is_handed_out_as_copy() {
   }
 }
 
-template <class Struct, class Member>
-void def_field(pybind11::class_<Struct>& cls, const char* title, const Field<Struct, Member>& field) {
-  cls.def_property(
-      field.name,
-      pybind11::cpp_function(
-          [member = field.member](const Struct& self) -> const Member& { return self.*member; },
-          is_handed_out_as_copy<Member>() ? pybind11::return_value_policy::copy
-                                          : pybind11::return_value_policy::reference_internal),
-      [title = std::string(title), field](Struct& self, const FieldArgument<Member>& argument) {
-        Member value = field_value(argument, title, field.name);
-        Member& place = self.*(field.member);
-        if constexpr (IsOptionalClass<Member>::value && !is_handed_out_as_copy<Member>()) {
-          // Python may hold references to the value, so None resets it in place instead of destroying it.
-          if (!value && place) {
-            *place = typename Member::value_type{};
-            return;
-          }
-        }
-        place = std::move(value);
-      },
-      field.doc);
+/// Conversions between a member's type and Python. Functions of classes call them through pointers, so that
+/// pybind11's templates are instantiated once for each type instead of once for each field: this makes
+/// bindings compile in less than half of the time.
+struct MemberType {
+  /// pybind11's text of the type, with "%" for each of `classes`, which end with a nullptr.
+  const char* signature;
+  const std::type_info* const* classes;
+  pybind11::handle (*cast)(const void* member, pybind11::return_value_policy policy, pybind11::handle parent);
+  /// Returns false if `given` has another type.
+  bool (*assign)(void* member, pybind11::handle given);
+  /// Replaces the value of an optional member by its default value. Returns false if there is no value.
+  /// nullptr: None replaces the member like any other value.
+  bool (*reset)(void* member);
+  std::string (*accepted)();
+  int integer_depth;
+  bool is_handed_out_as_copy;
+};
+
+template <class Member>
+const MemberType& member_type() {
+  using Caster = pybind11::detail::make_caster<Member>;
+  static constexpr auto kSignature = Caster::name;
+  static constexpr auto kClasses = std::decay_t<decltype(kSignature)>::types();
+  bool (*reset)(void*) = nullptr;
+  if constexpr (IsOptionalClass<Member>::value && !is_handed_out_as_copy<Member>()) {
+    reset = [](void* member) {
+      Member& place = *static_cast<Member*>(member);
+      if (!place) return false;
+      *place = typename Member::value_type{};
+      return true;
+    };
+  }
+  static const MemberType kType{
+      .signature = kSignature.text,
+      .classes = kClasses.data(),
+      .cast =
+          [](const void* member, pybind11::return_value_policy policy, pybind11::handle parent) {
+            return Caster::cast(*static_cast<const Member*>(member), policy, parent);
+          },
+      .assign =
+          [](void* member, pybind11::handle given) {
+            // Any object could be converted to bool.
+            constexpr bool kConvert = !std::is_same_v<Member, bool>;
+            Caster caster;
+            if (!caster.load(given, kConvert)) return false;
+            *static_cast<Member*>(member) = pybind11::detail::cast_op<Member>(std::move(caster));
+            return true;
+          },
+      .reset = reset,
+      .accepted = &Accepted<Member>::text,
+      .integer_depth = kIntegerDepth<Member>,
+      .is_handed_out_as_copy = is_handed_out_as_copy<Member>()};
+  return kType;
 }
 
-/// Defines the constructor. Parameters before `kRequired` have no default.
-template <std::size_t kRequired, std::size_t kPositional, class Struct, class... Members,
-          std::size_t... kIndex>
-void def_constructor(pybind11::class_<Struct>& cls, const char* title,
-                     std::index_sequence<kIndex...> /*indices*/, const Field<Struct, Members>&... fields) {
-  namespace py = pybind11;
-  const Struct defaults;
-  auto argument = [&](auto index, const auto& field) {
-    if constexpr (decltype(index)::value < kRequired) {
-      return std::tuple{py::arg(field.name)};
-    } else if constexpr (decltype(index)::value == kPositional) {
-      return std::tuple{py::kw_only(), py::arg(field.name) = defaults.*(field.member)};
-    } else {
-      return std::tuple{py::arg(field.name) = defaults.*(field.member)};
-    }
-  };
-  std::apply(
-      [&](const auto&... arguments) {
-        cls.def(py::init([fields..., title = std::string(title)](const FieldArgument<Members>&... values) {
-                  Struct result;
-                  ((result.*(fields.member) = field_value(values, title, fields.name)), ...);
-                  if constexpr (requires { result.check_constructed(); }) result.check_constructed();
-                  return result;
-                }),
-                arguments...);
-      },
-      std::tuple_cat(argument(std::integral_constant<std::size_t, kIndex>{}, fields)...));
+// Types of many fields: instantiated in bind_struct.cpp.
+extern template const MemberType& member_type<bool>();
+extern template const MemberType& member_type<int>();
+extern template const MemberType& member_type<long>();
+extern template const MemberType& member_type<unsigned long>();
+extern template const MemberType& member_type<float>();
+extern template const MemberType& member_type<double>();
+extern template const MemberType& member_type<std::string>();
+extern template const MemberType& member_type<std::vector<int>>();
+extern template const MemberType& member_type<std::vector<long>>();
+extern template const MemberType& member_type<std::vector<std::vector<int>>>();
+extern template const MemberType& member_type<std::optional<bool>>();
+extern template const MemberType& member_type<std::optional<int>>();
+extern template const MemberType& member_type<std::optional<long>>();
+extern template const MemberType& member_type<std::optional<unsigned long>>();
+extern template const MemberType& member_type<std::optional<float>>();
+extern template const MemberType& member_type<std::optional<double>>();
+extern template const MemberType& member_type<std::optional<std::string>>();
+extern template const MemberType& member_type<std::optional<std::vector<int>>>();
+
+/// A field of a bound class.
+struct BoundField {
+  const char* name;
+  const char* doc;
+  std::size_t offset;  ///< of the member in the struct
+  const MemberType* type;
+  bool is_parameter = true;  ///< of the constructor
+  bool is_required = false;
+  bool is_buffer = false;
+  bool is_written = false;
+};
+
+/// A class that is bound from the table of its fields.
+struct BoundStruct {
+  std::string name;
+  const std::type_info* type;
+  void* (*make)();
+  void (*destroy)(void* object);
+  /// Throws for fields that do not fit together; nullptr: nothing to check.
+  void (*check)(const void* object);
+  /// nullptr: objects cannot be compared.
+  bool (*equal)(const void* left, const void* right);
+  std::vector<BoundField> fields;
+};
+
+/// Assigns an argument to the field `name` of `title`. Throws TypeError with both names, the given value and
+/// the accepted types.
+void assign_argument(const MemberType& type, void* member, const pybind11::object& given,
+                     const std::string& title, const char* name);
+
+template <class Member>
+Member field_value(const FieldArgument<Member>& argument, const std::string& title, const char* name) {
+  Member value{};
+  assign_argument(member_type<Member>(), &value, argument.given, title, name);
+  return value;
 }
+
+/// Defines the constructor. Parameters from number `first_keyword` on are keywords.
+void def_constructor(pybind11::object& cls, const std::shared_ptr<const BoundStruct>& table,
+                     std::size_t first_keyword);
+void def_properties(pybind11::object& cls, const std::shared_ptr<const BoundStruct>& table);
+void def_read_only_properties(pybind11::object& cls, const std::shared_ptr<const BoundStruct>& table);
+void def_equality(pybind11::object& cls, const std::shared_ptr<const BoundStruct>& table);
+void def_repr(pybind11::object& cls, const std::shared_ptr<const BoundStruct>& table);
+void def_pickle(pybind11::object& cls, const std::shared_ptr<const BoundStruct>& table);
+/// Lists a record's buffers (FieldRole::kBuffer) in `buffer_fields`, and its WrittenFields in
+/// `written_fields`.
+void list_fields(pybind11::object& cls, const BoundStruct& table);
+
+template <class Value>
+struct IsRequiredField : std::false_type {};
+template <class Struct, class Member>
+struct IsRequiredField<RequiredField<Struct, Member>> : std::true_type {};
 
 template <class Value>
 struct IsReadOnlyField : std::false_type {};
@@ -235,67 +261,53 @@ struct IsWrittenField : std::false_type {};
 template <class Struct, class Member>
 struct IsWrittenField<WrittenField<Struct, Member>> : std::true_type {};
 
-/// The names of the fields that `condition` is true for, in the order of the table.
-template <class... Fields, class Condition>
-pybind11::tuple names_if(const std::tuple<Fields...>& table, Condition condition) {
-  pybind11::list names;
-  std::apply([&](const auto&... fields) { ((condition(fields) ? names.append(fields.name) : void()), ...); },
-             table);
-  return pybind11::tuple(names);
+template <template <class, class> class Kind, class Struct, class Member>
+BoundField bound_field(const Struct& example, const Kind<Struct, Member>& field) {
+  const auto* begin = reinterpret_cast<const std::byte*>(&example);
+  const auto* member = reinterpret_cast<const std::byte*>(&(example.*(field.member)));
+  return {.name = field.name,
+          .doc = field.doc,
+          .offset = static_cast<std::size_t>(member - begin),
+          .type = &member_type<Member>(),
+          .is_parameter = !IsReadOnlyField<Kind<Struct, Member>>::value,
+          .is_required = IsRequiredField<Kind<Struct, Member>>::value,
+          .is_buffer = field.role == FieldRole::kBuffer,
+          .is_written = IsWrittenField<Kind<Struct, Member>>::value};
 }
 
-/// A keyword parameter with the field's default; a RequiredField has none.
-template <class Struct, class Member>
-pybind11::arg_v keyword(const Struct& defaults, const Field<Struct, Member>& field) {
-  return pybind11::arg(field.name) = defaults.*(field.member);
-}
-template <class Struct, class Member>
-pybind11::arg keyword(const Struct& /*defaults*/, const RequiredField<Struct, Member>& field) {
-  return pybind11::arg(field.name);
-}
-
-/// Defines a constructor with a keyword for each of `fields`.
-template <class Struct, template <class, class> class... Kinds, class... Members>
-void def_keywords(pybind11::class_<Struct>& cls, const char* title, const Kinds<Struct, Members>&... fields) {
-  const Struct defaults;
-  cls.def(pybind11::init([fields..., title = std::string(title)](const FieldArgument<Members>&... values) {
-            Struct result;
-            ((result.*(fields.member) = field_value(values, title, fields.name)), ...);
-            return result;
-          }),
-          pybind11::kw_only(), keyword(defaults, fields)...);
-}
-
-template <class Struct, class... Members>
-void def_repr(pybind11::class_<Struct>& cls, const char* name, const Field<Struct, Members>&... fields) {
-  cls.def("__repr__", [fields..., title = std::string(name)](const pybind11::object& self) {
-    std::string text = title + "(";
-    const char* separator = "";
-    ((text.append(separator)
-          .append(fields.name)
-          .append("=")
-          .append(std::string(pybind11::repr(self.attr(fields.name)))),
-      separator = ", "),
-     ...);
-    return text + ")";
-  });
+template <class Struct, class... Fields>
+std::shared_ptr<BoundStruct> bound_struct(const char* name, const Fields&... fields) {
+  const Struct example{};
+  void (*check)(const void*) = nullptr;
+  if constexpr (requires { example.check_constructed(); }) {
+    check = [](const void* object) { static_cast<const Struct*>(object)->check_constructed(); };
+  }
+  bool (*equal)(const void*, const void*) = nullptr;
+  if constexpr (std::equality_comparable<Struct>) {
+    equal = [](const void* left, const void* right) {
+      return *static_cast<const Struct*>(left) == *static_cast<const Struct*>(right);
+    };
+  }
+  return std::make_shared<BoundStruct>(
+      BoundStruct{.name = name,
+                  .type = &typeid(Struct),
+                  .make = []() -> void* { return new Struct{}; },
+                  .destroy = [](void* object) { delete static_cast<Struct*>(object); },
+                  .check = check,
+                  .equal = equal,
+                  .fields = {bound_field(example, fields)...}});
 }
 
-template <class Struct, class... Members>
-void def_pickle(pybind11::class_<Struct>& cls, const Field<Struct, Members>&... fields) {
-  namespace py = pybind11;
-  cls.def(py::pickle(
-      [fields...](const Struct& self) {
-        py::dict state;
-        ((state[fields.name] = self.*(fields.member)), ...);
-        return state;
-      },
-      [fields...](const py::dict& state) {
-        Struct result;
-        ((result.*(fields.member) = state[fields.name].template cast<Members>()), ...);
-        return result;
-      }));
+/// Makes the table from the struct's own, fields_of(const Struct*).
+template <class Struct>
+std::shared_ptr<BoundStruct> bound_struct_of(const char* name) {
+  return std::apply([&](const auto&... fields) { return bound_struct<Struct>(name, fields...); },
+                    fields_of(static_cast<const Struct*>(nullptr)));
 }
+
+/// Defines the functions of a struct of plain values.
+void def_struct(pybind11::object& cls, const std::shared_ptr<BoundStruct>& table, std::size_t num_required,
+                std::size_t first_keyword);
 
 }  // namespace detail
 
@@ -307,36 +319,24 @@ void def_pickle(pybind11::class_<Struct>& cls, const Field<Struct, Members>&... 
 template <class Struct, std::size_t kRequired = 0, std::size_t kPositional = kAllPositional, class... Members>
 pybind11::class_<Struct> bind_struct(pybind11::module_& module, const char* name, const char* doc,
                                      Field<Struct, Members>... fields) {
-  namespace py = pybind11;
-  py::class_<Struct> cls(module, name, doc);
-  detail::def_constructor<kRequired, kPositional>(cls, name, std::index_sequence_for<Members...>{},
-                                                  fields...);
-  (detail::def_field(cls, name, fields), ...);
-  if constexpr (std::equality_comparable<Struct>) {
-    cls.def(py::self == py::self);
-    cls.attr("__hash__") = py::none();
-  }
-  detail::def_repr(cls, name, fields...);
-  detail::def_pickle(cls, fields...);
+  pybind11::class_<Struct> cls(module, name, doc);
+  detail::def_struct(cls, detail::bound_struct<Struct>(name, fields...), kRequired, kPositional);
   return cls;
 }
 
 /// Does the same with the struct's own table, fields_of(const Struct*).
 template <class Struct, std::size_t kRequired = 0, std::size_t kPositional = kAllPositional>
 pybind11::class_<Struct> bind_struct(pybind11::module_& module, const char* name, const char* doc) {
-  return std::apply(
-      [&](const auto&... fields) {
-        return bind_struct<Struct, kRequired, kPositional>(module, name, doc, fields...);
-      },
-      fields_of(static_cast<const Struct*>(nullptr)));
+  pybind11::class_<Struct> cls(module, name, doc);
+  detail::def_struct(cls, detail::bound_struct_of<Struct>(name), kRequired, kPositional);
+  return cls;
 }
 
 /// Binds a struct that Python can read but not construct, from its own table.
 template <class Struct>
 pybind11::class_<Struct> bind_read_only(pybind11::module_& module, const char* name, const char* doc) {
   pybind11::class_<Struct> cls(module, name, doc);
-  std::apply([&](const auto&... fields) { (cls.def_readonly(fields.name, fields.member, fields.doc), ...); },
-             fields_of(static_cast<const Struct*>(nullptr)));
+  detail::def_read_only_properties(cls, detail::bound_struct_of<Struct>(name));
   return cls;
 }
 
@@ -346,24 +346,12 @@ pybind11::class_<Struct> bind_read_only(pybind11::module_& module, const char* n
 /// `written_fields`.
 template <class Struct>
 pybind11::class_<Struct> bind_record(pybind11::module_& module, const char* name, const char* doc) {
-  constexpr auto kFields = fields_of(static_cast<const Struct*>(nullptr));
-  pybind11::class_<Struct> cls = bind_read_only<Struct>(module, name, doc);
-  const auto parameter = [](const auto& field) {
-    if constexpr (detail::IsReadOnlyField<std::decay_t<decltype(field)>>::value) {
-      return std::tuple{};
-    } else {
-      return std::tuple{field};
-    }
-  };
-  const auto parameters =
-      std::apply([&](const auto&... fields) { return std::tuple_cat(parameter(fields)...); }, kFields);
-  std::apply([&](const auto&... fields) { detail::def_keywords<Struct>(cls, name, fields...); }, parameters);
-  std::apply([&](const auto&... fields) { detail::def_repr<Struct>(cls, name, fields...); }, kFields);
-  cls.attr("buffer_fields") =
-      detail::names_if(kFields, [](const auto& field) { return field.role == FieldRole::kBuffer; });
-  cls.attr("written_fields") = detail::names_if(kFields, [](const auto& field) {
-    return detail::IsWrittenField<std::decay_t<decltype(field)>>::value;
-  });
+  pybind11::class_<Struct> cls(module, name, doc);
+  const auto table = detail::bound_struct_of<Struct>(name);
+  detail::def_read_only_properties(cls, table);
+  detail::def_constructor(cls, table, 0);
+  detail::def_repr(cls, table);
+  detail::list_fields(cls, *table);
   return cls;
 }
 
