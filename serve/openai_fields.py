@@ -53,8 +53,9 @@ def only(accepted: Any, reason: str) -> PlainValidator:
 def never(reason: str) -> PlainValidator:
     """Validates a field that clients send and that has no accepted value. A null field counts as absent."""
 
-    def check(value: Any) -> Any:
-        raise ValueError(f"is {shown(value)}; expected no such field ({reason})")
+    def check(value: Any) -> None:
+        if value is not None:
+            raise ValueError(f"is {shown(value)}; expected no such field ({reason})")
 
     return PlainValidator(check)
 

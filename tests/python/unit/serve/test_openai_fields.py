@@ -10,6 +10,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from adaptrt.serve import messages_fields, responses
 from adaptrt.serve.errors import ApiError
 from adaptrt.serve.http import parse_json
 from adaptrt.serve.openai_chat_fields import ChatRequest, TokenizeRequest, ToolChoice
@@ -264,7 +265,13 @@ def subclasses(cls: type[Fields]) -> Iterator[type[Fields]]:
         yield from subclasses(found)
 
 
-@pytest.mark.parametrize("cls", sorted(set(subclasses(Fields)), key=lambda cls: cls.__name__))
+def body_classes() -> list[type[Fields]]:
+    # Classes are known once their modules are imported.
+    found = {*subclasses(Fields), *subclasses(messages_fields.Fields), *subclasses(responses.Fields)}
+    return sorted(found, key=lambda cls: cls.__name__)
+
+
+@pytest.mark.parametrize("cls", body_classes())
 def test_a_default_is_a_value_that_its_field_accepts(cls: type[Fields]) -> None:
     for name, field in cls.model_fields.items():
         default = field.get_default(call_default_factory=True, validated_data={})
