@@ -7,12 +7,23 @@ from typing import Final
 
 from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from .._core import AdaptrtError
 from .._version import __version__
-from . import adapter_routes, messages, metrics, openai_routes, page_routes, responses, state_routes, triton_routes
+from . import (
+    adapter_routes,
+    api_schema,
+    messages,
+    metrics,
+    openai_routes,
+    page_routes,
+    responses,
+    state_routes,
+    triton_routes,
+)
 from .errors import BAD_REQUEST, INTERNAL, NOT_FOUND, ApiError
 from .http import CLIENT_CLOSED_REQUEST, data_frame, error_response, health_response
 from .key_guard import KeyGuard
@@ -22,8 +33,14 @@ from .records import current_request
 from .request_log import RequestRecorder
 from .service import Service
 
-OPEN_PATHS: Final = frozenset({"/", "/health", "/ping", "/version", "/metrics", "/v2/health/live", "/v2/health/ready"})
-"""Paths that need no key: health, the web page, and metrics. Metrics show no more than names of running adapters."""
+OPEN_PATHS: Final = frozenset(
+    {
+        *("/", "/health", "/ping", "/version", "/metrics", "/v2/health/live", "/v2/health/ready"),
+        *(api_schema.SCHEMA_PATH, api_schema.DOCS_PATH),
+    }
+)
+"""Paths that need no key: health, pages, the schema, and metrics. Metrics show no more than names of running adapters.
+"""
 
 
 def make_app(service: Service) -> FastAPI:
@@ -39,6 +56,8 @@ def make_app(service: Service) -> FastAPI:
     app.include_router(metrics.routes(service.metrics.registry))
     app.include_router(state_routes.routes(service))
     app.include_router(page_routes.routes())
+    if not service.options.disable_fastapi_docs:
+        app.include_router(api_schema.routes(app))
     app.add_middleware(
         OriginGuard,
         policy=OriginPolicy(service.options.host, service.options.allowed_hosts),
@@ -48,6 +67,15 @@ def make_app(service: Service) -> FastAPI:
     )
     if service.options.api_keys:
         app.add_middleware(KeyGuard, keys=service.options.api_keys, open_paths=OPEN_PATHS, respond=respond)
+    if service.options.allowed_origins:
+        # Preflight requests have no key.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=service.options.allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
     # The middleware added last is the outermost one, so requests with refused keys are recorded as well.
     app.add_middleware(
         RequestRecorder, metrics=service.metrics, log_requests=service.options.log_requests, respond=respond

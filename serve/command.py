@@ -43,7 +43,7 @@ from .options import (
     ServerOptions,
     num_connections,
 )
-from .places import allowed_host
+from .places import allowed_host, allowed_origins
 from .remote_adapters import check_packages, check_root
 from .tools.forms import ALIASES, AUTO, FORMS
 from .vllm_flags import add_vllm_flags
@@ -96,6 +96,12 @@ def _add_server(group: Any) -> None:
         "--allowed_hosts", type=allowed_host, nargs="+", default=[], metavar="NAME",
         help="NAME or NAME:PORT under which browsers may reach the server to load adapters, such as a reverse proxy's",
     )  # fmt: skip
+    group.add_argument(
+        "--allowed_origins", type=allowed_origins, nargs="+", default=[], metavar="ORIGIN",
+        help="web pages that may use the server, as https://app.example.com, or * for all; none of them may load "
+        "adapters, unless allowed_hosts names it",
+    )  # fmt: skip
+    group.add_argument("--disable_fastapi_docs", action="store_true", help="serve no /docs and no /openapi.json")
     group.add_argument(
         "--served_model_name", nargs="+", default=[], metavar="NAME",
         help="names of the base model; answers show the first one (default: the directory's name)",
@@ -348,6 +354,8 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         served_model_name=names,
         api_keys=keys_of(args),
         allowed_hosts=tuple(args.allowed_hosts),
+        allowed_origins=tuple(dict.fromkeys(origin for origins in args.allowed_origins for origin in origins)),
+        disable_fastapi_docs=args.disable_fastapi_docs,
         adapter_roots=roots,
         allowed_adapter_sources=allowed,
         enable_lora_loading=args.enable_lora_loading,

@@ -109,6 +109,10 @@ class ServerOptions:
     """Keys that clients must send one of; (): no key is needed."""
     allowed_hosts: tuple[Place, ...] = ()
     """Names under which browsers may reach the server to load adapters, for example a reverse proxy's."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of web pages that may use the server, such as "https://app.example.com"; "*": all; (): its own only."""
+    disable_fastapi_docs: bool = False
+    """True: there are no /docs and /openapi.json."""
     adapter_roots: tuple[Path | HubName | ObjectName, ...] = ()
     """Directories, prefixes of object stores, and repositories of the Hub, where requests find adapters by name."""
     allowed_adapter_sources: AllowedSources = field(default_factory=AllowedSources)

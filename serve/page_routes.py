@@ -18,19 +18,24 @@ def routes() -> APIRouter:
     """Makes the route. The page itself is the same for all users, so it needs no key."""
     router = APIRouter()
     page = PAGE_FILE.read_text(encoding="utf-8")
-    headers = {
-        "Content-Security-Policy": content_security_policy(page),
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
-        "Cross-Origin-Opener-Policy": "same-origin",
-        "Cache-Control": "no-cache",
-    }
+    headers = page_headers(page)
 
     @router.get("/")
     async def show() -> Response:
         return HTMLResponse(page, headers=headers)
 
     return router
+
+
+def page_headers(page: str) -> dict[str, str]:
+    """Returns the headers of a page that loads nothing from other servers."""
+    return {
+        "Content-Security-Policy": content_security_policy(page),
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cache-Control": "no-cache",
+    }
 
 
 def content_security_policy(page: str) -> str:

@@ -1,14 +1,17 @@
-"""Hosts and ports in the headers Host and Origin and in the flag --allowed_hosts."""
+"""Hosts and ports in the headers Host and Origin and in the flags --allowed_hosts and --allowed_origins."""
 
 from __future__ import annotations
 
 import argparse
 import ipaddress
+import json
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 LOCALHOST: Final = "localhost"
+ANY_ORIGIN: Final = "*"
+"""Value of --allowed_origins for all web pages."""
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _SHOWN: Final = 100
 """Maximum number of characters of a value that an error shows."""
@@ -58,3 +61,29 @@ def allowed_host(text: str) -> Place:
             f"it is '{text[:_SHOWN]}'; expected NAME or NAME:PORT without a scheme, such as llm.example.com"
         )
     return place
+
+
+def allowed_origins(text: str) -> list[str]:
+    """Parses a value of the flag --allowed_origins: an origin, or vLLM's JSON list of them, for argparse."""
+    try:
+        origins = json.loads(text) if text.startswith("[") else [text]
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"it is '{text[:_SHOWN]}', which is not JSON: {error}") from error
+    return [_origin(origin) for origin in origins]
+
+
+def _origin(given: Any) -> str:
+    scheme, separator, rest = str(given).partition("://")
+    scheme = scheme.lower()
+    place = Place.parse(rest)
+    if given == ANY_ORIGIN:
+        return ANY_ORIGIN
+    if not separator or scheme not in DEFAULT_PORTS or place is None:
+        raise argparse.ArgumentTypeError(
+            f"it is '{str(given)[:_SHOWN]}'; expected {ANY_ORIGIN} or SCHEME://HOST[:PORT], such as "
+            "https://app.example.com"
+        )
+    # Browsers omit the scheme's default port.
+    is_default = place.port in (None, DEFAULT_PORTS[scheme])
+    host = f"[{place.host}]" if ":" in place.host else place.host
+    return f"{scheme}://{host}" if is_default else f"{scheme}://{host}:{place.port}"

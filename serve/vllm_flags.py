@@ -11,7 +11,7 @@ from ..common.shown_value import cut
 from ..runtime.vllm_arguments import ENGINE_ARGUMENTS, Accepted, listed
 
 _TLS: Final = "a reverse proxy serves TLS"
-_OTHER_SITES: Final = "web pages of other sites are refused; --allowed_hosts names a reverse proxy's host"
+_EVERY: Final = "--allowed_origins allows all methods and headers"
 _ANY: Final = (True, False)
 
 SERVER_ARGUMENTS: Final[Mapping[str, Accepted]] = {
@@ -40,12 +40,10 @@ SERVER_ARGUMENTS: Final[Mapping[str, Accepted]] = {
     "ssl_cert_reqs": Accepted((), _TLS),
     "uds": Accepted((), "use --host and --port"),
     "root_path": Accepted((), "a reverse proxy may serve the routes below a path without this flag"),
-    "allowed_origins": Accepted((), _OTHER_SITES),
-    "allowed_methods": Accepted((), _OTHER_SITES),
-    "allowed_headers": Accepted((), _OTHER_SITES),
-    "allow_credentials": Accepted((False,), _OTHER_SITES),
+    "allowed_methods": Accepted(('["*"]', "*"), _EVERY),
+    "allowed_headers": Accepted(('["*"]', "*"), _EVERY),
+    "allow_credentials": Accepted((False,), "the server uses no cookies; pages send the key in Authorization"),
     "middleware": Accepted((), "use a reverse proxy"),
-    "disable_fastapi_docs": Accepted((True,), "the server has no such pages"),
     "api_server_count": Accepted((1,), "use the replicas of adaptrt.serve.ray"),
     "headless": Accepted((False,), "the process that runs the engine serves HTTP"),
 }

@@ -162,3 +162,18 @@ def test_flags_of_vllms_machinery(capsys: pytest.CaptureFixture[str]) -> None:
     parser = CommandParser(prog="adaptrt serve", description="")
     command.add_arguments(parser)
     assert "--moe_backend" not in parser.format_help()
+
+
+def test_origins() -> None:
+    args = parsed("--allowed-origins", "https://App.example.com:443", '["http://a:8000", "*"]', "http://[::1]:3000")
+    assert args.allowed_origins == [["https://app.example.com"], ["http://a:8000", "*"], ["http://[::1]:3000"]]
+
+
+@pytest.mark.parametrize(
+    "origin", ["app.example.com", "null", "ftp://a", "https://a/b", "https://", '["a"]', "[1]", "["]
+)
+def test_other_texts_are_no_origins(origin: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed("--allowed-origins", origin)
+    complaint = capsys.readouterr().err
+    assert "expected * or SCHEME://HOST[:PORT]" in complaint or "which is not JSON" in complaint
