@@ -28,10 +28,10 @@ std::unique_ptr<PagedAttentionKernel> make_attention_kernel(int dtype, std::int3
                                                                            .softcap = softcap});
 }
 
-void enqueue(const PagedAttentionKernel& kernel, std::int32_t tokens, std::int32_t sequences,
-             std::int32_t max_blocks, std::int32_t tokens_per_block, std::int32_t rotary_half,
-             const std::vector<Address>& inputs, const std::vector<Address>& outputs, Address workspace,
-             Address stream) {
+void enqueue_attention(const PagedAttentionKernel& kernel, std::int32_t tokens, std::int32_t sequences,
+                       std::int32_t max_blocks, std::int32_t tokens_per_block, std::int32_t rotary_half,
+                       const std::vector<Address>& inputs, const std::vector<Address>& outputs,
+                       Address workspace, Address stream) {
   check_addresses(inputs, 9, "q, k, v, kv_pool, block_tables, sequence_offsets, positions, cosine, sine");
   check_addresses(outputs, 2, "attended, kv_pool_out");
   if (outputs[1] != inputs[3]) throw ConfigError("kv_pool_out must be at the address of kv_pool");
@@ -67,7 +67,7 @@ void bind_attention_kernel(py::module_& module) {
       .def("workspace_bytes", &PagedAttentionKernel::workspace_bytes, py::arg("max_tokens"),
            py::arg("max_sequences"),
            "Bytes of workspace that enqueue needs for up to this many tokens and sequences.")
-      .def("enqueue", &enqueue, py::arg("tokens"), py::arg("sequences"), py::arg("max_blocks"),
+      .def("enqueue", &enqueue_attention, py::arg("tokens"), py::arg("sequences"), py::arg("max_blocks"),
            py::arg("tokens_per_block"), py::arg("rotary_half"), py::arg("inputs"), py::arg("outputs"),
            py::arg("workspace"), py::arg("stream"),
            "Enqueues the launches in a stream. Addresses are device addresses, in the order of the plugin's "

@@ -29,9 +29,9 @@ std::unique_ptr<LoraKernel> make_lora_kernel(int dtype, std::int32_t layer,
                                                          .many_tokens_from = many_tokens_from});
 }
 
-void enqueue(const LoraKernel& kernel, std::int64_t tokens, std::int64_t in_size, std::int64_t sequences,
-             std::int64_t layers, const std::vector<Address>& inputs, const std::vector<Address>& outputs,
-             Address workspace, Address stream) {
+void enqueue_lora(const LoraKernel& kernel, std::int64_t tokens, std::int64_t in_size, std::int64_t sequences,
+                  std::int64_t layers, const std::vector<Address>& inputs,
+                  const std::vector<Address>& outputs, Address workspace, Address stream) {
   check_addresses(inputs, 6, "x, base, sequence_offsets, adapter_slots, ranks, pointers");
   check_addresses(outputs, 1, "y");
   kernel.enqueue({.tokens = tokens, .in = in_size, .sequences = sequences, .layers = layers},
@@ -59,7 +59,7 @@ void bind_lora_kernel(py::module_& module) {
            "with the same bits. Raises ConfigError.")
       .def("workspace_bytes", &LoraKernel::workspace_bytes, py::arg("max_tokens"),
            "Bytes of workspace that enqueue needs for up to max_tokens tokens.")
-      .def("enqueue", &enqueue, py::arg("tokens"), py::arg("in_size"), py::arg("sequences"),
+      .def("enqueue", &enqueue_lora, py::arg("tokens"), py::arg("in_size"), py::arg("sequences"),
            py::arg("layers"), py::arg("inputs"), py::arg("outputs"), py::arg("workspace"), py::arg("stream"),
            "Enqueues two launches in a stream. Addresses are device addresses, in the order of the plugin's "
            "definition. Raises ConfigError for invalid sizes, and StepError if CUDA reports an error.");

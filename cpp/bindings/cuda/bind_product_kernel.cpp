@@ -21,8 +21,8 @@ std::unique_ptr<ProductKernel> make_product_kernel(int dtype, std::int32_t in_si
       .dtype = dtype_of(dtype), .in_size = in_size, .out_size = out_size, .portable = portable});
 }
 
-void enqueue(const ProductKernel& kernel, std::int64_t tokens, const std::vector<Address>& inputs,
-             const std::vector<Address>& outputs, Address stream) {
+void enqueue_product(const ProductKernel& kernel, std::int64_t tokens, const std::vector<Address>& inputs,
+                     const std::vector<Address>& outputs, Address stream) {
   check_addresses(inputs, 2, "x, weights");
   check_addresses(outputs, 1, "y");
   kernel.enqueue(tokens,
@@ -40,7 +40,8 @@ void bind_product_kernel(py::module_& module) {
            py::kw_only(), py::arg("portable") = false,
            "dtype: a value of DType, float16 or bfloat16. Sizes are multiples of 8. portable: use the kernel "
            "that runs on every GPU, with the same bits. Raises ConfigError.")
-      .def("enqueue", &enqueue, py::arg("tokens"), py::arg("inputs"), py::arg("outputs"), py::arg("stream"),
+      .def("enqueue", &enqueue_product, py::arg("tokens"), py::arg("inputs"), py::arg("outputs"),
+           py::arg("stream"),
            "Enqueues one launch in a stream: y[tokens, out] = x[tokens, in] weights[out, in]^T. inputs: "
            "device addresses of x and weights. outputs: device address of y. All are multiples of 16. "
            "Earlier work in the stream must not write the weights. Raises ConfigError for invalid arguments, "
