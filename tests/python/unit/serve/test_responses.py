@@ -162,6 +162,7 @@ def test_a_response_is_continued_without_its_instructions(monkeypatch: pytest.Mo
         ]
         assert second["previous_response_id"] == first["id"]
         assert (second["top_p"], second["temperature"]) == (0.5, 1.0)
+        assert (await world.made(top_p=0.9))["top_p"] == 0.9
 
     asyncio.run(run())
 
@@ -187,6 +188,32 @@ def test_long_conversations_are_continued_too(monkeypatch: pytest.MonkeyPatch) -
         assert [message.content for message in world.chats[1].messages] == [*map(str, range(300)), "a", "y" * 70_000]
         listed = world.responses.list_input(first["id"], module._ListQuery(limit=100, order="asc"))
         assert [item["content"][0]["text"] for item in content(listed)["data"]] == [*map(str, range(100))]
+
+    asyncio.run(run())
+
+
+def test_input_is_listed_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        world = World(monkeypatch)
+        name = (await world.made(input=[{"role": "user", "content": text} for text in "abcd"]))["id"]
+
+        def page(**query: Any) -> tuple[str, bool, dict[str, Any]]:
+            found = content(world.responses.list_input(name, module._ListQuery.model_validate(query)))
+            return "".join(item["content"][0]["text"] for item in found["data"]), found["has_more"], found
+
+        assert page()[:2] == ("dcba", False)
+        assert page(limit="4", order="asc")[:2] == ("abcd", False)
+        texts, has_more, found = page(limit="3", order="asc")
+        assert (texts, has_more) == ("abc", True)
+        assert (found["first_id"], found["last_id"]) == (found["data"][0]["id"], found["data"][2]["id"])
+        assert page(after=found["last_id"], order="asc")[:2] == ("d", False)
+        assert page(after=found["last_id"])[:2] == ("ba", False)
+        last = page(order="asc")[2]["last_id"]
+        assert page(after=last, order="asc")[2] == {
+            "object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False
+        }  # fmt: skip
+        with pytest.raises(ApiError, match="expected the id of an input item"):
+            page(after="x")
 
     asyncio.run(run())
 

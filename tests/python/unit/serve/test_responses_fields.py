@@ -180,6 +180,7 @@ ITEMS: list[dict[str, Any]] = [
     {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "o2"}]},
     {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]},
     {"type": "function_call", "call_id": "c3", "name": "f", "arguments": "{}"},
+    {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "more"}]},
     {"role": "assistant", "content": "y"},
     {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "cut"}]},
 ]  # fmt: skip
@@ -208,7 +209,7 @@ def test_items_become_messages() -> None:
             "reasoning_content": "s",
             "tool_calls": [call("c3", "f")],
         },
-        {"role": "assistant", "content": "y"},
+        {"role": "assistant", "content": "y", "reasoning_content": "more"},
         {"role": "assistant", "content": "", "reasoning_content": "cut"},
     ]
 
@@ -222,7 +223,7 @@ def test_history_stands_between_instructions_and_input() -> None:
 def test_listed_items_have_ids_and_keep_those_of_the_client() -> None:
     items = [listed(item) for item in request(input=ITEMS).input]
     assert [item["id"].partition("_")[0] for item in items] == [
-        *("msg", "msg", "r", "m", "f", "fc", "fco", "fco", "rs", "fc", "msg", "rs")
+        *("msg", "msg", "r", "m", "f", "fc", "fco", "fco", "rs", "fc", "rs", "msg", "rs")
     ]
     assert len({item["id"] for item in items}) == len(items)
     assert items[1]["content"] == [{"type": "input_text", "text": t} for t in "ab"]
