@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from ..common.shown_value import shown
 from ..runtime.sampling_fields import INT32_MAX
 from .openai_chat_fields import CacheControl, ChatRequest, Message
-from .openai_fields import Fields, SamplingFields, Stops, only, sampling_values
+from .openai_fields import Fields, FiniteObject, SamplingFields, Stops, only, sampling_values
 from .turns import ASSISTANT, Turns, content_of
 
 _KINDS: Final[dict[Any, tuple[str, ...]]] = {
@@ -68,7 +68,7 @@ class ToolUseBlock(Fields):
     type: Literal["tool_use"]
     id: str
     name: Annotated[str, Field(min_length=1)]
-    input: dict[str, Any]
+    input: FiniteObject
     caller: Annotated[dict[str, Any], only({"type": "direct"}, "the model calls tools itself")] | None = None
     cache_control: CacheControl | None = None
 

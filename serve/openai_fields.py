@@ -5,6 +5,7 @@ Fields that are not declared here are rejected by name. A null field counts as a
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
@@ -58,6 +59,18 @@ def never(reason: str) -> PlainValidator:
             raise ValueError(f"is {shown(value)}; expected no such field ({reason})")
 
     return PlainValidator(check)
+
+
+def _finite(value: Any) -> Any:
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        raise ValueError("has a number that is out of range; expected numbers of 64-bit floating point") from None
+    return value
+
+
+FiniteObject = Annotated[dict[str, Any], AfterValidator(_finite)]
+"""A JSON object that can be written as JSON again. Python reads 1e999 as infinity, which JSON does not have."""
 
 
 def _as_list(value: Any) -> Any:

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Discriminator, Field, PlainValidator, Tag,
 from ..common.shown_value import shown
 from ..runtime.sampling_fields import INT32_MAX, MAX_LOG_PROBS
 from .openai_chat_fields import ChatRequest, Message, NoAnnotations
-from .openai_fields import Fields, Metadata, SamplingFields, never, only, sampling_values
+from .openai_fields import Fields, FiniteObject, Metadata, SamplingFields, never, only, sampling_values
 from .responses_answer import item_id
 from .turns import ASSISTANT, Turns, content_of
 
@@ -136,7 +136,7 @@ class FunctionTool(Fields):
     type: Literal["function"]
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: FiniteObject | None = None
     strict: bool = False
     defer_loading: Annotated[bool, only(False, "all tools are in the prompt")] = False
 
@@ -172,7 +172,7 @@ class TextFormat(Fields):
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
-    schema_: Annotated[dict[str, Any] | bool | None, Field(alias="schema")] = None
+    schema_: Annotated[FiniteObject | None, Field(alias="schema")] = None
     description: str | None = None
     strict: bool | None = None
     """Both values have the same effect: answers always match the schema."""

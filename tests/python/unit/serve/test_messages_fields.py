@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -137,6 +138,7 @@ def message(role: str, *blocks: dict[str, Any]) -> dict[str, Any]:
     return {"messages": [{"role": role, "content": list(blocks)}]}
 
 
+INFINITE = json.loads("1e999")
 CALL = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (message("user", {"type": "image", "source": {}}), "messages.0", "content of role 'user': [0] is of type 'image'; "
@@ -148,6 +150,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
      "messages.0.content.0.tool_result.content", "[0] is of type 'image'; accepted: 'text'"),
     (message("user", {"type": "text", "text": "a", "citations": [{}]}), "messages.0.content.0.text.citations", "acc"),
     (message("assistant", {**CALL, "caller": {"type": "x"}}), "messages.0.content.0.tool_use.caller", "accepted"),
+    (message("assistant", CALL | {"input": {"a": INFINITE}}), "messages.0.content.0.tool_use.input", "out of range"),
     (message("user", {"type": "text"}), "messages.0.content.0.text.text", "required"),
     ({"messages": [{"role": "robot", "content": []}]}, "messages.0.role", "'user'"),
     ({"messages": [{"role": "user", "content": 3}]}, "messages.0", "is 3; accepted: a text, or a list of blocks"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from adaptrt.serve.responses_fields import ResponseRequest, chat_of, listed
 TOOL: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
 CHAT_TOOL = {"type": "function", "function": {name: TOOL[name] for name in ("name", "parameters", "strict")}}
 SCHEMA = {"type": "object"}
+INFINITE = json.loads("1e999")
 
 
 def request(**fields: Any) -> ResponseRequest:
@@ -150,6 +152,12 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         {"input": [{"type": "reasoning", "encrypted_content": "x"}]},
         "input.0.reasoning.encrypted_content",
         "expected no",
+    ),
+    ({"tools": [TOOL | {"parameters": {"maximum": INFINITE}}]}, "tools.0.parameters", "out of range"),
+    (
+        {"text": {"format": {"type": "json_schema", "schema": {"maximum": INFINITE}}}},
+        "text.format.schema",
+        "out of range",
     ),
     ({"n": 2}, "n", "not permitted"),
 ]
