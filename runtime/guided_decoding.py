@@ -131,6 +131,17 @@ def with_json_options(schema: str, options: Mapping[str, Any]) -> str:
     return f'{{"x-guidance": {json.dumps(options)}{"" if rest.startswith("}") else ", "}{rest}'
 
 
+def lark_of(grammar: str) -> str:
+    """Returns a grammar in llguidance's Lark. Raises RequestError for a grammar that cannot be converted, and
+    ConfigError without llguidance.
+    """
+    llguidance, _ = _load_llguidance()
+    try:
+        return str(llguidance.gbnf_to_lark.any_to_lark(grammar))
+    except Exception as error:  # the conversion raises many types of errors
+        raise RequestError(f"the guide cannot be compiled: {error}") from error
+
+
 def _load_llguidance() -> tuple[Any, dict[str, int]]:
     """Returns the llguidance package and the addresses of its C functions."""
     try:

@@ -56,6 +56,10 @@ class AnswerSplitter(Protocol):
     part in between. A call that the answer's end cuts may lack its CallEnd.
     """
 
+    @property
+    def reasoning_spans(self) -> Sequence[tuple[float, float]]:
+        """Places in the answer's text, in characters, at which reasoning begins and ends; infinity: not yet."""
+
     def add(self, text: str) -> Sequence[AnswerPart]:
         """Adds a piece of the answer's text. Returns the parts that are certain now."""
 
@@ -65,6 +69,8 @@ class AnswerSplitter(Protocol):
 
 class PlainText:
     """Splitter of answers that are only text."""
+
+    reasoning_spans: Sequence[tuple[float, float]] = ()
 
     def add(self, text: str) -> Sequence[AnswerPart]:
         """See AnswerSplitter."""

@@ -20,6 +20,7 @@ from .openai_answers import answer_id, chat_log_probs, events, merged, prompt_lo
 from .openai_chat_fields import ChatRequest
 from .openai_requests import read_fields
 from .service import Service
+from .time_slices import TimeSlices
 
 
 async def chat(service: Service, request: Request) -> Response:
@@ -37,7 +38,7 @@ async def _answered(service: Service, fields: ChatRequest) -> Response:
             kept = stack.pop_all()
             return EventStream(events(answer.chunks(merged([generation], kept))), kept)
         pieces = await generation.whole()
-    return JsonAnswer(answer.whole(pieces))
+    return JsonAnswer(await answer.whole(pieces))
 
 
 class ChatAnswer:
@@ -48,6 +49,7 @@ class ChatAnswer:
         self._tokenizer = conversation.tokenizer
         self._prompt = conversation.request.prompt
         self._echo = _echo(fields)
+        self._has_reasoning = conversation.has_reasoning
         self._choices = [
             _Choice(fields, index, conversation.tokenizer, SplitAnswer(conversation.make_splitter()))
             for index in range(fields.n)
@@ -58,13 +60,18 @@ class ChatAnswer:
             "model": service.model_names[0] if conversation.adapter is None else conversation.adapter,
         }
 
-    def whole(self, pieces: Sequence[TextPiece]) -> dict[str, Any]:
+    async def whole(self, pieces: Sequence[TextPiece]) -> dict[str, Any]:
         """Returns the answer without streaming."""
+        choices = []
+        slices = TimeSlices()
+        for piece in pieces:
+            choices.append(self._choices[piece.index].whole(piece))
+            await slices.pause()
         whole = {
             **self._head,
             "object": "chat.completion",
-            "choices": Items(self._choices[piece.index].whole(piece) for piece in pieces),
-            "usage": usage(len(self._prompt), sum(len(piece.token_ids) for piece in pieces)),
+            "choices": Items(choices),
+            "usage": self._usage(sum(len(piece.token_ids) for piece in pieces)),
         }
         if self._fields.prompt_logprobs is not None:
             scored = pieces[0].prompt_log_probs
@@ -85,14 +92,18 @@ class ChatAnswer:
         begun: set[int] = set()
         async for index, piece in pieces:
             num_tokens += len(piece.token_ids)
-            counts = {"usage": usage(len(self._prompt), num_tokens)} if always else {}
+            counts = {"usage": self._usage(num_tokens)} if always else {}
             if index not in begun:
                 opening = {"index": index, "delta": {"role": "assistant", "content": self._echo}, **_OPEN}
                 yield {**head, "choices": [opening], **counts, **({} if begun else self._prompt_ids())}
                 begun.add(index)
             yield {**head, "choices": [self._choices[index].chunk(piece)], **counts}
         if with_usage:
-            yield {**head, "choices": [], "usage": usage(len(self._prompt), num_tokens)}
+            yield {**head, "choices": [], "usage": self._usage(num_tokens)}
+
+    def _usage(self, num_tokens: int) -> dict[str, Any]:
+        reasoning = sum(choice.num_reasoning_tokens for choice in self._choices) if self._has_reasoning else None
+        return usage(len(self._prompt), num_tokens, reasoning)
 
     def _prompt_ids(self) -> dict[str, Any]:
         return {"prompt_token_ids": list(self._prompt)} if self._fields.return_token_ids else {}
@@ -107,14 +118,18 @@ class _Choice:
         self._tokenizer = tokenizer
         self._answer = answer
 
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Number of tokens of the reasoning so far."""
+        return self._answer.num_reasoning_tokens
+
     def whole(self, piece: TextPiece) -> dict[str, Any]:
         """Returns the choice without streaming."""
         parts = self._answer.parts(piece)
         text = _echo(self._fields) + _text(parts, TextPart)
         reasoning, calls = _text(parts, ReasoningPart), _calls(parts)
-        message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None}
-        if reasoning:
-            message["reasoning_content"] = reasoning
+        message: dict[str, Any] = {"role": "assistant", "content": text if text or not (calls or reasoning) else None}
+        message |= self._reasoning(reasoning)
         if calls:
             message["tool_calls"] = [{name: call[name] for name in ("id", "type", "function")} for call in calls]
         return {"index": self._index, "message": message, **self._end(piece)}
@@ -123,8 +138,7 @@ class _Choice:
         """Returns a chunk of the choice."""
         parts = self._answer.parts(piece)
         delta: dict[str, Any] = {}
-        if reasoning := _text(parts, ReasoningPart):
-            delta["reasoning_content"] = reasoning
+        delta |= self._reasoning(_text(parts, ReasoningPart))
         if text := _text(parts, TextPart):
             delta["content"] = text
         if calls := _calls(parts):
@@ -135,6 +149,10 @@ class _Choice:
         if not self._fields.logprobs:
             return None
         return chat_log_probs(piece.log_probs, self._tokenizer.texts, as_ids=self._fields.return_tokens_as_token_ids)
+
+    def _reasoning(self, text: str) -> dict[str, str]:
+        """Returns the fields of the reasoning: vLLM's name, and the older one that clients know."""
+        return {"reasoning": text, "reasoning_content": text} if text and self._fields.include_reasoning else {}
 
     def _end(self, piece: TextPiece) -> dict[str, Any]:
         # OpenAI's API does not set the finish reason "tool_calls" for a call that the request forces by name.

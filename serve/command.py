@@ -45,7 +45,7 @@ from .options import (
 )
 from .places import allowed_host, allowed_origins
 from .remote_adapters import check_packages, check_root
-from .tools.forms import ALIASES, AUTO, FORMS
+from .tools.forms import ALIASES, AUTO, FORMS, NONE, REASONING_ALIASES, REASONING_FORMS
 from .vllm_flags import add_vllm_flags
 
 API_KEY_VARIABLE: Final = "ADAPTRT_API_KEY"
@@ -122,6 +122,11 @@ def _add_server(group: Any) -> None:
         "--tool_call_parser", choices=[AUTO, *FORMS, *ALIASES], default=AUTO,
         help="format in which the model writes function calls; auto: the one in its chat template (default: "
         "%(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--reasoning_parser", choices=[AUTO, NONE, *REASONING_FORMS, *REASONING_ALIASES], default=AUTO,
+        help="format in which the model writes its reasoning, which answers have in a field of its own; auto: the one "
+        "in its chat template, none: it stays part of the text (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--enable_auto_tool_choice",
@@ -364,6 +369,7 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         trust_request_chat_template=args.trust_request_chat_template,
         enable_tokenizer_info_endpoint=args.enable_tokenizer_info_endpoint,
         tool_call_parser=args.tool_call_parser,
+        reasoning_parser=args.reasoning_parser,
         log_requests=args.log_requests,
         generation_config=args.generation_config,
         pooling_type=args.pooling_type,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Final
 
 from ..runtime.adapter_tokenizers import TextTokenizer
-from .answer_parts import AnswerPart, AnswerSplitter, CallBegin, PlainText
+from .answer_form import answer_form_of
+from .answer_parts import AnswerPart, AnswerSplitter, CallBegin
 from .generation import TextGeneration, TextPiece, TextRequest
 from .openai_chat_fields import ChatRequest
-from .openai_guides import guide_of
 from .openai_requests import (
     adapter_of,
     answer_length,
@@ -23,7 +25,9 @@ from .openai_requests import (
     truncation_of,
 )
 from .service import Service
-from .tool_use import tool_use_of
+
+_PROMPT_END: Final = 16
+"""Number of tokens at the end of a prompt that may begin the answer's reasoning."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class Conversation:
     request: TextRequest
     make_splitter: Callable[[], AnswerSplitter]
     """Makes the splitter of one answer."""
+    has_reasoning: bool = False
+    """True: the splitter finds the model's reasoning."""
 
     @classmethod
     async def of(cls, service: Service, fields: ChatRequest, *, cuts_answer: bool = False) -> Conversation:
@@ -45,12 +51,11 @@ class Conversation:
         cuts_answer: True: an answer that does not fit in the context is shortened. False: it is refused.
         """
         adapter = await adapter_of(service, fields)
-        tool_use = await tool_use_of(service, fields, adapter)
-        tools = None if tool_use is None else [tool.for_template() for tool in fields.tools or ()]
+        tools = [tool.for_template() for tool in fields.called_tools]
         check_can_score_prompts(service, fields.prompt_logprobs)
         lengths = await service.lengths_of(adapter)
         truncation = truncation_of(fields, longest_prompt(service, lengths, fields.answer_tokens or 1), "left")
-        prompt = await service.prompts.tokenize_chat(fields, adapter, tools, truncation=truncation)
+        prompt = await service.prompts.tokenize_chat(fields, adapter, tools or None, truncation=truncation)
         asked = fields.answer_tokens
         if cuts_answer and asked is not None:
             asked = min(asked, max(1, service.room_for_answer(lengths, len(prompt))))
@@ -60,6 +65,8 @@ class Conversation:
             service.options.limits, fields.n, [len(prompt)], [max_tokens], top_log_probs, fields.prompt_logprobs
         )
         tokenizer = await service.tokenizers.of(adapter)
+        prompt_end = str(tokenizer.tokenizer.decode(prompt[-_PROMPT_END:], skip_special_tokens=False))
+        form = await answer_form_of(service, fields, adapter, prompt_end)
         request = text_request(
             service,
             fields,
@@ -70,11 +77,10 @@ class Conversation:
             max_tokens=max_tokens,
             top_log_probs=top_log_probs,
             prompt_log_probs=fields.prompt_logprobs,
-            shown_special=() if tool_use is None else tool_use.marks,
-            guide=guide_of(fields) if tool_use is None else tool_use.guide,
+            shown_special=form.marks,
+            guide=form.guide,
         )
-        make_splitter = PlainText if tool_use is None else tool_use.make_splitter
-        return cls(adapter, tokenizer, request, make_splitter)
+        return cls(adapter, tokenizer, request, form.make_splitter, form.has_reasoning)
 
     async def start(self, service: Service, stack: AsyncExitStack) -> TextGeneration:
         """Queues the request; `stack` ends it. Raises the same errors as start_all."""
@@ -89,9 +95,17 @@ class SplitAnswer:
         self.num_calls = 0
         """Number of calls that have begun."""
         self._splitter = splitter
+        self._offsets: list[int] = []
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Number of tokens of the reasoning so far, with the one that ends it."""
+        spans = self._splitter.reasoning_spans
+        return sum(bisect_left(self._offsets, end) - bisect_left(self._offsets, begin) for begin, end in spans)
 
     def parts(self, piece: TextPiece) -> Sequence[AnswerPart]:
         """Returns the parts that are certain after a further piece."""
+        self._offsets += piece.offsets
         parts = list(self._splitter.add(piece.text))
         if piece.finish_reason is not None:
             parts += self._splitter.finish()

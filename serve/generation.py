@@ -87,6 +87,8 @@ class TextPiece:
     """The stop text or stop token that ended the answer, if one did."""
     index: int = 0
     """Index of the answer among the request's answers."""
+    offsets: tuple[int, ...] = ()
+    """Position of each token's text in the answer's text, in characters."""
 
 
 class TextGeneration:
@@ -209,6 +211,7 @@ class _Answer:
             token_ids=tuple(token for piece in pieces for token in piece.token_ids),
             log_probs=self._with_final_offsets(entry for piece in pieces for entry in piece.log_probs),
             prompt_log_probs=pieces[0].prompt_log_probs,
+            offsets=tuple(self._text.offsets),
         )
 
     def _with_final_offsets(self, entries: Iterable[TokenLogProbs]) -> tuple[TokenLogProbs, ...]:
@@ -256,7 +259,7 @@ class _Answer:
             log_probs = limited(found, request.top_log_probs)
         of_prompt = None if self.has_begun else prompt_log_probs
         self.has_begun = True
-        return TextPiece(shown, tuple(tokens), log_probs, of_prompt, reason, stop_reason, self.index)
+        return TextPiece(shown, tuple(tokens), log_probs, of_prompt, reason, stop_reason, self.index, tuple(offsets))
 
 
 class TextGenerator:

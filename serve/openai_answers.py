@@ -38,13 +38,16 @@ def answer_id(prefix: str) -> str:
     return new_id(prefix) if record is None or not record.is_named else f"{prefix}-{record.id}"
 
 
-def usage(num_prompt_tokens: int, num_answer_tokens: int) -> dict[str, int]:
-    """Returns the token counts in OpenAI's format."""
-    return {
+def usage(num_prompt_tokens: int, num_answer_tokens: int, num_reasoning_tokens: int | None = None) -> dict[str, Any]:
+    """Returns the token counts in OpenAI's format. num_reasoning_tokens: part of the answer; None: not known."""
+    counts: dict[str, Any] = {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_answer_tokens,
         "total_tokens": num_prompt_tokens + num_answer_tokens,
     }
+    if num_reasoning_tokens is not None:
+        counts["completion_tokens_details"] = {"reasoning_tokens": num_reasoning_tokens}
+    return counts
 
 
 class CompletionLogProbs:

@@ -184,7 +184,8 @@ class ChatRequest(GenerationFields, TemplateFields):
     mm_processor_kwargs: Annotated[dict[str, Any], only({}, "the model reads only text")] = Field(default_factory=dict)
     echo: bool = False
     """True: the answer's text begins with the last message if that is the assistant's."""
-    include_reasoning: Annotated[bool, only(True, "thoughts are part of the answer's text")] = True
+    include_reasoning: bool = True
+    """False: the answer leaves the reasoning out."""
 
     @model_validator(mode="after")
     def _callable(self) -> ChatRequest:
@@ -221,6 +222,11 @@ class ChatRequest(GenerationFields, TemplateFields):
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs is given, but logprobs is false")
         return self
+
+    @property
+    def called_tools(self) -> list[Tool]:
+        """Tools that the answer may call."""
+        return [] if self.tool_choice.mode == "none" else self.tools or []
 
     @property
     def answer_tokens(self) -> int | None:

@@ -128,6 +128,8 @@ class ServerOptions:
     """True: requests may bring a chat template."""
     tool_call_parser: str = "auto"
     """Format of function calls; "auto": the chat template shows it."""
+    reasoning_parser: str = "auto"
+    """Format of reasoning; "auto": the chat template shows it; "none": it is part of the text."""
     log_requests: bool = False
     generation_config: str = "auto"
     """Sampling of requests that do not set it: "auto": the model's; "vllm": none; a directory with the file."""

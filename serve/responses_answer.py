@@ -102,11 +102,10 @@ class ResponseAnswer:
         """Begins the response."""
         return [self._event(f"response.{state}", response=self.body()) for state in ("created", IN_PROGRESS)]
 
-    def add(self, piece: TextPiece, parts: Sequence[AnswerPart]) -> list[Event]:
-        """Adds the parts of a piece. The last piece ends the response."""
+    def add(self, piece: TextPiece, parts: Sequence[AnswerPart], num_reasoning_tokens: int = 0) -> list[Event]:
+        """Adds the parts of a piece. The last piece ends the response. num_reasoning_tokens: of the answer so far."""
+        self._num_reasoning_tokens = num_reasoning_tokens
         self._num_answer_tokens += len(piece.token_ids)
-        if parts and all(isinstance(part, ReasoningPart) for part in parts):
-            self._num_reasoning_tokens += len(piece.token_ids)
         events: list[Event] = []
         self._log_probs += piece.log_probs
         for part in parts:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from .._core import GuidedDecodingParams
-from ..runtime.guided_decoding import COMPACT_JSON, with_json_options
+from ..runtime.guided_decoding import COMPACT_JSON, lark_of, with_json_options
 from .errors import ApiError
 from .tools.form import CallForm, CallRule, literal
+from .tools.reasoning import Answers, ReasoningForm, begin_pattern
 
+_TYPES: Final = GuidedDecodingParams.GuideType
+_SLASH: Final = re.compile(r"\\.|/|\n", re.DOTALL)
 _ANY_OBJECT: Final = {"type": "object"}
 _NO_ARGUMENTS: Final = {"type": "object", "properties": {}, "additionalProperties": False}
 """Schema of a function without parameters."""
@@ -65,17 +69,16 @@ def tool_guide(
     is_single: bool,
     content: str | None,
     special: Callable[[str], int | None],
+    reasoning: ReasoningForm | None = None,
+    opened: str = "",
 ) -> GuidedDecodingParams:
     """Returns a guide in llguidance's Lark for an answer that may call functions.
 
     is_forced: the answer has a call and no text. is_single: it has at most one call. content: JSON schema of an answer
-    without calls; None: any text. special: id of the special token of the tokenizer that is a text.
+    without calls; None: any text. special: id of the special token of the tokenizer that is a text. reasoning: may
+    precede the answer. opened: beginning of the reasoning in the prompt.
     """
-
-    def token(text: str) -> str:
-        number = special(text)
-        return literal(text) if number is None else f"<[{number}]>"
-
+    token = _token_writer(special)
     calls = [function.rule(is_forced=is_forced) for function in functions]
     made = form.grammar(calls, is_single=is_single, token=token)
     marker = token(made.marker)
@@ -87,21 +90,85 @@ def tool_guide(
         f"marked: {marker}{'?' if made.is_marker_optional else ''} body",
         f"calls: marked{'' if is_single or not made.repeats else f' ({between}marked)*'}",
     ]
+    first = _not_reasoning(reasoning, opened, special)
     if is_forced:
-        rules.append("start: calls")
+        answers = Answers("calls", None)
     elif content is not None:
-        rules += ["start: calls | content", f"content: %json {with_json_options(_one_line(content), COMPACT_JSON)}"]
-    elif made.is_marker_optional:
-        rules += ["start: calls | text", "text: TEXT", f"TEXT: /{made.text}/"]
+        answers = Answers("calls", "content")
+        rules.append(f"content: {_json(content)}")
+    elif made.is_text_apart:
+        answers = Answers("calls", "text")
+        rules += ["text: TEXT", f"TEXT: /{made.text}/{first}"]
     else:
-        is_once = is_single or not made.repeats
-        rules += ["start: call_in_text | text" if is_once else "start: call_in_text* text", "text: TEXT"]
-        if special(made.marker) is not None:
-            rules.append(f"call_in_text: TEXT {marker} body")
-        else:
-            rules += ["call_in_text: before_call body", f"before_call[lazy]: TEXT {marker}"]
-        rules.append(f"TEXT: /{made.text}/")
-    return GuidedDecodingParams(GuidedDecodingParams.GuideType.EBNF_GRAMMAR, "\n".join(rules) + "\n")
+        answers = Answers(None, "mixed")
+        more = "" if is_single or not made.repeats else " (call_in_text* text)"
+        rules += [f"mixed: first_call_in_text{more} | FIRST", "text: TEXT"]
+        for name, text in (("first_call_in_text", "FIRST"), ("call_in_text", "TEXT")):
+            if special(made.marker) is not None:
+                rules.append(f"{name}: {text} {marker} body")
+            else:
+                rules += [f"{name}: before_{name} body", f"before_{name}[lazy]: {text} {marker}"]
+        rules += [f"FIRST: /{made.text}/{first}", f"TEXT: /{made.text}/"]
+    return _grammar(rules, answers, reasoning, opened, token)
+
+
+def guide_after_reasoning(
+    guide: GuidedDecodingParams, reasoning: ReasoningForm, opened: str, special: Callable[[str], int | None]
+) -> GuidedDecodingParams:
+    """Returns a guide that lets a model reason before the answer that `guide` describes.
+
+    Structural tags are returned as they are, because they allow any text before their triggers. Raises ApiError for a
+    schema that is not JSON.
+    """
+    text = guide.guide or ""
+    if guide.guide_type == _TYPES.STRUCTURAL_TAG:
+        return guide
+    if guide.guide_type == _TYPES.REGEX:
+        answer = f"ANSWER\nANSWER: /{_SLASH.sub(_without_slash, text)}/{_not_reasoning(reasoning, opened, special)}"
+    elif guide.guide_type == _TYPES.EBNF_GRAMMAR:
+        answer = f"%lark {{\n{lark_of(text)}\n}}"
+    else:
+        answer = _json(text if guide.guide_type == _TYPES.JSON_SCHEMA else json.dumps(_ANY_OBJECT))
+    rules = ["%llguidance {}", f"answer: {answer}"]
+    return _grammar(rules, Answers(None, "answer"), reasoning, opened, _token_writer(special))
+
+
+def _grammar(
+    rules: Sequence[str],
+    answers: Answers,
+    reasoning: ReasoningForm | None,
+    opened: str,
+    token: Callable[[str], str],
+) -> GuidedDecodingParams:
+    first = [f"start: {answers.any}"] if reasoning is None else reasoning.rules(opened, answers, token)
+    return GuidedDecodingParams(_TYPES.EBNF_GRAMMAR, "\n".join([*rules, *first]) + "\n")
+
+
+def _not_reasoning(reasoning: ReasoningForm | None, opened: str, special: Callable[[str], int | None]) -> str:
+    """Returns the rest of a terminal in Lark that excludes texts that begin with reasoning.
+
+    The lexer does not backtrack: without it, a text that reasoning is not would win over reasoning.
+    """
+    begins = () if reasoning is None else reasoning.begins(opened)
+    return "".join(f" & ~/{begin_pattern(begin)}(.|\\n)*/" for begin in begins if special(begin) is None)
+
+
+def _token_writer(special: Callable[[str], int | None]) -> Callable[[str], str]:
+    def token(text: str) -> str:
+        number = special(text)
+        return literal(text) if number is None else f"<[{number}]>"
+
+    return token
+
+
+def _without_slash(found: re.Match[str]) -> str:
+    """Escapes what would end a regular expression of Lark."""
+    return {"/": "\\/", "\n": "\\n"}.get(found[0], found[0])
+
+
+def _json(schema: str) -> str:
+    """Returns an expression in Lark for JSON that follows a schema. Raises ApiError for invalid JSON."""
+    return f"%json {with_json_options(_one_line(schema), COMPACT_JSON)}"
 
 
 def _one_line(schema: str) -> str:

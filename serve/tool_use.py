@@ -2,46 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from .._core import GuidedDecodingParams, RequestError
-from .answer_parts import AnswerSplitter
 from .errors import ApiError
 from .openai_chat_fields import ChatRequest
 from .openai_guides import guide_of, json_schema_of
 from .service import Service
-from .tool_guides import GuidedFunction, tool_guide
-from .tools.form import Functions
-from .tools.forms import ALIASES, AUTO, FORMS, LLAMA3_JSON, form_of_template
-from .tools.splitter import FormSplitter
+from .tool_guides import GuidedFunction, guide_after_reasoning, tool_guide
+from .tools.form import CallForm, Functions
+from .tools.forms import FORMS, LLAMA3_JSON
+from .tools.reasoning import ReasoningForm
 
 _JSON_SCHEMA: Final = GuidedDecodingParams.GuideType.JSON_SCHEMA
 
 
 @dataclass(frozen=True)
-class ToolUse:
-    """The guide that makes the model write calls, and the splitter that finds them."""
+class Reasoning:
+    """How the model reasons before an answer."""
 
-    make_splitter: Callable[[], AnswerSplitter]
-    marks: Sequence[str]
-    """Texts that the splitter must see even if they are special tokens."""
+    form: ReasoningForm
+    opened: str
+    """Beginning of the reasoning that the prompt has already."""
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """The format in which the model writes calls, and the guide that makes it do so."""
+
+    form: CallForm
+    functions: Functions
     guide: GuidedDecodingParams | None
     """Guide of the whole answer including calls; None: no guide."""
 
 
-async def tool_use_of(service: Service, fields: ChatRequest, adapter: str | None) -> ToolUse | None:
-    """Returns how the request's functions are called; None: the answer calls none. adapter: writes the answer.
+async def text_guide_of(
+    service: Service, fields: ChatRequest, reasoning: Reasoning | None
+) -> GuidedDecodingParams | None:
+    """Returns the guide of an answer that calls no functions; None: it has none."""
+    guide = guide_of(fields)
+    if guide is None or reasoning is None:
+        return guide
+    vocabulary = (await service.tokenizers.of(None)).vocabulary
+    return guide_after_reasoning(guide, reasoning.form, reasoning.opened, vocabulary.special_id)
+
+
+async def tool_use_of(
+    service: Service, fields: ChatRequest, form_name: str | None, reasoning: Reasoning | None
+) -> ToolUse:
+    """Returns how the request's functions are called. form_name: format of the model's calls; None: not known.
 
     The answer needs a guide if a function is strict, a call is required, or only one call is allowed. Raises ApiError
     for functions that this server cannot offer, and for parameters that no guide can enforce.
     """
     choice = fields.tool_choice
-    if not fields.tools or choice.mode == "none":
-        return None
     is_forced = choice.mode == "required"
-    form_name = await _form_of(service, fields, adapter)
     if form_name is None and not is_forced:
         raise ApiError(
             "tools: the chat template does not show how the model writes its calls, and the server was started without "
@@ -52,10 +69,10 @@ async def tool_use_of(service: Service, fields: ChatRequest, adapter: str | None
     form = FORMS[form_name or LLAMA3_JSON]
     functions = [
         GuidedFunction(tool.function.name, tool.function.parameters, tool.function.strict, f"tools[{i}].function")
-        for i, tool in enumerate(fields.tools)
+        for i, tool in enumerate(fields.tools or ())
         if choice.name in (None, tool.function.name)
     ]
-    guide = content = guide_of(fields)
+    content = guide_of(fields)
     schema = None if content is None else json_schema_of(content)
     is_held = is_forced or not fields.parallel_tool_calls or any(function.is_strict for function in functions)
     if is_held and content is not None and schema is None:
@@ -66,28 +83,21 @@ async def tool_use_of(service: Service, fields: ChatRequest, adapter: str | None
     if is_held or schema is not None:
         # Guides are compiled for the model's own tokenizer.
         vocabulary = (await service.tokenizers.of(None)).vocabulary
-        guide = tool_guide(
+        guide: GuidedDecodingParams | None = tool_guide(
             form,
             functions,
             is_forced=is_forced,
             is_single=choice.name is not None or not fields.parallel_tool_calls,
             content=schema,
             special=vocabulary.special_id,
+            reasoning=None if reasoning is None else reasoning.form,
+            opened="" if reasoning is None else reasoning.opened,
         )
+        assert guide is not None
         await _check(service, guide, functions, is_forced)
-    callable_ = Functions({function.name: function.parameters for function in functions})
-    return ToolUse(lambda: FormSplitter(lambda reader, sink: form.read(reader, sink, callable_)), form.marks, guide)
-
-
-async def _form_of(service: Service, fields: ChatRequest, adapter: str | None) -> str | None:
-    """Returns the name of the format of calls: the one that the server was started with, or else the template's."""
-    chosen = ALIASES.get(service.options.tool_call_parser, service.options.tool_call_parser)
-    template = await service.prompts.template_for(fields, adapter)
-    shown = None if template is None else form_of_template(template.text(with_tools=True))
-    # Some formats have variants, which one name stands for.
-    if chosen == AUTO or (shown is not None and type(FORMS[shown]) is type(FORMS[chosen])):
-        return shown
-    return chosen
+    else:
+        guide = await text_guide_of(service, fields, reasoning)
+    return ToolUse(form, Functions({function.name: function.parameters for function in functions}), guide)
 
 
 async def _check(

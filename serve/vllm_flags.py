@@ -50,12 +50,16 @@ SERVER_ARGUMENTS: Final[Mapping[str, Accepted]] = {
 """Arguments that only the server has."""
 
 
+_OWN_FLAGS: Final = frozenset({"reasoning_parser"})
+"""Arguments of vLLM's engine that are flags of this server."""
 _SHORT: Final = {"tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp", "data_parallel_size": "-dp"}
 
 
 def add_vllm_flags(group: Any) -> None:
     """Declares the flags. Their values are not used. The help leaves refused flags out."""
     for name, accepted in {**ENGINE_ARGUMENTS, **SERVER_ARGUMENTS}.items():
+        if name in _OWN_FLAGS:
+            continue
         common: dict[str, Any] = {"dest": argparse.SUPPRESS, "default": argparse.SUPPRESS}
         names = [*([_SHORT[name]] if name in _SHORT else []), f"--{name}"]
         values = accepted.values

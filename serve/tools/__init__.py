@@ -1,1 +1,1 @@
-"""Formats in which models write function calls: one file per format, with its parser and its grammar."""
+"""Formats in which models write function calls and reasoning: one file per format, with its parser and its grammar."""

@@ -55,6 +55,8 @@ class CallGrammar:
     repeats: bool = True
     """True: further bodies may follow, each after its own marker. False: one body has all calls."""
     is_marker_optional: bool = False
+    is_text_apart: bool = False
+    """True: an answer is calls or text, not both."""
     text: str = r"(.|\n)*"
     """Regular expression of an answer without calls."""
 
@@ -82,3 +84,11 @@ class CallForm(ABC):
 def literal(text: str) -> str:
     """Returns a text as a grammar's literal."""
     return json.dumps(text, ensure_ascii=False)
+
+
+def rule_until(name: str, mark: str, token: Callable[[str], str]) -> list[str]:
+    """Returns rules in Lark of which `name` is any text and the mark after it. token: writes the mark."""
+    written = token(mark)
+    if written == literal(mark):
+        return [rf"{name}[suffix={written}]: /(.|\n)*/"]
+    return [rf"{name}: {name.upper()} {written}", rf"{name.upper()}: /(.|\n)*/"]

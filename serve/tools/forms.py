@@ -9,21 +9,27 @@ from .call_lists import CallListForm
 from .deepseek import DeepSeekForm
 from .form import CallForm
 from .glm import GlmForm
+from .harmony import HarmonyForm, HarmonyReasoning
 from .hermes import HermesForm
 from .llama3 import Llama3Form
 from .mistral import MistralForm
 from .qwen3_coder import Qwen3CoderForm
+from .reasoning import GraniteReasoning, ReasoningForm, TaggedReasoning
 
 HERMES: Final = "hermes"
 LLAMA3_JSON: Final = "llama3_json"
+OPENAI: Final = "openai"
 AUTO: Final = "auto"
-"""Value of --tool_call_parser: the template decides."""
+"""Value of --tool_call_parser and --reasoning_parser: the template decides."""
+NONE: Final = "none"
+"""Value of --reasoning_parser: reasoning is part of the text."""
 _PHI4: Final = "<|tool_call|>", "<|/tool_call|>"
 _FUNCTOOLS: Final = "functools", ""
 
 FORMS: Final[Mapping[str, CallForm]] = {
     HERMES: HermesForm(),
     LLAMA3_JSON: Llama3Form(),
+    OPENAI: HarmonyForm(),
     "qwen3_coder": Qwen3CoderForm(),
     "mistral": MistralForm(is_named=False),
     "mistral_named": MistralForm(is_named=True),
@@ -35,10 +41,17 @@ FORMS: Final[Mapping[str, CallForm]] = {
     "phi4_mini_json": CallListForm(*_FUNCTOOLS, others=[_PHI4]),
 }
 """Formats by their names for --tool_call_parser."""
+VARIANTS: Final[Mapping[str, str]] = {
+    "mistral_named": "mistral",
+    "deepseek_v31": "deepseek_v3",
+    "phi4_mini": "phi4_mini_json",
+}
+"""Formats that another one's name stands for, if the template shows them."""
 ALIASES: Final[Mapping[str, str]] = {"llama4_json": LLAMA3_JSON, "qwen3_xml": "qwen3_coder", "glm47": "glm45"}
 """vLLM's names of parsers whose format is another one's."""
 _DEEPSEEK: Final = "<｜tool▁call▁begin｜>"
 MARKERS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
+    (OPENAI, ("<|channel|>", "<|message|>")),
     ("qwen3_coder", ("<function=",)),
     ("glm45", ("<arg_key>",)),
     ("mistral_named", ("[TOOL_CALLS]", "[ARGS]")),
@@ -57,4 +70,36 @@ MARKERS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
 
 def form_of_template(template: str) -> str | None:
     """Returns the name of the format in which a chat template writes calls; None: it has no known marker."""
-    return next((name for name, texts in MARKERS if all(text in template for text in texts)), None)
+    return _shown(template, MARKERS)
+
+
+QWEN3: Final = "qwen3"
+REASONING_FORMS: Final[Mapping[str, ReasoningForm]] = {
+    "openai_gptoss": HarmonyReasoning(),
+    "mistral": TaggedReasoning("[THINK]", "[/THINK]"),
+    "granite": GraniteReasoning(),
+    QWEN3: TaggedReasoning("<think>", "</think>"),
+}
+"""Formats of reasoning by their names for --reasoning_parser."""
+REASONING_ALIASES: Final[Mapping[str, str]] = dict.fromkeys(
+    ("deepseek_r1", "deepseek_v3", "glm45", "olmo3", "nemotron_v3"), QWEN3
+)
+"""vLLM's names of parsers whose format is another one's."""
+REASONING_MARKERS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
+    ("openai_gptoss", ("<|channel|>", "<|message|>")),
+    ("mistral", ("[THINK]",)),
+    ("granite", ("Here is my thought process:",)),
+    ("granite", ("<response>", "<think>")),
+    (QWEN3, ("</think>",)),
+    (QWEN3, ("<think>",)),
+)
+"""The same as MARKERS for reasoning."""
+
+
+def reasoning_of_template(template: str) -> str | None:
+    """Returns the name of the format in which a chat template writes reasoning; None: it has no known marker."""
+    return _shown(template, REASONING_MARKERS)
+
+
+def _shown(template: str, markers: Sequence[tuple[str, tuple[str, ...]]]) -> str | None:
+    return next((name for name, texts in markers if all(text in template for text in texts)), None)

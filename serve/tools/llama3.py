@@ -40,6 +40,7 @@ class Llama3Form(CallForm):
             json_call_rules(calls, "parameters"),
             between="; ?",
             is_marker_optional=True,
+            is_text_apart=True,
             # An answer without calls must not begin like a call: the parser would take it for one.
             text=r"\s*(([^\s{<]|<[^|])(.|\n)*)?",
         )

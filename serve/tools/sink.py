@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Sequence
 
@@ -14,6 +15,10 @@ class PartSink:
     def __init__(self) -> None:
         self.num_calls = 0
         """Number of calls that have begun."""
+        self.has_text = False
+        """True: the answer has text outside of calls."""
+        self.reasoning_spans: list[tuple[int, float]] = []
+        """Places in the answer at which reasoning begins and ends; infinity: not yet."""
         self._parts: list[AnswerPart] = []
         self._space = ""
         """Whitespace that is dropped if a call follows."""
@@ -36,6 +41,11 @@ class PartSink:
         self._space = text[len(shown) :]
         if shown:
             self._parts.append(TextPart(shown))
+            self.has_text = True
+
+    def begin_reasoning(self, place: int) -> None:
+        """Begins reasoning at a place of the answer."""
+        self.reasoning_spans.append((place, math.inf))
 
     def reasoning(self, text: str) -> None:
         """Adds text of the reasoning."""
@@ -46,8 +56,9 @@ class PartSink:
         if shown or self._reasoning_space is not None:
             self._reasoning_space = text[len(shown) :]
 
-    def end_reasoning(self) -> None:
+    def end_reasoning(self, place: int) -> None:
         """Ends the reasoning: whitespace that follows is dropped. More reasoning begins with a line break."""
+        self.reasoning_spans[-1] = (self.reasoning_spans[-1][0], place)
         self._is_after_reasoning = True
         if self._reasoning_space is not None:
             self._reasoning_space = "\n"

@@ -12,11 +12,18 @@ from .sink import PartSink
 class FormSplitter:
     """Splitter of answers in a model's own format."""
 
-    def __init__(self, read: Callable[[TextReader, PartSink], Steps[None]]) -> None:
-        """read: parses an answer up to its end."""
+    def __init__(self, read: Callable[[TextReader, PartSink], Steps[None]], opened: str = "") -> None:
+        """read: parses an answer up to its end. opened: text of the answer's format that the prompt ends with."""
+        self._num_opened = len(opened)
         self._reader = TextReader()
+        self._reader.add(opened)
         self._sink = PartSink()
         self._steps = read(self._reader, self._sink)
+
+    @property
+    def reasoning_spans(self) -> Sequence[tuple[float, float]]:
+        """See AnswerSplitter."""
+        return [(begin - self._num_opened, end - self._num_opened) for begin, end in self._sink.reasoning_spans]
 
     def add(self, text: str) -> Sequence[AnswerPart]:
         """See AnswerSplitter."""

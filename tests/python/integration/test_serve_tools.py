@@ -23,6 +23,7 @@ TEMPLATE = (
 SCRIPTS = {
     "hermes": {
         "<call>": [
+            *("<think>", "\nI need ", "<tool_call>?", "\n</think>", "\n\n"),
             *("Let me", " look.\n"),
             *("<tool_call>", '\n{"name": "wea', 'ther", "arguments"', ': {"city": "Paris"}}\n', "</tool_call>"),
         ],
@@ -34,6 +35,9 @@ SCRIPTS = {
     },
 }
 TEXT_BEFORE = {"hermes": "Let me look.", "llama3_json": ""}
+THOUGHT = {"hermes": "I need <tool_call>?", "llama3_json": None}
+# One template shows the formats of calls and reasoning. For the other model a flag names the format.
+SHOWN = {"hermes": "{# <tool_call> <think> #}", "llama3_json": ""}
 TOOLS: Any = [
     {
         "type": "function",
@@ -54,10 +58,11 @@ def asked(
     kind = request.param
     root = tmp_path_factory.mktemp(kind)
     model = save_scripted_model(SCRIPTS[kind], root / "model")
-    (model / "chat_template.jinja").write_text(TEMPLATE)
+    (model / "chat_template.jinja").write_text(TEMPLATE + SHOWN[kind])
+    flag = [] if SHOWN[kind] else ["--tool_call_parser", kind]
     engine = build_engine(model, root, max_seq_len=512, max_input_len=500, lora_plugin="disable", dora_plugin="disable")
     with (
-        http_server(engine, "--served_model_name", "base", "--tool_call_parser", kind) as address,
+        http_server(engine, "--served_model_name", "base", *flag) as address,
         openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,
     ):
         yield kind, client
@@ -69,6 +74,9 @@ def test_a_call_and_its_answer(asked: tuple[str, openai.OpenAI]) -> None:
     (choice,) = answer.choices
     assert choice.finish_reason == "tool_calls"
     assert (choice.message.content or "") == TEXT_BEFORE[kind]
+    assert getattr(choice.message, "reasoning", None) == THOUGHT[kind]
+    details = answer.usage.completion_tokens_details
+    assert (details and details.reasoning_tokens) == (3 if THOUGHT[kind] else None)
     (call,) = choice.message.tool_calls
     assert (call.type, call.function.name, json.loads(call.function.arguments)) == (
         "function",
@@ -87,6 +95,7 @@ def test_a_streamed_call(asked: tuple[str, openai.OpenAI]) -> None:
     chunks = list(client.chat.completions.create(**ASKED, tools=TOOLS, stream=True))
     deltas = [chunk.choices[0].delta for chunk in chunks]
     assert "".join(delta.content or "" for delta in deltas) == TEXT_BEFORE[kind]
+    assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == (THOUGHT[kind] or "")
     call, *more = [call for delta in deltas for call in delta.tool_calls or []]
     assert (call.index, call.type, call.function.name) == (0, "function", "weather")
     assert call.id
@@ -106,7 +115,8 @@ def test_a_call_of_a_function_that_is_not_there_is_text(asked: tuple[str, openai
     kind, client = asked
     other = [{"type": "function", "function": {"name": "other"}}]
     (choice,) = client.chat.completions.create(**ASKED, tools=other).choices
-    assert choice.message.content == "".join(SCRIPTS[kind]["<call>"])
+    written = "".join(SCRIPTS[kind]["<call>"])
+    assert choice.message.content == (written.partition("</think>\n\n")[2] or written)
     assert (choice.message.tool_calls, choice.finish_reason) == (None, "stop")
 
 

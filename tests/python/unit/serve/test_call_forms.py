@@ -10,7 +10,7 @@ from typing import Any
 
 import llguidance
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptrt.serve.errors import ApiError
@@ -19,6 +19,7 @@ from adaptrt.serve.tools.forms import FORMS
 from support.answers import Answer, split
 from support.call_forms import WRITERS, Call
 
+FEW = settings(max_examples=30, deadline=None)
 TOKENIZER = llguidance.LLTokenizer("byte")
 SEARCH = {
     "type": "object",
@@ -97,6 +98,7 @@ def closes_early(form: str, calls: Sequence[Call]) -> bool:
 
 
 @pytest.mark.parametrize("form", WRITERS)
+@FEW
 @given(calls=CALLS, size=st.integers(1, 40))
 def test_written_calls_are_accepted_and_found(form: str, calls: list[Call], size: int) -> None:
     calls = in_order(calls)
@@ -123,6 +125,7 @@ def test_a_guide_accepts_only_calls_that_follow_the_schema(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", WRITERS)
+@FEW
 @given(data=st.data())
 def test_any_text_is_split_alike_however_it_is_cut(form: str, data: st.DataObject) -> None:
     whole = WRITERS[form](data.draw(CALLS))

@@ -69,7 +69,7 @@ def test_only_the_last_piece_says_why_a_calling_answer_ends(texts: list[str], nu
     assert [choice["finish_reason"] for choice in choices] == [None] * (len(texts) - 1) + ["tool_calls"]
     calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
     assert [(call["index"], call["function"]["name"]) for call in calls] == [(i, "f") for i in range(num_calls)]
-    (whole,) = answer().whole([TextPiece("".join(texts), (1,), finish_reason="stop")])["choices"].items
+    (whole,) = asyncio.run(answer().whole([TextPiece("".join(texts), (1,), finish_reason="stop")]))["choices"].items
     assert (whole["finish_reason"], len(whole["message"]["tool_calls"])) == ("tool_calls", num_calls)
 
 
@@ -77,7 +77,7 @@ def test_only_the_last_piece_says_why_a_calling_answer_ends(texts: list[str], nu
 def test_an_answer_that_is_cut_says_so_although_it_calls(reason: str) -> None:
     for texts in ([CALL, " and"], [CALL + "<tool_call>{"]):
         assert streamed(texts, reason)[-1]["finish_reason"] == reason
-        (whole,) = answer().whole([TextPiece("".join(texts), (1,), finish_reason=reason)])["choices"].items
+        (whole,) = asyncio.run(answer().whole([TextPiece("".join(texts), (1,), finish_reason=reason)]))["choices"].items
         assert (whole["finish_reason"], len(whole["message"]["tool_calls"])) == (reason, 1)
 
 
@@ -97,6 +97,8 @@ def test_arguments_and_reasoning_arrive_as_the_model_writes_them() -> None:
     ]
 
     class Scripted:
+        reasoning_spans = ((0, 3),)
+
         def __init__(self) -> None:
             self.left = [*parts]
 
@@ -111,12 +113,14 @@ def test_arguments_and_reasoning_arrive_as_the_model_writes_them() -> None:
     def made() -> ChatAnswer:
         own = TextTokenizer(Vocabulary(TOKENIZER), (), longest_token(TOKENIZER))
         service = cast(Service, SimpleNamespace(model_names=("base",)))
-        return ChatAnswer(service, asked, Conversation(None, own, TextRequest([1], None, 1), Scripted))
+        return ChatAnswer(
+            service, asked, Conversation(None, own, TextRequest([1], None, 1), Scripted, has_reasoning=True)
+        )
 
     async def collect() -> list[dict[str, Any]]:
         async def pieces() -> AsyncIterator[tuple[int, TextPiece]]:
             for i in range(3):
-                yield 0, TextPiece("x", (1,), finish_reason="stop" if i == 2 else None)
+                yield 0, TextPiece("x", (1,), finish_reason="stop" if i == 2 else None, offsets=(2 * i,))
 
         return [chunk["choices"][0] async for chunk in made().chunks(pieces())]
 
@@ -129,12 +133,18 @@ def test_arguments_and_reasoning_arrive_as_the_model_writes_them() -> None:
         }
 
     assert [choice["delta"] for choice in asyncio.run(collect())[1:]] == [
-        {"reasoning_content": "hm"},
+        {"reasoning": "hm", "reasoning_content": "hm"},
         {"content": "a", "tool_calls": [begun(0, '{"x"')]},
         {"tool_calls": [{"index": 0, "function": {"arguments": ":1}"}}, begun(1, "{}")]},
     ]
-    (whole,) = made().whole([TextPiece("all", (1,), finish_reason="stop")])["choices"].items
+    (whole,) = asyncio.run(made().whole([TextPiece("all", (1,), finish_reason="stop")]))["choices"].items
     calls = [
         {name: call[name] for name in ("id", "type", "function")} for call in (begun(0, '{"x":1}'), begun(1, "{}"))
     ]
-    assert whole["message"] == {"role": "assistant", "content": "a", "reasoning_content": "hm", "tool_calls": calls}
+    thought = {"reasoning": "hm", "reasoning_content": "hm"}
+    assert whole["message"] == {"role": "assistant", "content": "a", **thought, "tool_calls": calls}
+    asked.include_reasoning = False
+    answer = asyncio.run(made().whole([TextPiece("all", (1, 2, 3), finish_reason="stop", offsets=(0, 2, 3))]))
+    (whole,) = answer["choices"].items
+    assert whole["message"] == {"role": "assistant", "content": "a", "tool_calls": calls}
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}

@@ -36,7 +36,9 @@ def streamed(pieces: Sequence[Sequence[AnswerPart]], reason: str = "stop", **how
     for i, parts in enumerate(pieces):
         is_last = i == len(pieces) - 1
         log_probs = (TokenLogProbs(i, -1.0, (), i),) if "texts" in how else ()
-        events += answer.add(TextPiece("", (i,), log_probs, finish_reason=reason if is_last else None), parts)
+        num_reasoning = sum(any(isinstance(part, ReasoningPart) for part in before) for before in pieces[: i + 1])
+        piece = TextPiece("", (i,), log_probs, finish_reason=reason if is_last else None)
+        events += answer.add(piece, parts, num_reasoning)
     return answer, events
 
 

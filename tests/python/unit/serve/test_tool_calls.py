@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptrt.serve.answer_parts import CallArguments, CallBegin, CallEnd, TextPart
@@ -18,6 +18,7 @@ from adaptrt.serve.tools.sink import PartSink
 from adaptrt.serve.tools.splitter import FormSplitter
 from support.answers import split
 
+FEW = settings(max_examples=30, deadline=None)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -186,6 +187,7 @@ def test_json_that_is_wrong_is_not_read_as_a_value(text: str) -> None:
     assert read_whole([text])[0] is False
 
 
+@FEW
 @given(value=VALUES, indent=st.sampled_from([None, 1]), is_ascii=st.booleans(), size=st.integers(1, 9))
 def test_any_json_is_read_as_it_is_written(value: object, indent: int | None, is_ascii: bool, size: int) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=is_ascii)

@@ -149,7 +149,7 @@ def test_markers_that_are_special_tokens_are_matched_as_tokens() -> None:
     assert Vocabulary(tokenizer).special_id("<tool_call>") is None
     assert Vocabulary(tokenizer).special_id("not there") is None
     grammar = guide(HERMES, [function()], special=["<tool_call>"])
-    assert "call_in_text: TEXT <[0]> body" in grammar
+    assert "\ncall_in_text: TEXT <[0]> body" in grammar
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "größe", "a.b-c_d", "名"])

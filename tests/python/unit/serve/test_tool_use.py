@@ -11,10 +11,13 @@ import pytest
 
 from adaptrt._core import GuidedDecodingParams, RequestError
 from adaptrt.runtime.chat_template import ChatTemplate
+from adaptrt.serve.answer_form import answer_form_of
+from adaptrt.serve.answer_parts import PlainText
 from adaptrt.serve.errors import ApiError
 from adaptrt.serve.openai_chat_fields import ChatRequest
 from adaptrt.serve.tool_guides import GuidedFunction
-from adaptrt.serve.tool_use import _check, _form_of, tool_use_of
+from adaptrt.serve.tool_use import _check
+from support.answers import Answer, joined
 
 WHOLE = GuidedDecodingParams(GuidedDecodingParams.GuideType.EBNF_GRAMMAR, "whole")
 
@@ -88,55 +91,98 @@ def test_an_answer_has_a_guide_if_its_calls_or_its_text_are_restricted(
     tool = {"type": "function", "function": {"name": "f", "strict": strict, "parameters": {"type": "object"}}}
     chat = ChatRequest.model_validate({"messages": [{"role": "user", "content": "a"}], "tools": [tool], **fields})
 
+    service = served("<tool_call>")
+    if guide is ApiError:
+        with pytest.raises(ApiError, match="given with a guide that is not JSON"):
+            asyncio.run(answer_form_of(service, chat, None, ""))
+        return
+    form = asyncio.run(answer_form_of(service, chat, None, ""))
+    assert isinstance(form.make_splitter(), PlainText) == (guide == "no tools")
+    if form.guide is None:
+        assert guide in (None, "no tools")
+    elif form.guide.guide_type == GuidedDecodingParams.GuideType.REGEX:
+        assert form.guide.guide == guide
+    else:
+        assert (guide, form.guide.guide_type) == ("calls", GuidedDecodingParams.GuideType.EBNF_GRAMMAR)
+
+
+def served(template: str | dict[str, str] | None, **options: str) -> Any:
+    """A server whose model has this template."""
+
     async def tokenizer_of(adapter: str | None) -> Any:
         return SimpleNamespace(vocabulary=SimpleNamespace(special_id=lambda text: None))
 
     async def template_for(fields: ChatRequest, adapter: str | None) -> Any:
-        return ChatTemplate({"default": "<tool_call>"}, {}, "t")
+        templates = {"default": template} if isinstance(template, str) else template
+        return None if templates is None else ChatTemplate(templates, {}, "t")
 
-    service: Any = SimpleNamespace(
-        options=SimpleNamespace(tool_call_parser="auto"),
+    return SimpleNamespace(
+        options=SimpleNamespace(**{"tool_call_parser": "auto", "reasoning_parser": "auto", **options}),
         tokenizers=SimpleNamespace(of=tokenizer_of),
         prompts=SimpleNamespace(template_for=template_for),
+        executor=SimpleNamespace(compile_guide=lambda _: asyncio.sleep(0)),
     )
-    service.executor = SimpleNamespace(compile_guide=lambda _: asyncio.sleep(0))
-    if guide is ApiError:
-        with pytest.raises(ApiError, match="given with a guide that is not JSON"):
-            asyncio.run(tool_use_of(service, chat, None))
-        return
-    use = asyncio.run(tool_use_of(service, chat, None))
-    if use is None:
-        assert guide == "no tools"
-    elif use.guide is None:
-        assert guide is None
-    elif use.guide.guide_type == GuidedDecodingParams.GuideType.REGEX:
-        assert use.guide.guide == guide
-    else:
-        assert (guide, use.guide.guide_type) == ("calls", GuidedDecodingParams.GuideType.EBNF_GRAMMAR)
 
 
-TEMPLATES = {
-    "the model's": ("auto", {"default": "<tool_call>"}, "hermes"),
-    "the one for tools": ("auto", {"default": "<tool_call>", "tool_use": "<|python_tag|>"}, "llama3_json"),
-    "a flag's": ("hermes", {"default": "<|python_tag|>"}, "hermes"),
-    "an alias": ("llama4_json", None, "llama3_json"),
-    "a variant of a flag's": ("mistral", {"default": "[TOOL_CALLS]f[ARGS]"}, "mistral_named"),
-    "no template": ("auto", None, None),
-    "no marker": ("auto", {"default": "{{ tools }}"}, None),
+def split(service: Any, prompt_end: str, answer: str, **fields: Any) -> Answer:
+    """Splits an answer of a model to a chat."""
+    asked = ChatRequest.model_validate({"messages": [{"role": "user", "content": "a"}], **fields})
+    splitter = asyncio.run(answer_form_of(service, asked, "adapter", prompt_end)).make_splitter()
+    return joined([*splitter.add(answer), *splitter.finish()])
+
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+HERMES = '<tool_call>{"name": "f"}</tool_call>'
+LLAMA = '{"name": "f"}'
+NAMED = "[TOOL_CALLS]f[ARGS]{}"
+CHOSEN = {
+    "the template's": ({}, "<tool_call>", HERMES),
+    "that of the template for tools": ({}, {"default": "<tool_call>", "tool_use": "<|python_tag|>"}, LLAMA),
+    "a flag's": ({"tool_call_parser": "hermes"}, "<|python_tag|>", HERMES),
+    "a flag's without a template": ({"tool_call_parser": "hermes"}, None, HERMES),
+    "an alias": ({"tool_call_parser": "llama4_json"}, None, LLAMA),
+    "a variant of the flag's": ({"tool_call_parser": "mistral"}, "[TOOL_CALLS]f[ARGS]", NAMED),
+    "not a variant of the flag's": ({"tool_call_parser": "granite"}, "functools[", '<|tool_call|>[{"name": "f"}]'),
 }
 
 
-@pytest.mark.parametrize(("flag", "templates", "form"), TEMPLATES.values(), ids=TEMPLATES)
-def test_the_template_that_writes_tools_shows_the_form(
-    flag: str, templates: dict[str, str] | None, form: str | None
+@pytest.mark.parametrize(("options", "template", "answer"), CHOSEN.values(), ids=CHOSEN)
+def test_the_template_or_a_flag_chooses_the_format_of_calls(options: Any, template: Any, answer: str) -> None:
+    assert split(served(template, **options), "", answer, tools=TOOLS).calls == [("f", {})]
+
+
+@pytest.mark.parametrize("template", [None, "{{ tools }}"])
+def test_tools_need_a_known_format(template: str | None) -> None:
+    with pytest.raises(ApiError, match="the chat template does not show how the model writes its calls"):
+        split(served(template), "", "", tools=TOOLS)
+
+
+THOUGHT = "<think>a</think>b"
+BOTH = Answer("b", "a", [], "rt")
+REASONED = {
+    "the template's": ({}, "<think>", "", THOUGHT, BOTH),
+    "with a call": ({}, "<think><tool_call>", "", f"<think>a</think>{HERMES}", Answer("", "a", [("f", {})], "rc")),
+    "begun by the prompt": ({}, "</think>", "<think>\n", "a</think>b", BOTH),
+    "switched off": ({"reasoning_parser": "none"}, "<think>", "", THOUGHT, Answer(THOUGHT, "", [], "t")),
+    "a flag's": ({"reasoning_parser": "mistral"}, "<think>", "", "[THINK]a[/THINK]b", BOTH),
+    "an alias": ({"reasoning_parser": "deepseek_r1"}, None, "", THOUGHT, BOTH),
+    "unknown": ({}, "{{ tools }}", "", THOUGHT, Answer(THOUGHT, "", [], "t")),
+}
+
+
+@pytest.mark.parametrize(("options", "template", "prompt", "answer", "expected"), REASONED.values(), ids=REASONED)
+def test_the_template_or_a_flag_chooses_the_format_of_reasoning(
+    options: Any, template: Any, prompt: str, answer: str, expected: Answer
 ) -> None:
-    asked: Any = SimpleNamespace()
+    fields = {"tools": TOOLS} if expected.calls else {}
+    assert split(served(template, **options), prompt, answer, **fields) == expected
 
-    async def template_for(fields: ChatRequest, adapter: str | None) -> Any:
-        assert (fields, adapter) == (asked, "a")
-        return None if templates is None else ChatTemplate(templates, {}, "t")
 
-    service: Any = SimpleNamespace(
-        options=SimpleNamespace(tool_call_parser=flag), prompts=SimpleNamespace(template_for=template_for)
-    )
-    assert asyncio.run(_form_of(service, asked, "a")) == form
+def test_harmony_is_read_with_and_without_tools() -> None:
+    service = served("<|channel|><|message|>", reasoning_parser="none")
+    message = "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary to=functions.f"
+    answer = f"{message} <|constrain|>json<|message|>{{}}"
+    assert split(service, "", answer, tools=TOOLS) == Answer("", "a", [("f", {})], "rc")
+    final = "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b"
+    assert split(served("<|channel|><|message|>"), "", final) == BOTH
+    assert split(served("<|channel|><|message|>", tool_call_parser="hermes"), "", HERMES, tools=TOOLS).calls

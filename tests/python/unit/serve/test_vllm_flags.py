@@ -76,7 +76,6 @@ def test_values_that_hold_anyway_are_taken(flags: str) -> None:
         ("--quantization awq", "invalid choice: 'awq'"),
         ("--revision v1", "ORGANISATION/NAME@REVISION"),
         ("--swap-space 4", "it is 4; expected 0: use --kv_cache_dir DIR"),
-        ("--reasoning-parser qwen3", "reasoning is part of the answer's text"),
         ("--speculative-config {}", "use --draft_model MODEL"),
         ("--dtype int3", "invalid choice: 'int3'"),
         ("--ssl-keyfile x", "a reverse proxy serves TLS"),
