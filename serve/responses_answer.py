@@ -85,6 +85,12 @@ class ResponseAnswer:
         """Returns the body as far as the answer has arrived."""
         is_over = self.status != IN_PROGRESS
         incomplete = None if self._incomplete_reason is None else {"reason": self._incomplete_reason}
+        output = list(self.output)
+        has_items = self._has_items
+        if self._item is not None:
+            written = self._written_fields()
+            output[-1] = self._item | written
+            has_items |= isinstance(written.get("content"), Items)
         return {
             "id": self.response_id,
             "object": "response",
@@ -93,7 +99,7 @@ class ResponseAnswer:
             "status": self.status,
             "error": self._error,
             "incomplete_details": incomplete,
-            "output": Items(self.output) if self._has_items else list(self.output),
+            "output": Items(output) if has_items else output,
             "usage": self._usage() if is_over else None,
             **self._echo,
         }
@@ -200,30 +206,35 @@ class ResponseAnswer:
             return []
         if item["type"] == "function_call" and not is_whole_call:
             status = INCOMPLETE
-        text = "".join(self._written)
-        item["status"] = status
         if item["type"] == "message":
             # Tokens at the end may have no text.
             self._item_log_probs += self._log_probs
             self._log_probs = []
+        text = "".join(self._written)
+        item |= {"status": status, **self._written_fields()}
         if item["type"] == "function_call":
-            item["arguments"] = text
             events = [self._item_event("function_call_arguments.done", name=item["name"], arguments=text)]
         else:
-            part = self._part(text)
-            is_long = isinstance(part.get("logprobs"), Items)
-            self._has_items |= is_long
-            item["content"] = Items([part]) if is_long else [part]
+            self._has_items |= isinstance(item["content"], Items)
             done: dict[str, Any] = {"content_index": 0, "text": text}
             if item["type"] == "message":
                 done["logprobs"] = self._content_of(self._item_log_probs)
             events = [
                 self._item_event(f"{self._text_name()}.done", **done),
-                self._item_event("content_part.done", content_index=0, part=part),
+                self._item_event("content_part.done", content_index=0, part=self._part(text)),
             ]
         events.append(self._event("response.output_item.done", output_index=len(self.output) - 1, item=dict(item)))
         self._item = None
         return events
+
+    def _written_fields(self) -> dict[str, Any]:
+        """Returns the fields of the open item that have its text or arguments so far."""
+        assert self._item is not None
+        text = "".join(self._written)
+        if self._item["type"] == "function_call":
+            return {"arguments": text}
+        part = self._part(text)
+        return {"content": Items([part]) if isinstance(part.get("logprobs"), Items) else [part]}
 
     def _text_name(self) -> str:
         assert self._item is not None

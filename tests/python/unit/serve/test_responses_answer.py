@@ -142,6 +142,18 @@ def test_a_call_whose_arguments_stop_being_json_is_incomplete() -> None:
     assert [(message.content, message.tool_calls) for message in answer.messages()] == [("a", None)]
 
 
+def test_the_body_has_what_has_arrived() -> None:
+    answer, _ = streamed([[TextPart("a")], [TextPart("b"), *CALL[:2]]], None)  # type: ignore[arg-type]
+    text, call = answer.body()["output"]
+    assert (text["status"], text["content"][0]["text"]) == ("completed", "ab")
+    assert (call["status"], call["arguments"]) == ("in_progress", '{"a"')
+    answer, _ = streamed([[TextPart("a")]] * 40, None, texts=Texts())  # type: ignore[arg-type]
+    body = json.loads(b"".join(asyncio.run(json_parts(answer.body()))))
+    (item,) = body["output"]
+    assert (item["status"], item["content"][0]["text"]) == ("in_progress", "a" * 40)
+    assert len(item["content"][0]["logprobs"]) == 40
+
+
 def test_a_cancelled_answer() -> None:
     answer, events = streamed([[TextPart("a")]], None)  # type: ignore[arg-type]
     answer.cancel()
