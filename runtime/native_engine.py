@@ -145,6 +145,7 @@ class NativeEngine(LoadedEngine):
             name: getattr(info, name)
             for name in (
                 "hidden_size", "has_logits", "max_reusable_prompt_len", "kv_block_bytes", "cross_kv_block_bytes",
+                "state_bytes",
             )
         }  # fmt: skip
         of_ranks = self.ranks.gather(of_rank)
@@ -155,6 +156,7 @@ class NativeEngine(LoadedEngine):
             num_layers=self.config.pretrained_config.num_hidden_layers,
             kv_block_bytes=max(one["kv_block_bytes"] for one in of_ranks),
             cross_kv_block_bytes=max(one["cross_kv_block_bytes"] for one in of_ranks),
+            state_bytes=max(one["state_bytes"] for one in of_ranks),
         )
 
     def available_memory(self) -> int:

@@ -191,6 +191,11 @@ def _add_executor(group: Any) -> None:
         help="number of tokens that the KV cache holds (default: as many as memory allows)",
     )
     group.add_argument(
+        "--max_state_snapshots", type=integer(0, MAX_INT32), metavar="N",
+        help="for models that keep states: number of states from which later requests can continue (default: two for "
+        "each sequence of a batch, as far as memory allows)",
+    )  # fmt: skip
+    group.add_argument(
         "--kv_cache_dir", type=Path, metavar="DIR",
         help="directory of a file for KV blocks that memory does not hold; it outlives the server, and only one server "
         "may use it",
@@ -485,6 +490,7 @@ def executor_config_of(args: argparse.Namespace) -> ExecutorConfig:
     config = ExecutorConfig(num_threads=args.num_threads, kernels=args.kernels, max_queue_size=args.max_queue_size)
     config.kv_cache_config = KvCacheConfig(
         max_tokens=args.kv_cache_tokens,
+        max_state_snapshots=args.max_state_snapshots,
         host_cache_size=args.kv_cache_dir_bytes,
         host_cache_dir=None if args.kv_cache_dir is None else str(args.kv_cache_dir),
     )

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response as HttpResponse
 
-from .._core import KvCacheStats, LoraCacheStats, Request, Response, SecondLevelStats, SpeculationStats
+from .._core import KvCacheStats, LoraCacheStats, Request, Response, SecondLevelStats, SpeculationStats, StatePoolStats
 from .._version import __version__
 from .async_executor import AsyncExecutor
 from .records import FINISH_REASONS, GenerationRecord, current_request
@@ -155,6 +155,9 @@ class ExecutorCollector(Collector):
         cross = self._statistics.cross_kv_cache()
         if cross is not None:
             yield from _cross_kv_cache_metrics(cross)
+        states = self._statistics.states()
+        if states is not None:
+            yield from _state_metrics(states)
         if self._executor.executor.engine_info.lora.target_modules:
             running, waiting = self._adapters()
             adapters = GaugeMetricFamily(
@@ -280,6 +283,15 @@ def _cross_kv_cache_metrics(stats: KvCacheStats) -> Iterator[Metric]:
     yield _count(
         "cross_kv_cache_hit_tokens", "Tokens of encoder inputs whose KV was found in the cache.", stats.reused_tokens
     )
+
+
+def _state_metrics(stats: StatePoolStats) -> Iterator[Metric]:
+    yield _gauge("state_slot_bytes", "Bytes of the states of a sequence.", stats.slot_bytes)
+    yield _gauge("state_slots", "Maximum number of sequences that keep states.", stats.num_slots)
+    yield _gauge("state_snapshots", "States from which later requests can continue.", stats.num_snapshots)
+    yield _gauge("state_snapshot_capacity", "Maximum number of such states.", stats.max_snapshots)
+    yield _count("state_taken_snapshots", "States that were kept for later requests.", stats.taken_snapshots)
+    yield _count("state_reused_snapshots", "Requests that continued from a kept state.", stats.reused_snapshots)
 
 
 def _kv_file_metrics(stats: SecondLevelStats) -> Iterator[Metric]:

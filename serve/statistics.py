@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .._core import IterationStats, KvCacheStats, SpeculationStats
+from .._core import IterationStats, KvCacheStats, SpeculationStats, StatePoolStats
 from .async_executor import AsyncExecutor
 
 
@@ -40,6 +40,11 @@ class ExecutorStatistics:
         """
         newest = self.newest()
         return None if newest is None else newest.cross_kv_cache_stats
+
+    def states(self) -> StatePoolStats | None:
+        """Returns the statistics after the newest step; None before the first, and for engines without states."""
+        newest = self.newest()
+        return None if newest is None else newest.state_stats
 
     def speculation(self) -> SpeculationStats:
         """Returns the statistics of all drafts so far."""

@@ -74,7 +74,11 @@ void bind_kv_cache_config(py::module_& module) {
       Field{"use_uvm", &C::use_uvm, "Refused if True: the engine allocates the KV cache itself."},
       Field{"host_cache_dir", &C::host_cache_dir,
             "Directory of the second level's file, which stays after the executor ends. Each executor needs "
-            "its own. Not in TensorRT-LLM."}));
+            "its own. Not in TensorRT-LLM."},
+      Field{"max_state_snapshots", &C::max_state_snapshots,
+            "Largest number of snapshots of states, for models that keep states: later requests reuse blocks "
+            "only together with one. None: two for each sequence of a batch, but at most a quarter of the "
+            "cache's memory. Not in TensorRT-LLM."}));
 }
 
 void bind_scheduler_config(py::module_& module) {

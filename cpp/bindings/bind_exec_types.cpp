@@ -177,6 +177,9 @@ void bind_exec_types(py::module_& module) {
   bind_response(module);
   bind_struct<SecondLevelStats>(module, "SecondLevelStats", "Second level of the KV cache: a file.");
   bind_struct<KvCacheStats>(module, "KvCacheStats", "The KV cache.");
+  bind_struct<StatePoolStats>(module, "StatePoolStats",
+                              "States that sequences keep, of recurrent layers for example, and snapshots of "
+                              "them.");
   bind_struct<StaticBatchingStats>(module, "StaticBatchingStats", "Steps of a static batch. Always absent.");
   bind_struct<DisServingRequestStats>(module, "DisServingRequestStats",
                                       "A request whose prompt another executor computed. Always absent.");

@@ -72,6 +72,22 @@ void check_without_kv_cache(Problems& problems, const ExecutorConfig& config) {
   refuse(config.draft_target_decoding_config.has_value(), "draft_target_decoding_config", "None");
 }
 
+/// Refuses options that need states of earlier tokens, which the engine has overwritten.
+void check_with_states(Problems& problems, const ExecutorConfig& config) {
+  const auto refuse = [&](bool is_given, const char* name, const char* accepted, const char* reason) {
+    if (is_given) {
+      problems.add(std::string(name) + " is given; accepted: " + accepted + ", because the engine " + reason);
+    }
+  };
+  constexpr const char* kNoDrafts = "keeps states, which cannot take wrong drafts back";
+  refuse(config.kv_cache_config.has_second_level(), "kv_cache_config.host_cache_size", "None and 0",
+         "keeps states, which are not written to the file");
+  refuse(config.decoding_config && config.decoding_config->lookahead_decoding_config &&
+             config.decoding_config->lookahead_decoding_config->drafts(),
+         "decoding_config.lookahead_decoding_config", "None", kNoDrafts);
+  refuse(config.draft_target_decoding_config.has_value(), "draft_target_decoding_config", "None", kNoDrafts);
+}
+
 }  // namespace
 
 Problems LogitsPostProcessorConfig::validate() const {
@@ -149,6 +165,7 @@ Problems ExecutorConfig::validate(const EngineInfo& engine) const {
   } else {
     check_without_kv_cache(problems, *this);
   }
+  if (engine.has_states()) check_with_states(problems, *this);
   const std::optional<double>& cross = kv_cache_config.cross_kv_cache_fraction;
   if (cross && engine.has_encoder() != (*cross > 0.0)) {
     problems.add("kv_cache_config.cross_kv_cache_fraction is " + std::to_string(*cross) +

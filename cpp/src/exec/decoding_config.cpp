@@ -60,6 +60,10 @@ Problems DraftTargetDecodingConfig::validate(const EngineInfo& target, const Eng
     problems.add("the draft engine's model has no lm_head or no KV cache, and guesses nothing");
     return problems;
   }
+  if (draft.has_states()) {
+    problems.add("the draft engine keeps states, which cannot take wrong drafts back");
+    return problems;
+  }
   if (kv_cache_size && *kv_cache_size < draft.kv_block_bytes) {
     problems.add("kv_cache_size is " + std::to_string(*kv_cache_size) +
                  ", less than one KV block of the draft engine, which takes " +

@@ -73,10 +73,12 @@ class Executor::Impl {
                                      .on_load_end = [this] { queue_.wake(); }})),
         loop_(*engine_, config, count_kv_blocks(config, *engine_, available_memory, reserved_device_memory()),
               count_cross_kv_blocks(config, *engine_, available_memory, reserved_device_memory()),
+              count_state_slots(config, *engine_, available_memory, reserved_device_memory()),
               lora_cache_.get(), draft_target_.get(), queue_, board_, statistics_, std::move(observer)) {
     // Engines cannot free KV blocks, so everything that may be refused comes first.
     if (loop_.num_kv_blocks() > 0) engine_->allocate_kv_blocks(loop_.num_kv_blocks());
     if (loop_.num_cross_kv_blocks() > 0) engine_->allocate_cross_kv_blocks(loop_.num_cross_kv_blocks());
+    if (loop_.num_state_slots() > 0) engine_->allocate_states(loop_.num_state_slots());
     if (draft_target_) draft_target_->allocate_kv_blocks();
     thread_ = std::thread([this] { loop_.run(); });
   }

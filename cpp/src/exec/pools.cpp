@@ -61,6 +61,12 @@ std::int32_t count_kv_blocks(const ExecutorConfig& config, const EngineInfo& inf
   demand.tokens_per_block = info.tokens_per_block;
   demand.block_bytes = info.kv_block_bytes;
   demand.free_memory_bytes = free_memory;
+  if (info.has_states()) {
+    const auto slots = static_cast<std::size_t>(count_state_slots(config, info, free_memory).total());
+    demand.state_bytes = slots * info.state_bytes;
+    // Without attention, blocks only count the tokens that snapshots of states can be reused for.
+    demand.block_bytes = std::max(demand.block_bytes, std::size_t{1});
+  }
   if (info.has_encoder()) {
     demand.free_memory_bytes = static_cast<std::size_t>(static_cast<double>(free_memory) *
                                                         (1.0 - cross_fraction_of(config.kv_cache_config)));
@@ -68,6 +74,20 @@ std::int32_t count_kv_blocks(const ExecutorConfig& config, const EngineInfo& inf
   demand.max_batch_size = config.max_batch_size.value_or(info.max_batch_size);
   demand.max_seq_len = info.max_seq_len;
   return resolve_num_blocks(config.kv_cache_config, demand);
+}
+
+StateSlots count_state_slots(const ExecutorConfig& config, const Engine& engine, std::size_t available_memory,
+                             std::size_t reserved_device_memory) {
+  return count_state_slots(config, engine.info(),
+                           free_memory_of(engine, available_memory, reserved_device_memory));
+}
+
+StateSlots count_state_slots(const ExecutorConfig& config, const EngineInfo& info, std::size_t free_memory) {
+  if (!info.has_states()) return {};
+  return resolve_state_slots(config.kv_cache_config,
+                             {.slot_bytes = info.state_bytes,
+                              .free_memory_bytes = free_memory,
+                              .max_batch_size = config.max_batch_size.value_or(info.max_batch_size)});
 }
 
 std::int32_t count_cross_kv_blocks(const ExecutorConfig& config, const Engine& engine,

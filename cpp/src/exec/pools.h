@@ -6,6 +6,7 @@
 
 #include "adaptrt/engine/engine.h"
 #include "adaptrt/exec/config.h"
+#include "adaptrt/kv/kv_cache_config.h"
 #include "adaptrt/lora/lora_cache.h"
 #include "adaptrt/lora/peft_cache_config.h"
 
@@ -26,14 +27,23 @@ namespace adaptrt {
                                                          std::size_t reserved_device_memory,
                                                          LoraCacheOptions loads);
 
-/// Returns the number of KV blocks for the engine to allocate; 0 without a KV cache. They take a share of the
-/// device memory minus `reserved_device_memory` or, without a device, of the host's `available_memory`.
-/// Throws ConfigError if the share is too small.
+/// Returns the number of KV blocks for the engine to allocate; 0 without a KV cache. They and the states take
+/// a share of the device memory minus `reserved_device_memory` or, without a device, of the host's
+/// `available_memory`. Throws ConfigError if the share is too small.
 [[nodiscard]] std::int32_t count_kv_blocks(const ExecutorConfig& config, const Engine& engine,
                                            std::size_t available_memory, std::size_t reserved_device_memory);
 
 /// Returns the same number for an engine that may use `free_memory` bytes.
 [[nodiscard]] std::int32_t count_kv_blocks(const ExecutorConfig& config, const EngineInfo& info,
+                                           std::size_t free_memory);
+
+/// Returns the numbers of slots for states; zeros for an engine without states. It uses the same memory as
+/// count_kv_blocks(). Throws ConfigError if it is too small.
+[[nodiscard]] StateSlots count_state_slots(const ExecutorConfig& config, const Engine& engine,
+                                           std::size_t available_memory, std::size_t reserved_device_memory);
+
+/// Returns the same numbers for an engine that may use `free_memory` bytes.
+[[nodiscard]] StateSlots count_state_slots(const ExecutorConfig& config, const EngineInfo& info,
                                            std::size_t free_memory);
 
 /// Returns the number of blocks for encoder inputs; 0 without an encoder. It uses the same free memory as

@@ -78,8 +78,25 @@ StepInput StepBuilder::build(const StepPlan& plan) {
   input.prompt_embeddings = prompt_embeddings_;
   input.copies_from = copies_from_;
   input.copies_to = copies_to_;
-  if (!plan.entries.empty() && plan.entries.front().sequence->memory.cross) add_encoder_inputs(plan, input);
+  if (plan.entries.empty()) return input;
+  const SequenceMemory& memory = plan.entries.front().sequence->memory;
+  if (memory.states.slot != kNoStateSlot) add_states(plan, input);
+  if (memory.cross) add_encoder_inputs(plan, input);
   return input;
+}
+
+void StepBuilder::add_states(const StepPlan& plan, StepInput& input) {
+  state_slots_.clear();
+  state_copies_from_.clear();
+  state_copies_to_.clear();
+  for (const auto& entry : plan.entries) state_slots_.push_back(entry.sequence->memory.states.slot);
+  for (const auto& copy : plan.state_copies) {
+    state_copies_from_.push_back(copy.from);
+    state_copies_to_.push_back(copy.to);
+  }
+  input.state_slots = state_slots_;
+  input.state_copies_from = state_copies_from_;
+  input.state_copies_to = state_copies_to_;
 }
 
 void StepBuilder::add_encoder_inputs(const StepPlan& plan, StepInput& input) {

@@ -53,6 +53,8 @@ class StepBuilder {
   /// not at all.
   void add_types(const PlannedSequence& entry, std::int32_t first_row);
   void add_drafts(const PlannedSequence& entry, std::int32_t first_row);
+  /// For engines with states: adds the slots of all sequences, and the copies.
+  void add_states(const StepPlan& plan, StepInput& input);
   /// For engines with an encoder: adds the inputs that the step computes, and the blocks of all sequences.
   void add_encoder_inputs(const StepPlan& plan, StepInput& input);
 
@@ -67,6 +69,9 @@ class StepBuilder {
   std::vector<std::int32_t> logit_row_indices_;
   std::vector<std::int32_t> copies_from_;
   std::vector<std::int32_t> copies_to_;
+  std::vector<std::int32_t> state_slots_;
+  std::vector<std::int32_t> state_copies_from_;
+  std::vector<std::int32_t> state_copies_to_;
   std::vector<std::int32_t> encoder_token_ids_;
   std::vector<std::int32_t> encoder_offsets_;
   std::vector<std::int32_t> encoder_block_tables_;

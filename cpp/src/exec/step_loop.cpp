@@ -36,8 +36,9 @@ PartialReuse partial_reuse_of(const KvCacheConfig& config) {
 }  // namespace
 
 StepLoop::StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t num_kv_blocks,
-                   std::int32_t num_cross_kv_blocks, LoraCache* lora_cache, DraftTarget* draft_target,
-                   RequestQueue& queue, ResponseBoard& board, Statistics& statistics, StepObserver observer)
+                   std::int32_t num_cross_kv_blocks, StateSlots state_slots, LoraCache* lora_cache,
+                   DraftTarget* draft_target, RequestQueue& queue, ResponseBoard& board,
+                   Statistics& statistics, StepObserver observer)
     : engine_(engine),
       has_device_memory_(engine.free_device_memory().has_value()),
       lora_cache_(lora_cache),
@@ -56,7 +57,9 @@ StepLoop::StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t nu
                .events = events_.get(),
                .second_level = {.level = second_level_.get(),
                                 .min_priority =
-                                    config.kv_cache_config.secondary_offload_min_priority.value_or(0)}}),
+                                    config.kv_cache_config.secondary_offload_min_priority.value_or(0)},
+               .num_state_slots = state_slots.num_sequences,
+               .num_state_snapshots = state_slots.num_snapshots}),
       scheduler_(config.scheduler_config, limits_of(config, engine.info()), memory_, lora_cache),
       step_builder_(scheduler_.limits().max_rows_with_drafts),
       token_step_(engine.info()),
@@ -277,6 +280,9 @@ void StepLoop::fail_plan(const std::string& reason) {
   };
   for (const auto& entry : plan_.entries) fail_request_of(entry.sequence);
   for (const auto& copy : plan_.copies) fail_request_of(copy.sequence);
+  for (const auto& copy : plan_.state_copies) {
+    if (copy.sequence != nullptr) fail_request_of(copy.sequence);
+  }
 }
 
 void StepLoop::flush_events() {

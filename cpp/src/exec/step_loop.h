@@ -11,6 +11,7 @@
 #include "active_request.h"
 #include "adaptrt/engine/engine.h"
 #include "adaptrt/exec/executor.h"
+#include "adaptrt/kv/kv_cache_config.h"
 #include "adaptrt/kv/kv_cache_events.h"
 #include "adaptrt/kv/sequence_memory.h"
 #include "adaptrt/kv_file/kv_file_level.h"
@@ -30,11 +31,12 @@ namespace adaptrt {
 class StepLoop {
  public:
   /// All arguments outlive the loop. `num_cross_kv_blocks` is 0 for an engine without an encoder,
-  /// `lora_cache` is nullptr for an engine without LoRA, and `draft_target` is nullptr without a draft
-  /// engine.
+  /// `state_slots` are zeros for an engine without states, `lora_cache` is nullptr for an engine without
+  /// LoRA, and `draft_target` is nullptr without a draft engine.
   StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t num_kv_blocks,
-           std::int32_t num_cross_kv_blocks, LoraCache* lora_cache, DraftTarget* draft_target,
-           RequestQueue& queue, ResponseBoard& board, Statistics& statistics, StepObserver observer);
+           std::int32_t num_cross_kv_blocks, StateSlots state_slots, LoraCache* lora_cache,
+           DraftTarget* draft_target, RequestQueue& queue, ResponseBoard& board, Statistics& statistics,
+           StepObserver observer);
 
   /// Runs until the queue says stop, or until an error that no single request caused. After an error every
   /// request gets an error response, and the queue and the board are closed with the reason.
@@ -52,6 +54,12 @@ class StepLoop {
   /// 0 for an engine without an encoder.
   [[nodiscard]] std::int32_t num_cross_kv_blocks() const {
     return memory_.has_encoder() ? memory_.cross_pool()->num_blocks() : 0;
+  }
+  /// Number of slots for states, including those of snapshots; 0 for an engine without states.
+  [[nodiscard]] std::int32_t num_state_slots() const {
+    return memory_.has_states()
+               ? memory_.state_pool()->num_sequences() + memory_.state_pool()->num_snapshots()
+               : 0;
   }
   [[nodiscard]] bool has_second_level() const { return memory_.has_second_level(); }
 

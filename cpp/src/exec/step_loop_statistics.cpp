@@ -40,6 +40,11 @@ IterationStats StepLoop::take_iteration_stats(Clock::time_point begin) {
   stats.max_num_active_requests = scheduler_.limits().max_batch_size;
   stats.kv_cache_stats = memory_.block_pool().stats();
   if (memory_.has_encoder()) stats.cross_kv_cache_stats = memory_.cross_pool()->stats();
+  const std::size_t state_bytes = engine_.info().state_bytes;
+  if (memory_.has_states()) {
+    stats.state_stats = memory_.state_pool()->stats();
+    stats.state_stats->slot_bytes = static_cast<std::int64_t>(state_bytes);
+  }
   if (stats.spec_decoding_stats) {
     stats.spec_decoding_stats->iter_latency_ms =
         std::chrono::duration<double, std::milli>(draft_latency_ + draft_engine_latency_).count();
@@ -47,7 +52,8 @@ IterationStats StepLoop::take_iteration_stats(Clock::time_point begin) {
         stats.spec_decoding_stats->iter_latency_ms / stats.iter_latency_ms;
   }
   stats.inflight_batching_stats->num_paused_requests = num_paused_requests();
-  std::size_t device_bytes = static_cast<std::size_t>(memory_.num_blocks()) * engine_.info().kv_block_bytes;
+  std::size_t device_bytes = static_cast<std::size_t>(memory_.num_blocks()) * engine_.info().kv_block_bytes +
+                             static_cast<std::size_t>(num_state_slots()) * state_bytes;
   if (lora_cache_ != nullptr) {
     const LoraCacheStats lora = lora_cache_->stats();
     stats.cpu_mem_usage += lora.host_bytes_used;

@@ -24,13 +24,15 @@ std::uint64_t first_bytes(const Sha256Digest& digest) {
 
 BlockPool::BlockPool(std::int32_t num_blocks, std::int32_t tokens_per_block, bool enable_block_reuse,
                      KVCacheEventManager* events, PartialReuse partial_reuse,
-                     const SecondLevelOptions& second_level)
+                     const SecondLevelOptions& second_level, StatePool* states)
     : num_blocks_(num_blocks),
       tokens_per_block_(tokens_per_block),
       enable_block_reuse_(enable_block_reuse),
       events_(events),
-      partial_reuse_(enable_block_reuse ? partial_reuse : PartialReuse::kNone),
-      second_level_(enable_block_reuse ? second_level : SecondLevelOptions{}) {
+      // There are no states within a block.
+      partial_reuse_(enable_block_reuse && states == nullptr ? partial_reuse : PartialReuse::kNone),
+      second_level_(enable_block_reuse ? second_level : SecondLevelOptions{}),
+      states_(states) {
   Problems problems;
   if (num_blocks < 0)
     problems.add("the number of KV blocks is " + std::to_string(num_blocks) + "; it must be 0 or more");
@@ -59,15 +61,20 @@ BlockPool::PrefixMatch BlockPool::match_prefix(const ReuseKey& key,
   if (!enable_block_reuse_ || tokens.empty()) return match;
   const auto longest = static_cast<std::int32_t>((tokens.size() - 1) / tokens_per_block_);
   ContentId parent = 0;
-  while (match.num_blocks < longest) {
-    const BlockId block = find(
-        key_for_block(key, match.num_blocks), parent,
-        tokens.subspan(static_cast<std::size_t>(match.num_blocks) * tokens_per_block_, tokens_per_block_));
+  std::int32_t num_unused_blocks = 0;
+  for (std::int32_t i = 0; i < longest; ++i) {
+    const BlockId block =
+        find(key_for_block(key, i), parent,
+             tokens.subspan(static_cast<std::size_t>(i) * tokens_per_block_, tokens_per_block_));
     if (block == kNoBlock) break;
-    ++match.num_blocks;
-    if (blocks_[block].num_users == 0) ++match.num_unused_blocks;
+    ++match.num_blocks_with_kv;
+    if (blocks_[block].num_users == 0) ++num_unused_blocks;
     parent = blocks_[block].content;
+    if (states_ != nullptr && states_->snapshot_after(block) == kNoStateSlot) continue;
+    match.num_blocks = match.num_blocks_with_kv;
+    match.num_unused_blocks = num_unused_blocks;
   }
+  if (states_ != nullptr) return match;
   const auto rest = tokens.subspan(static_cast<std::size_t>(match.num_blocks) * tokens_per_block_);
   match.num_partial_tokens =
       find_beginning(match, key_for_block(key, match.num_blocks), parent, rest).num_tokens;
@@ -80,8 +87,9 @@ std::int32_t BlockPool::reuse_prefix(BlockTable& table, const ReuseKey& key,
   if (!enable_block_reuse_ || tokens.empty()) return 0;
   table.reuse_epoch = reuse_epoch_;
   const auto longest = static_cast<std::int32_t>((tokens.size() - 1) / tokens_per_block_);
+  const std::int32_t most = states_ != nullptr ? match_prefix(key, tokens).num_blocks : longest;
   ContentId parent = 0;
-  for (std::int32_t i = 0; i < longest; ++i) {
+  for (std::int32_t i = 0; i < most; ++i) {
     const BlockId block =
         find(key_for_block(key, i), parent,
              tokens.subspan(static_cast<std::size_t>(i) * tokens_per_block_, tokens_per_block_));
@@ -250,6 +258,7 @@ void BlockPool::insert_in_index(BlockId block, const ReuseKey& key, BlockId pare
 
 void BlockPool::remove_from_index(BlockId block, bool is_offloaded) {
   Block& entry = blocks_[block];
+  if (states_ != nullptr) states_->drop_snapshot(block);
   if (events_ != nullptr) {
     if (is_offloaded) {
       events_->record_level(entry.hash, kPrimaryLevel, kSecondaryLevel);

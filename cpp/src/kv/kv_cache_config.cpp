@@ -12,6 +12,15 @@ namespace {
 
 constexpr double kDefaultMemoryFraction = 0.9;
 
+double fraction_of(const KvCacheConfig& config) {
+  return config.free_gpu_memory_fraction.value_or(kDefaultMemoryFraction);
+}
+
+/// Returns the bytes that the cache may take.
+double share_of(const KvCacheConfig& config, std::size_t free_memory_bytes) {
+  return static_cast<double>(free_memory_bytes) * fraction_of(config);
+}
+
 void check_second_level(const KvCacheConfig& config, Problems& problems) {
   const bool has_size = config.has_second_level();
   const std::string size = "host_cache_size is " + std::to_string(config.host_cache_size.value_or(0));
@@ -65,6 +74,10 @@ Problems KvCacheConfig::validate() const {
                  "; it must be above 0 and at most 1");
   }
   check_second_level(*this, problems);
+  if (max_state_snapshots && *max_state_snapshots < 0) {
+    problems.add("max_state_snapshots is " + std::to_string(*max_state_snapshots) +
+                 "; accepted: None, 0 or more");
+  }
   // The condition is negated so that NaN is refused as well.
   if (cross_kv_cache_fraction && !(*cross_kv_cache_fraction >= 0.0 && *cross_kv_cache_fraction < 1.0)) {
     problems.add("cross_kv_cache_fraction is " + std::to_string(*cross_kv_cache_fraction) +
@@ -85,11 +98,12 @@ std::int32_t resolve_num_blocks(const KvCacheConfig& config, const KvPoolDemand&
     throw ConfigError(
         "the engine's tokens_per_block, KV block bytes, max_batch_size and max_seq_len must be positive");
   }
-  const double fraction = config.free_gpu_memory_fraction.value_or(kDefaultMemoryFraction);
+  const double fraction = fraction_of(config);
   constexpr std::int64_t kMostBlocks = std::numeric_limits<BlockId>::max();
   // Limit the value before the conversion, which is undefined for values outside int64.
   const auto affordable = static_cast<std::int64_t>(std::min(
-      static_cast<double>(demand.free_memory_bytes) * fraction / static_cast<double>(demand.block_bytes),
+      std::max(0.0, share_of(config, demand.free_memory_bytes) - static_cast<double>(demand.state_bytes)) /
+          static_cast<double>(demand.block_bytes),
       static_cast<double>(kMostBlocks)));
   const std::int64_t blocks_per_sequence =
       (std::int64_t{demand.max_seq_len} + demand.tokens_per_block - 1) / demand.tokens_per_block;
@@ -102,9 +116,36 @@ std::int32_t resolve_num_blocks(const KvCacheConfig& config, const KvPoolDemand&
   if (affordable < 1) {
     throw ConfigError("KvCacheConfig: one KV block takes " + std::to_string(demand.block_bytes) + " bytes; " +
                       std::to_string(fraction) + " of the " + std::to_string(demand.free_memory_bytes) +
-                      " bytes of free memory do not hold it");
+                      " bytes of free memory do not hold it" +
+                      (demand.state_bytes == 0 ? "" : " next to the states"));
   }
   return static_cast<std::int32_t>(std::min({wanted, affordable, kMostBlocks}));
+}
+
+StateSlots resolve_state_slots(const KvCacheConfig& config, const StatePoolDemand& demand) {
+  config.validate().throw_if_any<ConfigError>("KvCacheConfig");
+  if (demand.slot_bytes < 1 || demand.max_batch_size < 1) {
+    throw ConfigError("the engine's bytes of states and max_batch_size must be positive");
+  }
+  const double share = share_of(config, demand.free_memory_bytes);
+  const auto slot_bytes = static_cast<double>(demand.slot_bytes);
+  StateSlots slots{.num_sequences = demand.max_batch_size};
+  if (config.enable_block_reuse) {
+    // Limit the value before the conversion, which is undefined for values outside int32.
+    const std::int64_t wanted = std::int64_t{2} * demand.max_batch_size;
+    const double affordable = std::min(share / 4.0 / slot_bytes, static_cast<double>(wanted));
+    slots.num_snapshots = config.max_state_snapshots.value_or(static_cast<std::int32_t>(affordable));
+  }
+  const auto bytes_for = [&](std::int32_t count) { return static_cast<double>(count) * slot_bytes; };
+  const bool has_room =
+      bytes_for(slots.num_sequences) + bytes_for(slots.num_snapshots) <= share &&
+      std::int64_t{slots.num_sequences} + slots.num_snapshots <= std::numeric_limits<std::int32_t>::max();
+  if (has_room) return slots;
+  throw ConfigError("KvCacheConfig: the states of max_batch_size " + std::to_string(slots.num_sequences) +
+                    " sequences and " + std::to_string(slots.num_snapshots) +
+                    " snapshots (max_state_snapshots) take " + std::to_string(demand.slot_bytes) +
+                    " bytes each; " + std::to_string(fraction_of(config)) + " of the " +
+                    std::to_string(demand.free_memory_bytes) + " bytes of free memory do not hold them");
 }
 
 }  // namespace adaptrt

@@ -33,6 +33,25 @@ std::vector<std::string> SequenceMemoryPool::check_invariants(
   if (block_pool_.num_free() + block_pool_.num_cached() + num_used != num_blocks()) {
     violations.emplace_back("free, cached and used blocks are not all blocks");
   }
+  if (state_pool_) {
+    std::vector<StateSlot> slots;
+    for (const SequenceMemory* memory : held) {
+      if (memory->states.slot != kNoStateSlot) slots.push_back(memory->states.slot);
+    }
+    const auto of_states = state_pool_->check_invariants(slots);
+    violations.insert(violations.end(), of_states.begin(), of_states.end());
+    for (BlockId block = 0; block < num_blocks(); ++block) {
+      if (state_pool_->snapshot_after(block) == kNoStateSlot || block_pool_.is_indexed(block)) continue;
+      violations.push_back("block " + std::to_string(block) + " has a snapshot and cannot be reused");
+    }
+    for (const StateCopy& copy : state_pool_->copies()) {
+      if (copy.holder == nullptr) continue;
+      const auto holder = std::ranges::find(held, copy.holder);
+      if (holder == held.end() || (*holder)->states.slot != copy.to) {
+        violations.emplace_back("a state is copied to a slot that its sequence does not hold");
+      }
+    }
+  }
   if (!cross_pool_) return violations;
   const auto of_cross = cross_pool_->check_invariants();
   violations.insert(violations.end(), of_cross.begin(), of_cross.end());
@@ -54,6 +73,9 @@ std::vector<std::string> SequenceMemoryPool::check_invariants(const SequenceMemo
   check(memory.table.num_indexed <= memory.num_blocks(), "has indexed more blocks than it has");
   check(memory.table.num_indexed * tokens_per_block() <= memory.num_computed,
         "has indexed blocks that are not computed");
+  check(has_states() || memory.states.slot == kNoStateSlot, "has a slot for states, of which there are none");
+  check(!has_states() || memory.num_computed == 0 || memory.states.slot != kNoStateSlot,
+        "has computed tokens and no slot for their states");
   check(has_encoder() || memory.cross == nullptr, "has blocks for an encoder input, of which there are none");
   return violations;
 }

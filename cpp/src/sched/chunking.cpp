@@ -12,7 +12,7 @@ void Scheduler::distribute_tokens(StepPlan& plan) {
     any_took = false;
     for (PlannedSequence& entry : plan.entries) {
       if (!entry.is_prefill) continue;
-      const std::int32_t most = std::min(entry.sequence->num_to_compute(), room_for(*entry.sequence));
+      const std::int32_t most = std::min(most_in_step(*entry.sequence), room_for(*entry.sequence));
       const std::int32_t more = std::min({tokens_left(plan), chunk_unit_, most - entry.count});
       if (more <= 0) continue;
       grow_entry(entry, more, plan);

@@ -126,6 +126,7 @@ void check_waiting(const Scheduler& scheduler, Report& report) {
   for (const Sequence* sequence : scheduler.waiting().list()) {
     report.check(sequence->state == SequenceState::kWaiting, *sequence, "waits, but its state is another");
     report.check(sequence->memory.blocks().empty(), *sequence, "waits and holds blocks");
+    report.check(sequence->memory.states.slot == kNoStateSlot, *sequence, "waits and holds states");
     report.check(!sequence->memory.cross, *sequence, "waits and holds blocks for its encoder input");
     report.check(!sequence->lease, *sequence, "waits and holds a lease");
     report.check(sequence->num_computed() == 0, *sequence, "waits and has computed tokens");
@@ -240,6 +241,41 @@ void check_drafts(const StepPlan& plan, const Scheduler& scheduler, Report& repo
   }
 }
 
+bool ends_at_snapshot(const PlannedSequence& entry, const Scheduler& scheduler) {
+  const Sequence& sequence = *entry.sequence;
+  return sequence.prompt_length <= scheduler.limits().max_reusable_prompt_len &&
+         entry.count == scheduler.memory().tokens_to_snapshot(sequence.memory, sequence.content());
+}
+
+/// Each planned sequence has states of its own, and reads no copy that is made later.
+void check_states(const StepPlan& plan, const Scheduler& scheduler, Report& report) {
+  const SequenceMemoryPool& memory = scheduler.memory();
+  if (!memory.has_states()) return;
+  std::vector<PlannedStateCopy> pending;
+  for (const StateCopy& copy : memory.state_copies()) {
+    Sequence* holder = nullptr;
+    for (Sequence* sequence : scheduler.running()) {
+      if (&sequence->memory == copy.holder) holder = sequence;
+    }
+    pending.push_back({.sequence = holder, .from = copy.from, .to = copy.to});
+  }
+  report.check(plan.empty() ? plan.state_copies.empty() : plan.state_copies == pending,
+               "the plan's copies of states are not those that sequences and snapshots await");
+  for (const PlannedSequence& entry : plan.entries) {
+    const Sequence& sequence = *entry.sequence;
+    report.check(sequence.memory.states.slot != kNoStateSlot, sequence, "is planned without states");
+    report.check(entry.num_drafts == 0, sequence, "has drafts, which its states could not take back");
+    const bool starts = std::ranges::find(plan.started, &sequence) != plan.started.end();
+    const bool awaits = std::ranges::any_of(
+        plan.state_copies, [&](const PlannedStateCopy& copy) { return copy.sequence == &sequence; });
+    report.check(!starts || awaits == (entry.first_token > 0), sequence,
+                 "starts after reused tokens without their states, or the other way round");
+    if (!entry.is_prefill || sequence.prompt_length > scheduler.limits().max_reusable_prompt_len) continue;
+    report.check(entry.count <= memory.tokens_to_snapshot(sequence.memory, sequence.content()), sequence,
+                 "is planned beyond a wanted snapshot of its states");
+  }
+}
+
 /// With equal progress, and if blocks cannot run out, prompts that do not end in this step get the same
 /// number of tokens, except for the last chunk.
 void check_shares(const StepPlan& plan, const Scheduler& scheduler, Report& report) {
@@ -253,7 +289,7 @@ void check_shares(const StepPlan& plan, const Scheduler& scheduler, Report& repo
   for (const PlannedSequence& entry : plan.entries) {
     if (!entry.is_prefill) continue;
     most = std::max(most, entry.count);
-    if (!entry.wants_logits) least = std::min(least, entry.count);
+    if (!entry.wants_logits && !ends_at_snapshot(entry, scheduler)) least = std::min(least, entry.count);
   }
   report.check(most <= least + scheduler.memory().tokens_per_block(),
                "prompts do not get equal shares of the step");
@@ -277,6 +313,7 @@ std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler&
   const SequenceMemoryPool& memory = scheduler.memory();
   Report report;
   check_shares(plan, scheduler, report);
+  check_states(plan, scheduler, report);
   check_beginnings(plan, memory, report);
   check_drafts(plan, scheduler, report);
   check_beams_of_requests(scheduler, report);

@@ -38,6 +38,7 @@ void require_unfinished(const Sequence& sequence) {
 void StepPlan::clear() {
   entries.clear();
   copies.clear();
+  state_copies.clear();
   started.clear();
   encoded.clear();
   preempted.clear();
@@ -111,6 +112,7 @@ void Scheduler::plan(StepPlan& plan) {
   plan_entries(plan);
   plan_drafts(plan);
   if (!plan.empty()) plan.copies.assign(copies_.begin(), copies_.end());
+  if (!plan.empty()) plan_state_copies(plan);
   if (!plan.empty() && plan.awaits_adapter_room) lora_cache_->count_waiting_step();
 }
 
@@ -153,7 +155,7 @@ void Scheduler::plan_running_prefills(StepPlan& plan) {
     }
     // Without room, the prefill waits for the decodes of this step to end. They started later but are already
     // planned.
-    const std::int32_t count = std::min({left, chunk_unit_, sequence.num_to_compute(), room_for(sequence)});
+    const std::int32_t count = std::min({left, chunk_unit_, most_in_step(sequence), room_for(sequence)});
     if (count > 0) add_to_plan(sequence, count, true, plan);
   }
 }
@@ -223,6 +225,7 @@ void Scheduler::stop_running(Sequence& sequence) {
 
 void Scheduler::commit(const StepPlan& plan) {
   copies_.clear();
+  memory_.commit_state_copies();
   for (Sequence* sequence : plan.encoded) memory_.commit_encoder_input(sequence->memory);
   for (const PlannedSequence& entry : plan.entries) {
     Sequence& sequence = *entry.sequence;
@@ -235,6 +238,10 @@ void Scheduler::commit(const StepPlan& plan) {
 void Scheduler::fail(const StepPlan& plan) {
   for (const PlannedSequence& entry : plan.entries) remove(*entry.sequence);
   for (const PlannedCopy& copy : plan.copies) remove(*copy.sequence);
+  for (const PlannedStateCopy& copy : plan.state_copies) {
+    if (copy.sequence != nullptr) remove(*copy.sequence);
+  }
+  memory_.fail_state_copies();
 }
 
 void Scheduler::remove(Sequence& sequence) {
@@ -263,6 +270,23 @@ bool Scheduler::starts_from_shared_memory(const Sequence& sequence) const {
 
 std::int32_t Scheduler::tokens_left(const StepPlan& plan) const {
   return limits_.max_num_tokens - plan.num_tokens;
+}
+
+std::int32_t Scheduler::most_in_step(const Sequence& sequence) const {
+  const std::int32_t left = sequence.num_to_compute();
+  if (!memory_.has_states() || !shares_memory(sequence)) return left;
+  return std::min(left, memory_.tokens_to_snapshot(sequence.memory, sequence.content()));
+}
+
+void Scheduler::plan_state_copies(StepPlan& plan) const {
+  for (const StateCopy& copy : memory_.state_copies()) {
+    Sequence* sequence = nullptr;
+    if (copy.holder != nullptr) {
+      sequence =
+          *std::ranges::find(running_, copy.holder, [](const Sequence* running) { return &running->memory; });
+    }
+    plan.state_copies.push_back({.sequence = sequence, .from = copy.from, .to = copy.to});
+  }
 }
 
 }  // namespace adaptrt

@@ -144,7 +144,7 @@ Scheduler::StartResult Scheduler::try_start(Sequence& sequence, StepPlan& plan) 
     return StartResult::kSkipped;
   }
   start(sequence, std::move(lease), plan);
-  add_to_plan(sequence, std::min({tokens_left(plan), chunk_unit_, sequence.num_to_compute()}), true, plan);
+  add_to_plan(sequence, std::min({tokens_left(plan), chunk_unit_, most_in_step(sequence)}), true, plan);
   return StartResult::kStarted;
 }
 

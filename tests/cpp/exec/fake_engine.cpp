@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <boost/test/unit_test.hpp>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <span>
 #include <utility>
 
@@ -88,6 +90,7 @@ FakeEngine::FakeEngine(Options options, Hook hook)
   info_.kv_block_bytes = static_cast<std::size_t>(options.tokens_per_block) * sizeof(Slot);
   info_.kv_identity = options.kv_identity;
   info_.max_reusable_prompt_len = options.max_seq_len;
+  if (options.has_states) info_.state_bytes = sizeof(std::uint64_t);
   if (options.with_lora) info_.lora = fake_layout();
   info_.hidden_size = options.hidden_size;
   info_.has_logits = options.has_logits;
@@ -97,6 +100,33 @@ FakeEngine::FakeEngine(Options options, Hook hook)
 
 void FakeEngine::allocate_kv_blocks(std::int32_t num_blocks) {
   slots_.resize(static_cast<std::size_t>(num_blocks) * static_cast<std::size_t>(info_.tokens_per_block));
+}
+
+void FakeEngine::allocate_states(std::int32_t num_slots) {
+  if (!info_.has_states()) return Engine::allocate_states(num_slots);
+  constexpr std::uint64_t kGarbage = 0xdead;
+  states_.resize(static_cast<std::size_t>(num_slots), kGarbage);
+}
+
+void FakeEngine::advance_states(const StepInput& input) {
+  checker_.check(input, info_, static_cast<std::int32_t>(std::ssize(slots_)) / info_.tokens_per_block,
+                 static_cast<std::int32_t>(std::ssize(states_)));
+  for (std::size_t i = 0; i < input.state_copies_from.size(); ++i) {
+    states_.at(static_cast<std::size_t>(input.state_copies_to[i])) =
+        states_.at(static_cast<std::size_t>(input.state_copies_from[i]));
+    ++num_state_copies_;
+  }
+  row_states_.clear();
+  for (std::size_t sequence = 0; sequence < input.state_slots.size(); ++sequence) {
+    std::uint64_t& state = states_.at(static_cast<std::size_t>(input.state_slots[sequence]));
+    const std::uint64_t task_id = input.adapters[sequence] != nullptr ? input.adapters[sequence]->task_id : 0;
+    for (auto token = static_cast<std::size_t>(input.sequence_offsets[sequence]);
+         std::cmp_less(token, input.sequence_offsets[sequence + 1]); ++token) {
+      if (input.positions[token] == 0) state = 0;
+      state = mix(state, slot_value(input.token_ids[token], input.positions[token], task_id));
+      row_states_.push_back(state);
+    }
+  }
 }
 
 void FakeEngine::read_kv_block(std::int32_t block, std::span<std::byte> bytes) const {
@@ -158,6 +188,7 @@ void FakeEngine::step(const StepInput& input, const LogitsSink& sink, const Hidd
           slot_value(input.token_ids[static_cast<std::size_t>(token)], position, task_id), 1};
     }
   }
+  if (info_.has_states()) advance_states(input);
   make_rows(input, input.logit_rows, info_.vocab_size, logits_, sink, write_logits);
   make_rows(input, input.hidden_rows, info_.hidden_size, hidden_, hidden_sink, write_hidden);
 }
@@ -184,6 +215,8 @@ void FakeEngine::make_rows(const StepInput& input, std::span<const std::int32_t>
       require(read.is_written == 1, "KV is read before it was written");
       hash = mix(hash, read.value);
     }
+    // The state of the right tokens is the same hash.
+    if (info_.has_states() && row_states_[static_cast<std::size_t>(row)] != hash) hash = mix(hash, 1);
     write(hash, width, memory.data() + num_rows * width);
     if (++num_rows == info_.max_batch_size) flush();
   }

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "adaptrt/engine/check_step_input.h"
 #include "adaptrt/engine/engine.h"
 #include "adaptrt/exec/executor.h"
 
@@ -36,6 +37,8 @@ class FakeEngine : public Engine {
     std::string kv_identity = {};
     /// Free memory of a separate device; nullopt: the engine uses host memory.
     std::optional<std::size_t> free_device_memory = std::nullopt;
+    /// True for an engine that keeps states: its logits then depend on the state in a sequence's slot too.
+    bool has_states = false;
   };
   /// Called at the start of each step, on the executor's thread, with the number of earlier steps; may throw
   /// or wait.
@@ -46,6 +49,7 @@ class FakeEngine : public Engine {
 
   [[nodiscard]] const EngineInfo& info() const override { return info_; }
   void allocate_kv_blocks(std::int32_t num_blocks) override;
+  void allocate_states(std::int32_t num_slots) override;
   using Engine::step;
   void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) override;
   void read_kv_block(std::int32_t block, std::span<std::byte> bytes) const override;
@@ -57,6 +61,8 @@ class FakeEngine : public Engine {
 
   /// Number of tokens that steps have computed.
   [[nodiscard]] std::int64_t num_tokens() const { return num_tokens_; }
+  /// Number of states that steps have copied.
+  [[nodiscard]] std::int64_t num_state_copies() const { return num_state_copies_; }
   /// Number of KV blocks that steps have copied.
   [[nodiscard]] std::int64_t num_copies() const { return num_copies_; }
 
@@ -72,6 +78,8 @@ class FakeEngine : public Engine {
     std::uint64_t value = 0;
     std::uint64_t is_written = 0;
   };
+  /// Copies states, and advances those of the step's sequences.
+  void advance_states(const StepInput& input);
   [[nodiscard]] Slot& slot(const StepInput& input, std::size_t sequence, std::int32_t position);
   /// Calls `write` for the history up to each of `rows`, and passes the results to the sink, a few rows at a
   /// time.
@@ -86,10 +94,14 @@ class FakeEngine : public Engine {
   std::function<void()> in_load_;
   std::optional<std::size_t> free_device_memory_;
   std::vector<Slot> slots_;
+  std::vector<std::uint64_t> states_;      // by slot: hash of all tokens so far
+  std::vector<std::uint64_t> row_states_;  // state after each token of the step
+  StepInputChecker checker_;
   std::vector<float> logits_;  // a member, so that steps allocate nothing
   std::vector<float> hidden_;
   std::int64_t num_steps_ = 0;
   std::atomic<std::int64_t> num_copies_ = 0;
+  std::atomic<std::int64_t> num_state_copies_ = 0;
   std::atomic<std::int64_t> num_tokens_ = 0;
 };
 

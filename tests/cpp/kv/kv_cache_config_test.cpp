@@ -47,6 +47,7 @@ BOOST_AUTO_TEST_CASE(each_unsupported_or_senseless_field_is_refused_by_name) {
          c.host_cache_dir = "/tmp";
          c.enable_block_reuse = false;
        }},
+      {"max_state_snapshots", [](KvCacheConfig& c) { c.max_state_snapshots = -1; }},
       {"onboard_blocks", [](KvCacheConfig& c) { c.onboard_blocks = false; }},
       {"cross_kv_cache_fraction", [](KvCacheConfig& c) { c.cross_kv_cache_fraction = 1.0; }},
       {"secondary_offload_min_priority", [](KvCacheConfig& c) { c.secondary_offload_min_priority = 0; }},
@@ -126,6 +127,39 @@ BOOST_AUTO_TEST_CASE(a_pool_without_a_block_is_refused) {
   poor.free_memory_bytes = 1000;
   BOOST_CHECK_THROW((void)resolve_num_blocks(KvCacheConfig{}, poor), ConfigError);
   BOOST_CHECK_THROW((void)resolve_num_blocks(KvCacheConfig{}, KvPoolDemand{}), ConfigError);
+}
+
+BOOST_AUTO_TEST_CASE(states_take_their_memory_before_blocks) {
+  KvCacheConfig config;
+  config.free_gpu_memory_fraction = 0.5;
+  const StatePoolDemand demand{.slot_bytes = 100, .free_memory_bytes = 10'000, .max_batch_size = 4};
+  const auto slots_of = [&] {
+    const StateSlots slots = resolve_state_slots(config, demand);
+    return std::vector<std::int32_t>{slots.num_sequences, slots.num_snapshots, slots.total()};
+  };
+  const auto check_slots = [&](const std::vector<std::int32_t>& expected) {
+    BOOST_TEST(slots_of() == expected, boost::test_tools::per_element());
+  };
+  check_slots({4, 8, 12});
+  config.free_gpu_memory_fraction = 0.2;
+  check_slots({4, 5, 9});  // a quarter of the memory
+  config.max_state_snapshots = 16;
+  check_slots({4, 16, 20});
+  config.max_state_snapshots = 17;
+  BOOST_CHECK_THROW(static_cast<void>(slots_of()), ConfigError);
+  config.enable_block_reuse = false;
+  check_slots({4, 0, 4});
+  config.free_gpu_memory_fraction = 0.03;
+  BOOST_CHECK_THROW(static_cast<void>(slots_of()), ConfigError);
+
+  config = {};
+  config.free_gpu_memory_fraction = 1.0;
+  KvPoolDemand next_to_states = kDemand;
+  next_to_states.free_memory_bytes = 12 * kDemand.block_bytes;
+  next_to_states.state_bytes = 2 * kDemand.block_bytes + 1;
+  BOOST_TEST(resolve_num_blocks(config, next_to_states) == 9);
+  next_to_states.state_bytes = 12 * kDemand.block_bytes;
+  BOOST_CHECK_THROW(static_cast<void>(resolve_num_blocks(config, next_to_states)), ConfigError);
 }
 
 BOOST_AUTO_TEST_CASE(huge_sizes_do_not_overflow) {

@@ -15,9 +15,9 @@ namespace adaptrt::testing::scheduler_simulation_test {
 namespace {
 
 /// Random traffic in a random small world: few blocks and pages, shared prefixes and block beginnings, forks,
-/// beams, shared encoder inputs, priorities, cancels, failing steps, background loads that may fail, pins,
-/// cleared prefix caches. World checks the invariants, the KV that every token reads, and every finished
-/// answer.
+/// beams, shared encoder inputs, states, priorities, cancels, failing steps, background loads that may fail,
+/// pins, cleared prefix caches. World checks the invariants, the KV and the state that every token reads, and
+/// every finished answer.
 class Simulation {
  public:
   explicit Simulation(int seed)
@@ -46,6 +46,7 @@ class Simulation {
       BOOST_TEST(cross->num_available() == cross->num_blocks());
       if (!config_.enable_block_reuse) BOOST_TEST(cross->num_cached() == 0);
     }
+    if (world_.memory.has_states()) BOOST_TEST(world_.memory.state_pool()->stats().used_slots == 0);
     BOOST_TEST(world_.num_finished > 0);
   }
 
@@ -80,6 +81,9 @@ class Simulation {
     if (below(4) == 0) {
       config.num_cross_blocks = 1 + below(20);
       config.limits.max_reusable_prompt_len = 0;
+    } else if (below(2) == 0) {
+      config.has_states = true;
+      config.num_state_snapshots = below(6);
     }
     return config;
   }

@@ -37,6 +37,9 @@ struct WorldConfig {
                          .max_reusable_prompt_len = 1 << 20};
   /// 0: no encoder; otherwise every request has an encoder input.
   std::int32_t num_cross_blocks = 0;
+  /// True for an engine that keeps states; the number of snapshots of them.
+  bool has_states = false;
+  std::int32_t num_state_snapshots = 0;
   /// Device pages of the LoRA cache; 0 for no cache.
   std::int64_t device_pages = 0;
   /// Number of load workers, and the hook that they call in each load.
@@ -66,7 +69,8 @@ inline SchedulerLimits limits(std::int32_t max_batch_size, std::int32_t max_num_
 
 /// An executor without an engine. Its "model" is a hash of everything that a token may depend on: the adapter
 /// and the earlier tokens. It also writes a stand-in for each block's KV, and checks in every step that each
-/// planned token reads exactly the KV of its predecessors.
+/// planned token reads exactly the KV of its predecessors. The state of a sequence is the hash of all its
+/// computed tokens.
 class World {
  public:
   explicit World(const WorldConfig& config)
@@ -74,14 +78,19 @@ class World {
                 .tokens_per_block = config.tokens_per_block,
                 .num_cross_blocks = config.num_cross_blocks,
                 .enable_block_reuse = config.enable_block_reuse,
-                .partial_reuse = config.partial_reuse}),
+                .partial_reuse = config.partial_reuse,
+                .num_state_slots = config.has_states ? config.limits.max_batch_size : 0,
+                .num_state_snapshots = config.num_state_snapshots}),
         cache_(config.device_pages > 0 ? make_cache(config) : nullptr),
         scheduler({.capacity_scheduler_policy = config.policy,
                    .context_chunking_policy = config.chunking,
                    .adapter_fairness = config.adapter_fairness},
                   config.limits, memory, cache_.get()),
         kv_(static_cast<std::size_t>(config.num_blocks) * config.tokens_per_block),
-        cross_kv_(static_cast<std::size_t>(config.num_cross_blocks)) {}
+        cross_kv_(static_cast<std::size_t>(config.num_cross_blocks)),
+        states_(config.has_states
+                    ? static_cast<std::size_t>(config.limits.max_batch_size + config.num_state_snapshots)
+                    : 0) {}
 
   /// Makes an adapter of `pages` device pages, one per layer; each task has different weights.
   std::shared_ptr<const HostAdapter> adapter(std::uint64_t task_id, std::int32_t pages = 1) {
@@ -138,6 +147,7 @@ class World {
   }
   void run_planned() {
     for (const PlannedCopy& planned : plan.copies) copy(planned.blocks);
+    for (const PlannedStateCopy& planned : plan.state_copies) state_at(planned.to) = state_at(planned.from);
     for (const Sequence* sequence : plan.encoded) encode(*sequence);
     for (const PlannedSequence& entry : plan.entries) compute(entry);
     for (const PlannedSequence& entry : plan.entries) {
@@ -187,10 +197,19 @@ class World {
   }
   /// Fails the planned step.
   void fail_step() {
+    constexpr std::uint64_t kGarbage = 0xdead;
+    for (const PlannedStateCopy& copy : plan.state_copies) state_at(copy.to) = kGarbage;
+    if (!states_.empty()) {
+      for (const PlannedSequence& entry : plan.entries)
+        state_at(entry.sequence->memory.states.slot) = kGarbage;
+    }
     scheduler.fail(plan);
     require_sound();
     for (const PlannedSequence& entry : plan.entries) give_up(*entry.sequence);
     for (const PlannedCopy& copy : plan.copies) give_up(*copy.sequence);
+    for (const PlannedStateCopy& copy : plan.state_copies) {
+      if (copy.sequence != nullptr) give_up(*copy.sequence);
+    }
   }
   /// Cancels the sequence and all beams of its request.
   void cancel(Sequence& sequence) {
@@ -368,6 +387,16 @@ class World {
     const BlockId block = sequence.memory.blocks()[position / size];
     return kv_[static_cast<std::size_t>(block) * size + position % size];
   }
+  std::uint64_t& state_at(StateSlot slot) { return states_.at(static_cast<std::size_t>(slot)); }
+  /// Advances the state of a planned sequence over its tokens.
+  void advance_state(const PlannedSequence& entry) {
+    if (states_.empty()) return;
+    std::uint64_t& state = state_at(entry.sequence->memory.states.slot);
+    if (entry.first_token > 0) {
+      BOOST_TEST_REQUIRE(state == hash(*entry.sequence, entry.first_token), "another state is read");
+    }
+    state = hash(*entry.sequence, entry.end());
+  }
   /// Writes the encoder's result for a sequence's input.
   void encode(const Sequence& sequence) {
     for (const BlockId block : sequence.memory.cross->blocks()) {
@@ -387,6 +416,7 @@ class World {
       BOOST_TEST_REQUIRE(entry.end() == sequence.num_tokens());
       return;
     }
+    advance_state(entry);
     for (std::int32_t i = 0; i < entry.first_token; ++i) {
       BOOST_TEST_REQUIRE(kv_at(sequence, i) == hash(sequence, i + 1), "KV of another content is read");
     }
@@ -424,6 +454,7 @@ class World {
  private:
   std::vector<std::uint64_t> kv_;
   std::vector<std::uint64_t> cross_kv_;  // by block
+  std::vector<std::uint64_t> states_;    // by slot
   std::map<std::uint64_t, std::unique_ptr<Sequence>> sequences_;
   std::map<std::uint64_t, std::vector<Sequence*>> beams_;  // by request
   std::uint64_t next_id_ = 0;

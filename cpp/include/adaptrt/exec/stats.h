@@ -48,6 +48,18 @@ constexpr auto fields_of(const KvCacheStats* /*type*/) {
       Field{"second_level", &C::second_level, "The second level, a file; None without host_cache_size."}};
 }
 
+constexpr auto fields_of(const StatePoolStats* /*type*/) {
+  using C = StatePoolStats;
+  return std::tuple{
+      Field{"slot_bytes", &C::slot_bytes, "Bytes of the states of a sequence."},
+      Field{"num_slots", &C::num_slots, "Largest number of sequences that keep states."},
+      Field{"used_slots", &C::used_slots, "Running sequences."},
+      Field{"max_snapshots", &C::max_snapshots, "Largest number of snapshots."},
+      Field{"num_snapshots", &C::num_snapshots, "Snapshots that later requests can start from."},
+      Field{"taken_snapshots", &C::taken_snapshots, "Snapshots taken so far."},
+      Field{"reused_snapshots", &C::reused_snapshots, "Starts of sequences from a snapshot so far."}};
+}
+
 constexpr auto fields_of(const LoraCacheStats* /*type*/) {
   using C = LoraCacheStats;
   return std::tuple{
@@ -223,6 +235,7 @@ struct IterationStats {
   std::size_t pinned_mem_usage = 0;
   std::optional<KvCacheStats> kv_cache_stats;
   std::optional<KvCacheStats> cross_kv_cache_stats;
+  std::optional<StatePoolStats> state_stats;
   std::optional<StaticBatchingStats> static_batching_stats;
   std::optional<InflightBatchingStats> inflight_batching_stats;
   std::optional<SpecDecodingStats> spec_decoding_stats;
@@ -249,17 +262,20 @@ constexpr auto fields_of(const IterationStats* /*type*/) {
       Field{"num_queued_requests", &C::num_queued_requests, "Requests that wait for their start."},
       Field{"num_completed_requests", &C::num_completed_requests, "Requests that ended with this step."},
       Field{"max_num_active_requests", &C::max_num_active_requests, "Maximum batch size."},
-      Field{"gpu_mem_usage", &C::gpu_mem_usage,
-            "Bytes of the KV pool and of the LoRA cache's device level if the engine has a device; 0 on a "
-            "CPU."},
+      Field{
+          "gpu_mem_usage", &C::gpu_mem_usage,
+          "Bytes of the KV pool, the states and the LoRA cache's device level if the engine has a device; 0 "
+          "on a CPU."},
       Field{
           "cpu_mem_usage", &C::cpu_mem_usage,
           "Bytes of the LoRA cache's host level, of blocks that wait to be written to the second level, and "
-          "on a CPU of the KV pool, the device level and the draft engine's caches."},
+          "on a CPU of the KV pool, the states, the device level and the draft engine's caches."},
       Field{"pinned_mem_usage", &C::pinned_mem_usage, "Bytes of pinned memory; 0 on a CPU."},
       Field{"kv_cache_stats", &C::kv_cache_stats, "The KV cache after the step."},
       Field{"cross_kv_cache_stats", &C::cross_kv_cache_stats,
             "Cross-attention KV of encoder inputs after the step; None without an encoder."},
+      Field{"state_stats", &C::state_stats,
+            "States of sequences after the step; None for an engine without states."},
       Field{"static_batching_stats", &C::static_batching_stats, "Always None: batches are in flight."},
       Field{"inflight_batching_stats", &C::inflight_batching_stats, "The step's batch."},
       Field{"spec_decoding_stats", &C::spec_decoding_stats, "The step's drafts; None if it computed none."},

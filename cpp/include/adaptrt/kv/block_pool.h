@@ -16,6 +16,7 @@
 #include "adaptrt/kv/retention.h"
 #include "adaptrt/kv/reuse_key.h"
 #include "adaptrt/kv/second_level.h"
+#include "adaptrt/kv/state_pool.h"
 
 namespace adaptrt {
 
@@ -87,16 +88,20 @@ struct KvCacheStats {
 ///
 /// With a second level, evicted blocks are offloaded to it, and the continuation of a reused chain is
 /// onboarded from there.
+///
+/// With states, a chain can be reused only up to a block that has a snapshot. A snapshot is dropped together
+/// with its block.
 class BlockPool {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
   /// Reports reusable blocks to `events`, which must outlive the pool; nullptr: no reports. An engine that
-  /// keeps no KV has a pool of 0 blocks. Throws ConfigError if `num_blocks` is negative or `tokens_per_block`
-  /// is not positive.
+  /// keeps no KV has a pool of 0 blocks. `states` has the snapshots of blocks, and must outlive the pool;
+  /// nullptr: the engine keeps no states. Throws ConfigError if `num_blocks` is negative or
+  /// `tokens_per_block` is not positive.
   BlockPool(std::int32_t num_blocks, std::int32_t tokens_per_block, bool enable_block_reuse,
             KVCacheEventManager* events = nullptr, PartialReuse partial_reuse = PartialReuse::kNone,
-            const SecondLevelOptions& second_level = {});
+            const SecondLevelOptions& second_level = {}, StatePool* states = nullptr);
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
@@ -106,6 +111,8 @@ class BlockPool {
     std::int32_t num_unused_blocks = 0;
     /// Number of tokens after these blocks that reuse_beginning() would find.
     std::int32_t num_partial_tokens = 0;
+    /// Number of matching blocks, including those after the last snapshot of an engine with states.
+    std::int32_t num_blocks_with_kv = 0;
   };
   /// Finds the longest chain of cached or used blocks that `tokens` start with, and the tokens that the next
   /// block can start with. At least one token is left to compute, so that there are logits. Changes nothing.
@@ -176,6 +183,8 @@ class BlockPool {
   }
   /// Number of tables that hold the block.
   [[nodiscard]] std::int32_t num_users(BlockId block) const { return blocks_[block].num_users; }
+  /// True if the block can be found by its content.
+  [[nodiscard]] bool is_indexed(BlockId block) const { return blocks_[block].content != 0; }
   [[nodiscard]] KvCacheStats stats() const;
 
   /// Lists every violated invariant of lists, counters and the index; empty if none. For tests.
@@ -273,6 +282,7 @@ class BlockPool {
   KVCacheEventManager* events_;
   PartialReuse partial_reuse_;
   SecondLevelOptions second_level_;
+  StatePool* states_;
   std::vector<Block> blocks_;
   std::vector<BlockKey> keys_;      // [num_blocks], for blocks in the index; empty without a second level
   std::vector<KeyedBlock> wanted_;  // scratch of onboard()

@@ -43,6 +43,10 @@ struct KvCacheConfig {
   /// Directory of the second level's file, which outlives the process. Each executor needs its own directory.
   /// TensorRT-LLM has no such field.
   std::optional<std::string> host_cache_dir;
+  /// Maximum number of snapshots of states, in engines that keep states: later requests reuse KV blocks only
+  /// together with one. nullopt: two for each sequence of a batch, but at most a quarter of the cache's
+  /// memory. TensorRT-LLM has no such field.
+  std::optional<std::int32_t> max_state_snapshots;
 
   [[nodiscard]] bool has_second_level() const { return host_cache_size.value_or(0) > 0; }
   [[nodiscard]] Problems validate() const;
@@ -58,6 +62,25 @@ struct KvPoolDemand {
   std::size_t free_memory_bytes = 0;
   std::int32_t max_batch_size = 0;
   std::int32_t max_seq_len = 0;
+  /// Part of the pool's memory that states take.
+  std::size_t state_bytes = 0;
+};
+
+/// Values that determine the number of slots for states, in addition to the configuration.
+struct StatePoolDemand {
+  /// Bytes of one slot over all layers.
+  std::size_t slot_bytes = 0;
+  /// Bytes of memory that are free now.
+  std::size_t free_memory_bytes = 0;
+  std::int32_t max_batch_size = 0;
+};
+
+/// Numbers of slots for states.
+struct StateSlots {
+  std::int32_t num_sequences = 0;
+  std::int32_t num_snapshots = 0;
+
+  [[nodiscard]] std::int32_t total() const { return num_sequences + num_snapshots; }
 };
 
 /// Returns KvCacheConfig::cross_kv_cache_fraction, or its default for engines with an encoder.
@@ -67,5 +90,9 @@ struct KvPoolDemand {
 /// max_batch_size sequences of max_seq_len tokens. In both cases the fraction of the free memory is the upper
 /// limit. Throws ConfigError if not even one block fits.
 [[nodiscard]] std::int32_t resolve_num_blocks(const KvCacheConfig& config, const KvPoolDemand& demand);
+
+/// Returns a slot for each sequence of a batch, and the configured number of snapshots or its default. Throws
+/// ConfigError if they do not fit into the fraction of the free memory.
+[[nodiscard]] StateSlots resolve_state_slots(const KvCacheConfig& config, const StatePoolDemand& demand);
 
 }  // namespace adaptrt

@@ -13,13 +13,22 @@
 #include "adaptrt/kv/kv_cache_events.h"
 #include "adaptrt/kv/retention.h"
 #include "adaptrt/kv/reuse_key.h"
+#include "adaptrt/kv/state_pool.h"
 
 namespace adaptrt {
 
+/// States that one sequence keeps, of recurrent layers for example.
+struct HeldStates {
+  /// States after the computed tokens; kNoStateSlot before the first ones and in engines without states.
+  StateSlot slot = kNoStateSlot;
+  /// Number of first tokens whose KV others had when the sequence started, up to a block's end: later
+  /// sequences probably begin with them too.
+  std::int32_t num_shared_tokens = 0;
+  /// Index of the block after which the sequence took its newest snapshot of generated tokens; -1: none.
+  std::int32_t generated_snapshot = -1;
+};
+
 /// Memory that one sequence keeps between steps. Only SequenceMemoryPool changes it.
-///
-/// KV blocks are all that today's networks keep. A state per sequence (of a recurrent layer, for example) is
-/// to be a further member, which each function of SequenceMemoryPool handles together with the blocks.
 struct SequenceMemory {
   /// Number of tokens at the front that are computed: `table` has their keys and values.
   std::int32_t num_computed = 0;
@@ -27,6 +36,7 @@ struct SequenceMemory {
   /// Keys and values of the encoder input; nullptr without one. Sequences with the same input share them.
   CrossBlockPool::Share cross;
   CrossCounts cross_counts;
+  HeldStates states;
 
   [[nodiscard]] const std::vector<BlockId>& blocks() const { return table.blocks; }
   [[nodiscard]] std::int64_t num_blocks() const { return std::ssize(table.blocks); }
@@ -39,6 +49,8 @@ struct SequenceContent {
   std::int32_t prompt_length = 0;
   /// nullptr for the default retention of all its blocks.
   const KvCacheRetentionConfig* retention = nullptr;
+  /// True if snapshots of states are taken between its generated tokens too.
+  bool continues_later = true;
 };
 
 /// Memory that a new sequence can start from instead of computing its first tokens.
@@ -61,6 +73,11 @@ struct SequenceMemoryOptions {
   /// Gets the events of reusable blocks, and must outlive the pool; nullptr: no events.
   KVCacheEventManager* events = nullptr;
   SecondLevelOptions second_level = {};
+  /// Number of sequences that keep states at the same time; 0 for an engine without states.
+  std::int32_t num_state_slots = 0;
+  /// Number of states that are kept so that later sequences can reuse the blocks before them. 0: an engine
+  /// with states reuses no blocks.
+  std::int32_t num_state_snapshots = 0;
 };
 
 /// Gives sequences their memory and takes it back: the one place that knows what a sequence keeps between
@@ -68,6 +85,11 @@ struct SequenceMemoryOptions {
 ///
 /// A sequence's memory is reserved, started from a reusable prefix, grown before each step, cut back to the
 /// tokens that stay after it, forked, and released. Capacity is counted in KV blocks.
+///
+/// States: a running sequence holds a slot for them. Its states cannot be cut back. Blocks can be reused only
+/// up to a snapshot of the states after them. Snapshots are taken at the end of a block: after the prompt's
+/// last full block (without the last token, which is always computed), where a prompt stops to match another
+/// one, before an adapter begins to act, and after the newest full block of generated tokens.
 class SequenceMemoryPool {
  public:
   using Time = BlockPool::Time;
@@ -110,10 +132,8 @@ class SequenceMemoryPool {
   [[nodiscard]] BlockCopy reuse_prefix(SequenceMemory& memory, const SequenceContent& content,
                                        const std::function<bool(BlockId)>& is_still_read = {});
   /// Makes room for `num_tokens` computed tokens. Returns false, and changes nothing, if there are not enough
-  /// blocks.
-  [[nodiscard]] bool try_grow(SequenceMemory& memory, std::int32_t num_tokens) {
-    return block_pool_.try_grow(memory.table, num_tokens);
-  }
+  /// blocks, or if there is no slot for the states of a new sequence.
+  [[nodiscard]] bool try_grow(SequenceMemory& memory, std::int32_t num_tokens);
   /// Records that a step has computed the tokens up to `num_tokens`. If it computed more (drafts that are
   /// wrong), they are taken back: the next step overwrites them.
   void keep(SequenceMemory& memory, std::int32_t num_tokens) { memory.num_computed = num_tokens; }
@@ -127,6 +147,25 @@ class SequenceMemoryPool {
   /// Empties the memory of a sequence that ends, is preempted, or continues from another one. What it shares
   /// stays reusable until its blocks are evicted.
   void release(SequenceMemory& memory);
+
+  [[nodiscard]] bool has_states() const { return state_pool_.has_value(); }
+  /// Returns how many of the sequence's next tokens a step may compute so that it ends where a snapshot of
+  /// the states is wanted; the largest number if none is.
+  [[nodiscard]] std::int32_t tokens_to_snapshot(const SequenceMemory& memory,
+                                                const SequenceContent& content) const;
+  /// Copies of states that no step has made yet, in order; empty without states.
+  [[nodiscard]] std::span<const StateCopy> state_copies() const {
+    return has_states() ? state_pool_->copies() : std::span<const StateCopy>{};
+  }
+  /// Records that a step has made the copies of states. Call it before keep() and share().
+  void commit_state_copies() {
+    if (has_states()) state_pool_->commit_copies();
+  }
+  /// Forgets the copies of states that a failed step may not have made. The memories that await one must
+  /// have been released.
+  void fail_state_copies() {
+    if (has_states()) state_pool_->fail_copies();
+  }
 
   [[nodiscard]] bool has_encoder() const { return cross_pool_.has_value(); }
   /// True if reuse_encoder_input() would find the keys and values of this input.
@@ -159,6 +198,8 @@ class SequenceMemoryPool {
   [[nodiscard]] const BlockPool& block_pool() const { return block_pool_; }
   /// nullptr without an encoder.
   [[nodiscard]] const CrossBlockPool* cross_pool() const { return has_encoder() ? &*cross_pool_ : nullptr; }
+  /// nullptr for an engine without states.
+  [[nodiscard]] const StatePool* state_pool() const { return has_states() ? &*state_pool_ : nullptr; }
 
   /// Lists every violated invariant of the pools; empty if none. `held` are the memories of all sequences
   /// that hold any. For tests.
@@ -174,7 +215,16 @@ class SequenceMemoryPool {
  private:
   /// Passes the retention settings for the shared blocks from `first` on to the pool.
   void retain_blocks(const SequenceMemory& memory, const SequenceContent& content, std::int32_t first);
+  /// Gives the sequence a slot, with the states after its `num_blocks` reused blocks.
+  void reuse_states(SequenceMemory& memory);
+  /// Returns the number of tokens before the next snapshot that is wanted after `after` prompt tokens; the
+  /// largest number if none is.
+  [[nodiscard]] std::int32_t next_snapshot(const HeldStates& states, const SequenceContent& content,
+                                           std::int32_t after) const;
+  /// Takes a snapshot of the states after the computed tokens if one is wanted there.
+  void take_snapshot(SequenceMemory& memory, const SequenceContent& content);
 
+  std::optional<StatePool> state_pool_;  // nullopt without states; outlives the pool of blocks
   BlockPool block_pool_;
   std::optional<CrossBlockPool> cross_pool_;  // nullopt without an encoder
 };

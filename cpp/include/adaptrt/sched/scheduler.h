@@ -65,6 +65,15 @@ struct PlannedCopy {
   bool operator==(const PlannedCopy&) const = default;
 };
 
+/// The copy of states with which a sequence begins, or that keeps a snapshot of them.
+struct PlannedStateCopy {
+  Sequence* sequence = nullptr;  ///< nullptr: the copy is a snapshot
+  StateSlot from = kNoStateSlot;
+  StateSlot to = kNoStateSlot;
+
+  bool operator==(const PlannedStateCopy&) const = default;
+};
+
 /// A move of one beam to another: `to` gives up its beam and continues from `from`, a beam of the same
 /// request.
 struct BeamMove {
@@ -84,6 +93,8 @@ struct StepPlan {
   /// Copies to make, in this order, before the step writes anything. They are for running sequences, planned
   /// or not.
   std::vector<PlannedCopy> copies;
+  /// The same for states.
+  std::vector<PlannedStateCopy> state_copies;
   std::vector<Sequence*> started;  ///< started or resumed by this plan
   std::vector<Sequence*> encoded;  ///< the sequences in `started` whose encoder inputs the step computes
   /// Sequences that lost their memory and lease, and wait again. A plan that preempts a sequence starts none.
@@ -136,6 +147,9 @@ struct StepPlan {
 ///
 /// No KV: if the pool has no blocks, the engine keeps no KV and sequences hold no blocks. A sequence then
 /// starts in a step that has room for all of its tokens, even if chunked context is enabled.
+///
+/// States: a prefill's step ends where the memory wants a snapshot of the states, even if the step has room
+/// for more of its tokens.
 ///
 /// Drafts: the rest of a step's budget goes to drafts, one per sequence in turn. Drafts take no token and no
 /// block from other work. They use the blocks that are promised to their sequence. With kMaxUtilization, they
@@ -276,6 +290,10 @@ class Scheduler {
   [[nodiscard]] bool shares_memory(const Sequence& sequence) const;
   [[nodiscard]] bool starts_from_shared_memory(const Sequence& sequence) const;
   [[nodiscard]] std::int32_t tokens_left(const StepPlan& plan) const;
+  /// Returns how many tokens of a prefill a step may compute: all that are left, or fewer if a snapshot of
+  /// its states is wanted before their end.
+  [[nodiscard]] std::int32_t most_in_step(const Sequence& sequence) const;
+  void plan_state_copies(StepPlan& plan) const;
 
   SchedulerConfig config_;
   SchedulerLimits limits_;

@@ -112,8 +112,11 @@ struct Sequence {
             .given = given.get()};
   }
   [[nodiscard]] SequenceContent content() const {
-    return {
-        .key = reuse_key(), .tokens = tokens, .prompt_length = prompt_length, .retention = retention.get()};
+    return {.key = reuse_key(),
+            .tokens = tokens,
+            .prompt_length = prompt_length,
+            .retention = retention.get(),
+            .continues_later = !is_beam};
   }
   /// Returns the value for StepInput::adapters; nullptr for the base model.
   [[nodiscard]] const DeviceAdapter* device_adapter() const { return lease ? &lease->adapter() : nullptr; }

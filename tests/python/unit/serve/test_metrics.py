@@ -20,6 +20,7 @@ from adaptrt._core import (
     LoraCacheStats,
     SecondLevelStats,
     SpeculationStats,
+    StatePoolStats,
 )
 from adaptrt.serve.metrics import MAX_NAMED_ADAPTERS, ExecutorCollector, ServiceMetrics
 from adaptrt.serve.statistics import ExecutorStatistics
@@ -219,6 +220,26 @@ def test_blocks_of_encoder_inputs() -> None:
     assert samples["adaptrt_cross_kv_cache_hit_blocks_total"] == 3
     assert samples["adaptrt_cross_kv_cache_missed_blocks_total"] == 2
     assert samples["adaptrt_cross_kv_cache_hit_tokens_total"] == 40
+
+
+def test_states_of_sequences() -> None:
+    made = MadeUp()
+    made.steps = [step(0, 0, 0)]
+    assert not [name for name in made.samples() if "state_s" in name]
+    made.steps = [
+        IterationStats(
+            state_stats=StatePoolStats(
+                slot_bytes=100, num_slots=8, max_snapshots=16, num_snapshots=5, taken_snapshots=7, reused_snapshots=3
+            )
+        )
+    ]
+    samples = made.samples()
+    assert samples["adaptrt_state_slot_bytes"] == 100
+    assert samples["adaptrt_state_slots"] == 8
+    assert samples["adaptrt_state_snapshots"] == 5
+    assert samples["adaptrt_state_snapshot_capacity"] == 16
+    assert samples["adaptrt_state_taken_snapshots_total"] == 7
+    assert samples["adaptrt_state_reused_snapshots_total"] == 3
 
 
 def gateway(made: MadeUp) -> tuple[list[str], list[str]]:

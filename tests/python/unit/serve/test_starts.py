@@ -296,7 +296,7 @@ def test_the_executor_gets_what_the_flags_say(root: Path, monkeypatch: pytest.Mo
     flags = ["--num_threads", "3", "--max_queue_size", "5", "--kv_cache_tokens", "64", "--kv_cache_dir", str(root),
              "--kv_cache_dir_bytes", "7000", "--host_cache_bytes", "9000", "--device_cache_percent", "0.5",
              "--weight_memory", "1KiB", "--draft_model", "model", "--max_draft_len", "2",
-             "--draft_kv_cache_bytes", "8000", "--kernels", "portable"]  # fmt: skip
+             "--draft_kv_cache_bytes", "8000", "--kernels", "portable", "--max_state_snapshots", "6"]  # fmt: skip
     command.make_executor(parsed(*flags))
     vocabularies, weight_memory, config, named = given
     assert vocabularies == (Path("model/tokenizer.json"), Path("model/tokenizer.json"))
@@ -305,6 +305,7 @@ def test_the_executor_gets_what_the_flags_say(root: Path, monkeypatch: pytest.Mo
     assert (config.num_threads, config.max_queue_size, config.kernels) == (3, 5, "portable")
     cache, draft = config.kv_cache_config, config.draft_target_decoding_config
     assert (cache.max_tokens, cache.host_cache_dir, cache.host_cache_size) == (64, str(root), 7000)
+    assert cache.max_state_snapshots == 6
     assert config.peft_cache_config.host_cache_size == 9000
     assert config.peft_cache_config.device_cache_percent == 0.5
     assert (draft.speculative_model_dir, draft.max_draft_len) == (str(root / "engines" / "model"), 2)
