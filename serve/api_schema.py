@@ -28,6 +28,7 @@ from .adapter_routes import (
     SglangUnload,
     UnloadLoraAdapter,
 )
+from .batch_routes import BATCHES_PATH, BatchRequest
 from .messages_fields import CountRequest, MessagesRequest
 from .openai_chat_fields import ChatRequest, TokenizeRequest
 from .openai_fields import (
@@ -58,6 +59,7 @@ BODIES: Final[Mapping[str, type[BaseModel]]] = {
     "/rerank": RerankRequest,
     "/v1/rerank": RerankRequest,
     "/v2/rerank": RerankRequest,
+    BATCHES_PATH: BatchRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
     LOAD_PATH: LoadLoraAdapter,

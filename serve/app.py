@@ -16,6 +16,7 @@ from .._version import __version__
 from . import (
     adapter_routes,
     api_schema,
+    batch_routes,
     messages,
     metrics,
     openai_routes,
@@ -24,6 +25,7 @@ from . import (
     state_routes,
     triton_routes,
 )
+from .batches import Batches
 from .errors import BAD_REQUEST, INTERNAL, NOT_FOUND, ApiError
 from .http import CLIENT_CLOSED_REQUEST, data_frame, error_response, health_response
 from .key_guard import KeyGuard
@@ -43,8 +45,8 @@ OPEN_PATHS: Final = frozenset(
 """
 
 
-def make_app(service: Service) -> FastAPI:
-    """Makes the application. The service must be open."""
+def make_app(service: Service, batches: Batches | None = None) -> FastAPI:
+    """Makes the application. The service must be open. batches: None: there are no routes for files and batches."""
     app = FastAPI(title="AdaptRT", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     _answer_errors(app)
     app.include_router(_about(service))
@@ -55,14 +57,17 @@ def make_app(service: Service) -> FastAPI:
     app.include_router(triton_routes.routes(service))
     app.include_router(metrics.routes(service.metrics.registry))
     app.include_router(state_routes.routes(service))
+    if batches is not None:
+        app.include_router(batch_routes.routes(service, batches))
     app.include_router(page_routes.routes())
     if not service.options.disable_fastapi_docs:
         app.include_router(api_schema.routes(app))
     app.add_middleware(
         OriginGuard,
         policy=OriginPolicy(service.options.host, service.options.allowed_hosts),
-        guarded_paths=adapter_routes.ADAPTER_PATHS,
-        is_binary_path=triton_routes.is_below_prefix,
+        # Browsers send forms to other sites without asking, so uploads are guarded as well.
+        guarded_paths=adapter_routes.ADAPTER_PATHS | {batch_routes.FILES_PATH},
+        other_type=_other_type,
         respond=respond,
     )
     if service.options.api_keys:
@@ -81,6 +86,13 @@ def make_app(service: Service) -> FastAPI:
         RequestRecorder, metrics=service.metrics, log_requests=service.options.log_requests, respond=respond
     )
     return app
+
+
+def _other_type(path: str) -> str | None:
+    """Returns the type of bodies that a path accepts in addition to JSON."""
+    if path == batch_routes.FILES_PATH:
+        return batch_routes.UPLOAD_TYPE
+    return triton_routes.other_type(path)
 
 
 def respond(request: Request, error: ApiError) -> Response:

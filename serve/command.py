@@ -56,6 +56,12 @@ MAX_TEMPLATE_FILE_BYTES: Final = 1 << 22
 MAX_WORK_THREADS: Final = 256
 """Maximum number of threads for one kind of slow work."""
 WORK_LIMITS: Final = (
+    "max_batch_files",
+    "max_batch_bytes",
+    "max_batch_file_bytes",
+    "max_batch_lines",
+    "max_batches",
+    "batch_lines",
     "adapter_threads",
     "guide_threads",
     "text_threads",
@@ -137,6 +143,11 @@ def _add_server(group: Any) -> None:
         "--generation_config", default="auto", metavar="auto|vllm|DIR",
         help="sampling of requests that do not set it; auto: from the model's generation_config.json, DIR: from the "
         "file there, vllm: temperature 1 (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--batch_dir", type=Path, metavar="DIR",
+        help="directory of clients' files and batches, which it serves then; it outlives the server, and only one "
+        "server may use it",
     )  # fmt: skip
     group.add_argument("--log_requests", "--enable_log_requests", action="store_true", help="log one line per request")
 
@@ -270,6 +281,12 @@ def _add_limits(group: Any) -> None:
             seconds(above_zero=True),
             "time in which a client must read some of the answer that waits for it",
         ),
+        ("max_batch_files", integer(1), "maximum number of stored files"),
+        ("max_batch_bytes", integer(1), "maximum size of all stored files and of the results of running batches"),
+        ("max_batch_file_bytes", integer(1), "maximum size of an uploaded file"),
+        ("max_batch_lines", integer(1), "maximum number of requests in a batch"),
+        ("max_batches", integer(1), "maximum number of stored batches, with those that have ended"),
+        ("batch_lines", integer(1), "maximum number of requests of all batches that run at a time"),
         ("adapter_threads", integer(1, MAX_WORK_THREADS), "threads that read and convert adapters"),
         ("guide_threads", integer(1, MAX_WORK_THREADS), "threads that compile guides"),
         ("text_threads", integer(1, MAX_WORK_THREADS), "threads that tokenise and detokenise long texts"),
@@ -375,6 +392,7 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         enable_tokenizer_info_endpoint=args.enable_tokenizer_info_endpoint,
         tool_call_parser=args.tool_call_parser,
         reasoning_parser=args.reasoning_parser,
+        batch_dir=args.batch_dir,
         log_requests=args.log_requests,
         generation_config=args.generation_config,
         pooling_type=args.pooling_type,

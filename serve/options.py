@@ -66,6 +66,18 @@ class ServerLimits:
     """Time that a connection may be idle between two requests."""
     write_seconds: float = 60.0
     """Time in which a client must read some of the answer that waits for it."""
+    max_batch_files: int = 1000
+    """Number of stored files."""
+    max_batch_bytes: int = 4 << 30
+    """Size of all stored files and of the results of running batches together."""
+    max_batch_file_bytes: int = 256 << 20
+    """Size of an uploaded file."""
+    max_batch_lines: int = 50_000
+    """Number of requests in a batch."""
+    max_batches: int = 1000
+    """Number of stored batches, with those that have ended."""
+    batch_lines: int = 8
+    """Number of requests of all batches that run at a time."""
     adapter_threads: int = 4
     """Threads that read and convert adapters."""
     guide_threads: int = 2
@@ -130,6 +142,8 @@ class ServerOptions:
     """Format of function calls; "auto": the chat template shows it."""
     reasoning_parser: str = "auto"
     """Format of reasoning; "auto": the chat template shows it; "none": it is part of the text."""
+    batch_dir: Path | None = None
+    """Directory of files and batches; None: there are none."""
     log_requests: bool = False
     generation_config: str = "auto"
     """Sampling of requests that do not set it: "auto": the model's; "vllm": none; a directory with the file."""

@@ -22,7 +22,7 @@ LONGEST_SHOWN: Final = 100
 """Maximum number of characters of a header that an error repeats."""
 _BODILESS_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _JSON: Final = re.compile(r"application/(?:[^/]+\+)?json")
-_BINARY: Final = "application/octet-stream"
+BINARY: Final = "application/octet-stream"
 _OWN_SITES: Final = frozenset({"same-origin", "none"})
 """Values of Sec-Fetch-Site for this server's own page and for addresses that the user typed."""
 
@@ -84,16 +84,16 @@ class OriginGuard:
         app: ASGIApp,
         policy: OriginPolicy,
         guarded_paths: Collection[str],
-        is_binary_path: Callable[[str], bool],
+        other_type: Callable[[str], str | None],
         respond: Callable[[Request, ApiError], Response],
     ) -> None:
-        """policy: applies to `guarded_paths`. is_binary_path: true for paths that accept application/octet-stream.
+        """policy: applies to `guarded_paths`. other_type: type that a path accepts in addition to JSON; None: none.
         respond: makes the error responses.
         """
         self._app = app
         self._policy = policy
         self._guarded_paths = frozenset(guarded_paths)
-        self._is_binary_path = is_binary_path
+        self._other_type = other_type
         self._respond = respond
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -117,10 +117,10 @@ class OriginGuard:
         if b"content-type" not in headers and b"origin" not in headers and b"sec-fetch-site" not in headers:
             return
         kind = given.partition(";")[0].strip().lower()
-        is_binary_path = self._is_binary_path(scope["path"])
-        if _JSON.fullmatch(kind) or (is_binary_path and kind == _BINARY):
+        other = self._other_type(scope["path"])
+        if _JSON.fullmatch(kind) or (other is not None and kind == other):
             return
-        accepted = f"application/json, {_BINARY}" if is_binary_path else "application/json"
+        accepted = "application/json" if other is None else f"application/json, {other}"
         raise ApiError(
             f"Content-Type is '{given[:LONGEST_SHOWN]}'; accepted: {accepted}",
             status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE,

@@ -15,6 +15,7 @@ import uvloop
 from .._core import ConfigError
 from ..runtime.executor import Executor
 from .app import make_app
+from .batches import Batches
 from .connections import ConnectionWatch
 from .options import ServerOptions, num_connections
 from .protocol import LimitedHttpProtocol
@@ -52,9 +53,12 @@ async def _serve(
         max_head_bytes = options.limits.max_header_bytes
         watch = ConnectionWatch(options.limits, num_connections(options.limits))
 
+    batches: Batches | None = None
     try:
+        if options.batch_dir is not None:
+            batches = await Batches.open(service, options.batch_dir)
         config = uvicorn.Config(
-            make_app(service),
+            make_app(service, batches),
             http=Protocol,
             lifespan="off",
             access_log=False,  # request_log writes a more detailed line
@@ -70,6 +74,8 @@ async def _serve(
         await server.serve(sockets=[listening])
     finally:
         listening.close()
+        if batches is not None:
+            await batches.close()
         await service.close()
         gc.unfreeze()
 

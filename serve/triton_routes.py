@@ -19,6 +19,7 @@ from .async_executor import Generation
 from .errors import ApiError
 from .http import LONG_BODY, EventStream, health_response, parse_json, read_body, read_json, unless_disconnected
 from .json_answer import JsonAnswer, frame
+from .origin_guard import BINARY
 from .service import Service
 from .triton_requests import ACCEPTED, INPUTS, OUTPUTS, TritonAnswer, TritonRequest, make_request
 from .triton_tensors import (
@@ -61,6 +62,11 @@ class _GenerateBody(BaseModel):
 def error_response(error: ApiError) -> JSONResponse:
     """Makes an error response in KServe's format."""
     return JSONResponse({"error": str(error)}, status_code=int(error.status), headers=error.headers)
+
+
+def other_type(path: str) -> str | None:
+    """Returns the type of bodies that a path accepts in addition to JSON; None: no other."""
+    return BINARY if is_below_prefix(path) else None
 
 
 def is_below_prefix(path: str) -> bool:

@@ -25,7 +25,7 @@ from ..key_guard import KeyGuard
 from ..options import ServerLimits
 from ..origin_guard import OriginGuard, OriginPolicy
 from ..records import RequestRecord, client_of, current_request
-from ..triton_routes import is_below_prefix
+from ..triton_routes import other_type
 from ..work import Work, WorkKind
 from .affinity import adapter_named, group_of
 from .calls import call_all
@@ -69,7 +69,7 @@ class Endpoint:
             self._app,
             OriginPolicy("", args.allowed_hosts),
             ADAPTER_PATHS,
-            is_below_prefix,
+            other_type,
             respond,
         )
         if keys := keys_of(args):

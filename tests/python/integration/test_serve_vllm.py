@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import numpy as np
+import openai
 import pytest
 
 import adaptrt
@@ -85,7 +88,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     flags = [
         "--served_model_name", "base", "--lora_modules", f"adapter={adapter}", "--chat_template", root / "given.jinja",
         "--trust_request_chat_template", "--num_threads", 1, "--enable_tokenizer_info_endpoint",
-        "--pooling_type", "last", "--normalize_embeddings", "true",
+        "--pooling_type", "last", "--normalize_embeddings", "true", "--batch_dir", root / "batches",
     ]  # fmt: skip
     config = adaptrt.ExecutorConfig(num_threads=1, max_beam_width=4)
     with (
@@ -282,6 +285,43 @@ def test_routes_about_the_server(served: Served) -> None:
     assert served.client.get("/load").json() == {"server_load": 0}
     info = served.client.get("/tokenizer_info").json()
     assert (info["chat_template"], info["tokenizer_class"]) == (TEMPLATE, "PreTrainedTokenizerFast")
+
+
+@pytest.mark.parametrize("endpoint", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings"])
+def test_a_batch_has_the_answers_of_its_requests(served: Served, endpoint: str) -> None:
+    bodies: list[dict[str, Any]] = {
+        "/v1/completions": [{"prompt": text, "max_tokens": 4, **GREEDY} for text in ("a", "bc")],
+        "/v1/chat/completions": [{"messages": [USER], "max_tokens": 4, **GREEDY}, {"messages": []}],
+        "/v1/embeddings": [{"input": "a"}, {"input": ["b", "cd"]}],
+    }[endpoint]
+    for number, body in enumerate(bodies):
+        body["model"] = ("adapter", "base")[number]
+    lines = [
+        {"custom_id": f"{number}", "method": "POST", "url": endpoint, "body": body}
+        for number, body in enumerate(bodies)
+    ]
+    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    with openai.OpenAI(base_url=f"{served.client.base_url}/v1", api_key="none", max_retries=0) as client:
+        file = client.files.create(file=("in.jsonl", content), purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")  # type: ignore[arg-type]
+        until = time.monotonic() + 60
+        while batch.status != "completed":
+            assert time.monotonic() < until, batch
+            time.sleep(0.02)
+            batch = client.batches.retrieve(batch.id)
+        made = {}
+        for file_id in filter(None, (batch.output_file_id, batch.error_file_id)):
+            made |= {one["custom_id"]: one for one in map(json.loads, client.files.content(file_id).text.splitlines())}
+        for number, body in enumerate(bodies):
+            answer = served.client.post(endpoint, json=body)
+            result = made[f"{number}"]["response"]
+            assert result["status_code"] == answer.status_code
+            for name in answer.json().keys() - {"id", "created"}:
+                assert result["body"][name] == answer.json()[name], name
+        assert batch.request_counts is not None
+        assert batch.request_counts.total == len(bodies)
+        for file_id in filter(None, (file.id, batch.output_file_id, batch.error_file_id)):
+            assert client.files.delete(file_id).deleted
 
 
 def test_ids_of_requests(served: Served) -> None:

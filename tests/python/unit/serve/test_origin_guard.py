@@ -16,7 +16,7 @@ from adaptrt.serve.app import respond
 from adaptrt.serve.command import add_arguments, options_of
 from adaptrt.serve.origin_guard import OriginGuard, OriginPolicy
 from adaptrt.serve.places import Place, allowed_host
-from adaptrt.serve.triton_routes import is_below_prefix
+from adaptrt.serve.triton_routes import other_type
 
 LOOPBACK, ANYWHERE, BEHIND_OTHERS = "127.0.0.1", "0.0.0.0", ""
 JSON = {"Content-Type": "application/json"}
@@ -36,7 +36,7 @@ def ask(
         await Response(await Request(scope, receive).body())(scope, receive, send)
 
     policy = OriginPolicy(host, [allowed_host(text) for text in allowed])
-    guard = OriginGuard(echo, policy, ADAPTER_PATHS, is_below_prefix, respond)
+    guard = OriginGuard(echo, policy, ADAPTER_PATHS, other_type, respond)
     length = {} if "Transfer-Encoding" in headers else {"Content-Length": str(len(body))}
     given = {"Host": "localhost:8000", **JSON, **length, **headers}
     scope = {
