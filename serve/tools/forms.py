@@ -13,6 +13,7 @@ from .harmony import HarmonyForm, HarmonyReasoning
 from .hermes import HermesForm
 from .llama3 import Llama3Form
 from .mistral import MistralForm
+from .pythonic import PythonicForm, ToolCodeForm
 from .qwen3_coder import Qwen3CoderForm
 from .reasoning import GraniteReasoning, ReasoningForm, TaggedReasoning
 
@@ -38,6 +39,8 @@ FORMS: Final[Mapping[str, CallForm]] = {
     "deepseek_v31": DeepSeekForm(is_fenced=False),
     "granite": CallListForm("<|tool_call|>", others=[("<tool_call>", "")]),
     "phi4_mini": CallListForm(*_PHI4, others=[_FUNCTOOLS]),
+    "llama4_pythonic": PythonicForm(),
+    "gemma3": ToolCodeForm(),
     "phi4_mini_json": CallListForm(*_FUNCTOOLS, others=[_PHI4]),
 }
 """Formats by their names for --tool_call_parser."""
@@ -47,7 +50,12 @@ VARIANTS: Final[Mapping[str, str]] = {
     "phi4_mini": "phi4_mini_json",
 }
 """Formats that another one's name stands for, if the template shows them."""
-ALIASES: Final[Mapping[str, str]] = {"llama4_json": LLAMA3_JSON, "qwen3_xml": "qwen3_coder", "glm47": "glm45"}
+ALIASES: Final[Mapping[str, str]] = {
+    "llama4_json": LLAMA3_JSON,
+    "qwen3_xml": "qwen3_coder",
+    "glm47": "glm45",
+    "pythonic": "llama4_pythonic",
+}
 """vLLM's names of parsers whose format is another one's."""
 _DEEPSEEK: Final = "<｜tool▁call▁begin｜>"
 MARKERS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
@@ -59,6 +67,8 @@ MARKERS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
     ("deepseek_v3", (_DEEPSEEK, "```json")),
     ("deepseek_v31", (_DEEPSEEK,)),
     ("phi4_mini_json", ("functools[",)),
+    ("llama4_pythonic", ("func_name1(",)),
+    ("gemma3", ("```tool_code",)),
     ("phi4_mini", ("<|/tool|>",)),
     ("granite", ("<|tool_call|>",)),
     (HERMES, ("<tool_call>",)),

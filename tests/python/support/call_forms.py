@@ -39,6 +39,14 @@ def deepseek(calls: Sequence[str]) -> str:
     return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
 
 
+def pythonic(name: str, arguments: Mapping[str, Any]) -> str:
+    """Strings are written as JSON, which Python reads alike."""
+    written = ", ".join(
+        f"{key}={value if isinstance(value, bool) else dumps(value)}" for key, value in arguments.items()
+    )
+    return f"{name}({written})"
+
+
 WRITERS: Mapping[str, Callable[[Sequence[Call]], str]] = {
     "hermes": lambda calls: "\n".join(f"<tool_call>\n{objects([call])}\n</tool_call>" for call in calls),
     "llama3_json": lambda calls: "; ".join(objects([call], "parameters") for call in calls),
@@ -52,6 +60,8 @@ WRITERS: Mapping[str, Callable[[Sequence[Call]], str]] = {
     "deepseek_v31": lambda calls: deepseek([f"{name}<｜tool▁sep｜>{dumps(value)}" for name, value in calls]),
     "granite": lambda calls: f"<|tool_call|>[{objects(calls)}]",
     "phi4_mini": lambda calls: f"<|tool_call|>[{objects(calls)}]<|/tool_call|>",
+    "llama4_pythonic": lambda calls: f"[{', '.join(pythonic(*call) for call in calls)}]",
+    "gemma3": lambda calls: f"```tool_code\n[{', '.join(pythonic(*call) for call in calls)}]\n```",
     "phi4_mini_json": lambda calls: f"functools[{objects(calls)}]",
 }
 """Answers that are calls, by form."""

@@ -120,7 +120,7 @@ def test_a_guide_accepts_only_calls_that_follow_the_schema(form: str) -> None:
     assert accepts(text, "Hello")
     assert accepts(text, "")
     assert not accepts(text, write([("search", {})]))
-    if form != "llama3_json":
+    if form not in ("llama3_json", "llama4_pythonic"):
         assert accepts(text, "Hello " + write([("search", {"query": "a"})]))
 
 
@@ -186,7 +186,7 @@ def test_functions_that_are_not_strict_take_any_arguments(form: str) -> None:
     assert accepts(guide, WRITERS[form]([("search", {"limit": "none", "more": {"a": [1]}})]))
 
 
-@pytest.mark.parametrize("form", WRITERS)
+@pytest.mark.parametrize("form", [form for form in WRITERS if FORMS[form].marks])
 def test_markers_that_are_special_tokens_are_written_as_tokens(form: str) -> None:
     functions = [GuidedFunction("search", SEARCH, True, "tools[0].function")]
     numbers = {mark: 1000 + i for i, mark in enumerate(FORMS[form].marks)}
@@ -198,3 +198,27 @@ def test_markers_that_are_special_tokens_are_written_as_tokens(form: str) -> Non
     assert all(number in guide for number in used)
     literals = [mark for mark in numbers if f'"{mark}"' in guide]
     assert not literals
+
+
+@pytest.mark.parametrize("form", ["llama4_pythonic", "gemma3"])
+def test_python_has_names_of_arguments(form: str) -> None:
+    functions = [GuidedFunction("f", {"properties": {"a-b": {}}}, True, "tools[0].function")]
+    options: dict[str, Any] = {"is_forced": True, "is_single": True, "content": None}
+    with pytest.raises(ApiError, match="of 'f' has 'a-b'; expected names of arguments in Python") as raised:
+        tool_guide(FORMS[form], functions, special=lambda _: None, **options)
+    assert raised.value.param == "tools[0].function.parameters.properties"
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@FEW
+@given(value=VALUES, size=st.integers(1, 9))
+def test_any_literal_of_python_becomes_json(value: Any, size: int) -> None:
+    answer = f"[search_all(value={value!r}, other=1)]"
+    expected = Answer("", "", [("search_all", {"value": value, "other": 1})], "c")
+    assert split("llama4_pythonic", pieces_of(answer, size), FUNCTIONS) == expected

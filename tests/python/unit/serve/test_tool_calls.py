@@ -208,6 +208,8 @@ MARKED = {
     "deepseek v3.1": ("'<｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>'", "deepseek_v31"),
     "granite": ("respond with <|tool_call|> followed by a JSON list", "granite"),
     "phi": ("'<|tool|>' + message['tools'] + '<|/tool|>'", "phi4_mini"),
+    "llama 4": ("in the format of [func_name1(params_name1=params_value1, ...)]", "llama4_pythonic"),
+    "gemma 3": ("wrap it with ```tool_code", "gemma3"),
     "phi with functools": ("formatted as functools[{", "phi4_mini_json"),
     "none": ("{{ tools | tojson }}", None),
 }
