@@ -89,7 +89,7 @@ async def _answered(service: Service, fields: MessagesRequest) -> Response:
             kept = stack.pop_all()
             return EventStream(_frames(answer, split, generation), kept)
         (piece,) = await generation.whole()
-    answer.add(piece, split.parts(piece))
+    answer.add(piece, split)
     return JsonAnswer(answer.body())
 
 
@@ -97,7 +97,7 @@ async def _frames(answer: MessageAnswer, split: SplitAnswer, generation: TextGen
     yield await _joined(answer.begin())
     try:
         async for piece in generation:
-            if events := answer.add(piece, split.parts(piece)):
+            if events := answer.add(piece, split):
                 yield await _joined(events)
     except AdaptrtError as error:
         yield await _joined([error_body(ApiError.of(error))])
@@ -108,8 +108,7 @@ async def _counted(service: Service, fields: CountRequest) -> Response:
     chat = await _translated(service, fields)
     # The limit is higher than for a prompt: clients count a conversation's tokens before they cut it.
     max_tokens = max(service.options.limits.max_tokenize_tokens, max_prompt_tokens(service.engine_info))
-    has_tools = chat.tool_choice.mode != "none"
-    tools = [tool.for_template() for tool in chat.tools or ()] if has_tools else None
+    tools = [tool.for_template() for tool in chat.called_tools] or None
     tokens = await service.prompts.tokenize_chat(chat, await adapter_of(service, chat), tools, max_tokens=max_tokens)
     if len(tokens) > max_tokens:
         raise ApiError(f"messages have {len(tokens)} tokens; expected at most {max_tokens}", param="messages")

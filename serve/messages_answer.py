@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
-from .answer_parts import AnswerPart, CallArguments, CallBegin, CallEnd, ReasoningPart, TextPart
+from .answer_parts import CallArguments, CallBegin, CallEnd, ReasoningPart, TextPart
+from .conversation import SplitAnswer
 from .generation import TextPiece
 
 Event: TypeAlias = dict[str, Any]
@@ -35,6 +35,7 @@ class MessageAnswer:
         self._message_id = f"msg_{uuid.uuid4().hex}"
         self._num_prompt_tokens = num_prompt_tokens
         self._num_answer_tokens = 0
+        self._num_thinking_tokens = 0
         self._is_cut = is_cut
         self._blocks: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
@@ -62,11 +63,11 @@ class MessageAnswer:
         """Begins the message."""
         return [{"type": "message_start", "message": self.body()}, {"type": "ping"}]
 
-    def add(self, piece: TextPiece, parts: Sequence[AnswerPart]) -> list[Event]:
-        """Adds the parts of a piece. The last piece ends the message."""
+    def add(self, piece: TextPiece, split: SplitAnswer) -> list[Event]:
+        """Adds a piece; `split` splits it. The last piece ends the message."""
         self._num_answer_tokens += len(piece.token_ids)
         events: list[Event] = []
-        for part in parts:
+        for part in split.parts(piece):
             if isinstance(part, TextPart):
                 events += self._add_text("text", part.text)
             elif isinstance(part, ReasoningPart):
@@ -81,6 +82,7 @@ class MessageAnswer:
                 self._has_calls = True
                 self._open["input"] = _parsed("".join(self._written))
                 events += self._close()
+        self._num_thinking_tokens = split.num_reasoning_tokens
         if piece.finish_reason is not None:
             events += self._finish(piece.finish_reason, piece.stop_reason)
         return events
@@ -129,10 +131,11 @@ class MessageAnswer:
             block[block["type"]] = "".join(self._written)
         return [{"type": "content_block_stop", "index": len(self._blocks) - 1}]
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         return {
             "input_tokens": self._num_prompt_tokens,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 0,
             "output_tokens": self._num_answer_tokens,
+            "output_tokens_details": {"thinking_tokens": self._num_thinking_tokens},
         }

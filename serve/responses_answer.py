@@ -9,7 +9,8 @@ from typing import Any, Final, TypeAlias
 
 from ..runtime.adapter_tokenizers import TokenTexts
 from ..runtime.token_log_probs import TokenLogProbs
-from .answer_parts import AnswerPart, CallArguments, CallBegin, CallEnd, ReasoningPart, TextPart
+from .answer_parts import CallArguments, CallBegin, CallEnd, ReasoningPart, TextPart
+from .conversation import SplitAnswer
 from .errors import ApiError
 from .generation import TextPiece
 from .json_answer import Items
@@ -108,12 +109,13 @@ class ResponseAnswer:
         """Begins the response."""
         return [self._event(f"response.{state}", response=self.body()) for state in ("created", IN_PROGRESS)]
 
-    def add(self, piece: TextPiece, parts: Sequence[AnswerPart], num_reasoning_tokens: int = 0) -> list[Event]:
-        """Adds the parts of a piece. The last piece ends the response. num_reasoning_tokens: of the answer so far."""
-        self._num_reasoning_tokens = num_reasoning_tokens
+    def add(self, piece: TextPiece, split: SplitAnswer) -> list[Event]:
+        """Adds a piece; `split` splits it. The last piece ends the response."""
+        parts = split.parts(piece)
+        self._num_reasoning_tokens = split.num_reasoning_tokens
         self._num_answer_tokens += len(piece.token_ids)
         events: list[Event] = []
-        self._log_probs += piece.log_probs
+        self._log_probs = split.without_reasoning([*self._log_probs, *piece.log_probs])
         for part in parts:
             if isinstance(part, TextPart):
                 events += self._add_text("message", part.text)
@@ -185,10 +187,10 @@ class ResponseAnswer:
             events.append(self._item_event("content_part.added", content_index=0, part=self._part("")))
         if not text:
             return events
-        new, self._log_probs = self._log_probs, []
         self._written.append(text)
         delta: dict[str, Any] = {"content_index": 0, "delta": text}
         if kind == "message":
+            new, self._log_probs = self._log_probs, []
             self._item_log_probs += new
             delta["logprobs"] = self._content_of(new)
         return [*events, self._item_event(f"{self._text_name()}.delta", **delta)]

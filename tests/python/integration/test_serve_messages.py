@@ -20,12 +20,14 @@ TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}"
     "{% for call in message.tool_calls or [] %}{{ call.function.arguments.city }}{% endfor %}"
     "{% if not loop.last or message.role != 'assistant' %}\n{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<call>' if tools else '<talk>' }}{% endif %}"
+    "{% if add_generation_prompt %}{{ '<call>' if tools else '<ponder>' if enable_thinking else '<talk>' }}{% endif %}"
+    "{# <think> #}"
 )
 SCRIPT = {
     "<call>": ["Let me", " look.\n", "<tool_call>", '\n{"name": "wea', 'ther", "arguments"', ': {"city": "Paris"}}\n',
                "</tool_call>"],
     "<talk>": ["It is", " sunny."],
+    "<ponder>": ["<think>", "Look", " outside.", "</think>", "Sun", "shine."],
 }  # fmt: skip
 TOOLS: Any = [{"name": "weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}]
 ASKED: Any = {"model": "base", "max_tokens": 100, "messages": [{"role": "user", "content": "weather?"}]}
@@ -99,6 +101,41 @@ def test_a_loop_of_tools(client: anthropic.Anthropic, is_streamed: bool) -> None
     assert [block.type == "text" and block.text for block in second.content] == ["It is sunny."]
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_reasoning(client: anthropic.Anthropic, address: str, is_streamed: bool) -> None:
+    asked: Any = {**ASKED, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    if is_streamed:
+        with client.messages.stream(**asked) as stream:
+            made = stream.get_final_message()
+    else:
+        made = client.messages.create(**asked)
+    thinking, text = made.content
+    assert thinking.type == "thinking"
+    assert text.type == "text"
+    assert (thinking.thinking, text.text, made.stop_reason) == ("Look outside.", "Sunshine.", "end_turn")
+    assert made.usage.output_tokens_details is not None
+    assert (made.usage.output_tokens, made.usage.output_tokens_details.thinking_tokens) == (6, 3)
+    # Clients send the blocks back unchanged.
+    messages: Any = [*ASKED["messages"], {"role": "assistant", "content": made.content}, *ASKED["messages"]]
+    client.messages.create(**{**ASKED, "messages": messages})
+
+    asked = {"model": "base", "input": "weather?", "extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}
+    with openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0) as other:
+        if is_streamed:
+            events = list(other.responses.create(**asked, include=["message.output_text.logprobs"], stream=True))
+            deltas = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
+            assert "".join(deltas) == "Look outside."
+            response = events[-1].response
+        else:
+            response = other.responses.create(**asked, include=["message.output_text.logprobs"])
+        item, message = response.output
+        assert (item.type, item.content[0].text, response.output_text) == ("reasoning", "Look outside.", "Sunshine.")
+        assert [entry.token for entry in message.content[0].logprobs] == ["Sun", "shine."]
+        assert response.usage.output_tokens_details.reasoning_tokens == 3
+        items: Any = [{"role": "user", "content": "weather?"}, *response.output, {"role": "user", "content": "why?"}]
+        assert other.responses.create(model="base", input=items).output_text == "It is sunny."
+
+
 def test_ends_of_answers(client: anthropic.Anthropic) -> None:
     assert client.messages.create(**{**ASKED, "max_tokens": 1}).stop_reason == "max_tokens"
     stopped = client.messages.create(**ASKED, stop_sequences=["sun"])
@@ -121,7 +158,9 @@ def test_a_tool_that_must_be_called(client: anthropic.Anthropic) -> None:
     tools: Any = [{"name": "weather", "strict": True, "input_schema": schema}]
     for choice in ({"type": "any"}, {"type": "tool", "name": "weather", "disable_parallel_tool_use": True}):
         made = client.messages.create(**ASKED, tools=tools, tool_choice=choice)  # type: ignore[call-overload]
-        assert (made.content[0].input, made.stop_reason) == ({"city": "Paris"}, "tool_use")
+        # The model may think before the call.
+        (call,) = (block for block in made.content if block.type == "tool_use")
+        assert (call.input, made.stop_reason) == ({"city": "Paris"}, "tool_use")
 
 
 def test_errors_have_anthropics_form(client: anthropic.Anthropic, address: str) -> None:

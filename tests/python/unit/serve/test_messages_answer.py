@@ -11,6 +11,7 @@ import pytest
 
 from adaptrt.serve.answer_parts import AnswerPart, CallArguments, CallBegin, CallEnd, ReasoningPart, TextPart
 from adaptrt.serve.app import last_frames
+from adaptrt.serve.conversation import SplitAnswer
 from adaptrt.serve.errors import ApiError
 from adaptrt.serve.generation import TextPiece
 from adaptrt.serve.messages import error_body
@@ -21,16 +22,31 @@ CALL: list[AnswerPart] = [CallBegin(0, "c0", "f"), CallArguments(0, '{"a"'), Cal
 SECOND: list[AnswerPart] = [CallBegin(1, "c1", "g"), CallArguments(1, "{}"), CallEnd(1)]
 
 
+class Scripted:
+    """Splitter that knows the parts of each piece."""
+
+    def __init__(self, pieces: Sequence[Sequence[AnswerPart]], spans: Sequence[tuple[float, float]] = ()) -> None:
+        self._pieces = [*pieces]
+        self.reasoning_spans = spans
+
+    def add(self, text: str) -> Sequence[AnswerPart]:
+        return self._pieces.pop(0) if self._pieces else ()
+
+    def finish(self) -> Sequence[AnswerPart]:
+        return ()
+
+
 def streamed(
     pieces: Sequence[Sequence[AnswerPart]], reason: str = "stop", stop: str | int | None = None, *, is_cut: bool = False
 ) -> tuple[MessageAnswer, list[Any]]:
     """Returns the answer and its events; each piece has one token."""
     answer = MessageAnswer("base", 3, is_cut=is_cut)
     events = answer.begin()
-    for i, parts in enumerate(pieces):
+    split = SplitAnswer(Scripted(pieces, [(0, 1)]))
+    for i in range(len(pieces)):
         is_last = i == len(pieces) - 1
         end = {"finish_reason": reason, "stop_reason": stop} if is_last else {}
-        events += answer.add(TextPiece("", (i,), **end), parts)  # type: ignore[arg-type]
+        events += answer.add(TextPiece("", (i,), offsets=(i,), **end), split)  # type: ignore[arg-type]
     return answer, events
 
 
@@ -101,6 +117,7 @@ def test_events_add_up_to_the_body(pieces: list[list[AnswerPart]], content: list
     has_calls = any(block["type"] == "tool_use" for block in content)
     assert body["stop_reason"] == ("tool_use" if has_calls else "end_turn")
     assert (body["usage"]["input_tokens"], body["usage"]["output_tokens"]) == (3, len(pieces))
+    assert body["usage"]["output_tokens_details"] == {"thinking_tokens": 1}
     whole, _ = streamed([[part for parts in pieces for part in parts]])
     assert whole.body()["content"] == content
 

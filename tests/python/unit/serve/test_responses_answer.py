@@ -11,6 +11,7 @@ import pytest
 
 from adaptrt.runtime.token_log_probs import TokenLogProbs
 from adaptrt.serve.answer_parts import AnswerPart, CallArguments, CallBegin, CallEnd, ReasoningPart, TextPart
+from adaptrt.serve.conversation import SplitAnswer
 from adaptrt.serve.errors import ApiError
 from adaptrt.serve.generation import TextPiece
 from adaptrt.serve.json_answer import json_parts
@@ -29,16 +30,30 @@ class Texts:
         return TokenText(f"t{token}", f"t{token}".encode())
 
 
+class Scripted:
+    """Splitter that knows the parts of each piece."""
+
+    def __init__(self, pieces: Sequence[Sequence[AnswerPart]], spans: Sequence[tuple[float, float]] = ()) -> None:
+        self._pieces = [*pieces]
+        self.reasoning_spans = spans
+
+    def add(self, text: str) -> Sequence[AnswerPart]:
+        return self._pieces.pop(0) if self._pieces else ()
+
+    def finish(self) -> Sequence[AnswerPart]:
+        return ()
+
+
 def streamed(pieces: Sequence[Sequence[AnswerPart]], reason: str = "stop", **how: Any) -> tuple[Any, list[Any]]:
     """Returns the answer and its events; each piece has one token."""
     answer = ResponseAnswer({"model": "base"}, 3, how.get("texts"))
     events = answer.begin()
-    for i, parts in enumerate(pieces):
+    split = SplitAnswer(Scripted(pieces, how.get("spans", ())))
+    for i in range(len(pieces)):
         is_last = i == len(pieces) - 1
         log_probs = (TokenLogProbs(i, -1.0, (), i),) if "texts" in how else ()
-        num_reasoning = sum(any(isinstance(part, ReasoningPart) for part in before) for before in pieces[: i + 1])
-        piece = TextPiece("", (i,), log_probs, finish_reason=reason if is_last else None)
-        events += answer.add(piece, parts, num_reasoning)
+        piece = TextPiece("", (i,), log_probs, finish_reason=reason if is_last else None, offsets=(i,))
+        events += answer.add(piece, split)
     return answer, events
 
 
@@ -157,7 +172,7 @@ def test_the_body_has_what_has_arrived() -> None:
 def test_a_cancelled_answer() -> None:
     answer, events = streamed([[TextPart("a")]], None)  # type: ignore[arg-type]
     answer.cancel()
-    events += answer.add(TextPiece("", (), finish_reason="abort"), [])
+    events += answer.add(TextPiece("", (), finish_reason="abort"), SplitAnswer(Scripted([])))
     assert [item["status"] for item in replayed(events)] == ["incomplete"]
     assert (events[-1]["type"], events[-1]["response"]["status"]) == ("response.incomplete", "cancelled")
     assert answer.body()["incomplete_details"] is None
@@ -200,8 +215,21 @@ def test_log_probs_of_deltas_are_those_of_the_text(num_tokens: int) -> None:
     assert plain(events[-1]) == plain(events[-1])
 
 
+def test_the_text_has_no_log_probs_of_the_reasoning() -> None:
+    pieces: list[list[AnswerPart]] = [[], [ReasoningPart("a")], [], [TextPart("b")]]
+    for given in (pieces, [[part for parts in pieces for part in parts]]):
+        answer = ResponseAnswer({}, 3, Texts())  # type: ignore[arg-type]
+        split = SplitAnswer(Scripted(given, [(1, 3)]))
+        entries = [TokenLogProbs(i, -1.0, (), i) for i in range(4)]
+        for i in range(len(given)):
+            log_probs = tuple(entries) if len(given) == 1 else (entries[i],)
+            answer.add(TextPiece("", (), log_probs, finish_reason="stop" if i == len(given) - 1 else None), split)
+        _, message = answer.body()["output"]
+        assert [entry["token"] for entry in message["content"][0]["logprobs"]] == ["t3"]
+
+
 def test_reasoning_tokens_are_counted() -> None:
-    answer, _ = streamed([[ReasoningPart("a")], [ReasoningPart("b")], [TextPart("c")]])
+    answer, _ = streamed([[ReasoningPart("a")], [ReasoningPart("b")], [TextPart("c")]], spans=[(0, 2)])
     assert answer.body()["usage"] == {
         "input_tokens": 3,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
