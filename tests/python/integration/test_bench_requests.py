@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +11,7 @@ from adaptrt.tools.bench import limits
 from adaptrt.tools.bench.report import Report, Row, load_report
 from scenarios import command
 from scenarios.demo_quality import DEMO_MODEL
+from support.made_up_limits import made_up_limits
 
 SCENARIOS = """schema = 1
 [run]
@@ -155,10 +155,9 @@ alora = true
 
 
 @pytest.fixture(scope="module", autouse=True)
-def limits_measured_once() -> Iterator[None]:
-    """Measures the machine once: each measurement takes a second on all processors, and no test counts them."""
+def limits_made_up() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "measure_machine_limits", functools.cache(limits.measure_machine_limits))
+        patch.setattr(limits, "measure_machine_limits", made_up_limits)
         yield
 
 

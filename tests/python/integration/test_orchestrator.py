@@ -24,8 +24,10 @@ import adaptrt
 from adaptrt import CommunicationMode, ExecutorConfig, ModelType, OrchestratorConfig, ParallelConfig
 from adaptrt._core import ConfigError, DType, EngineError
 from adaptrt.builder.cli import main as command_line
+from adaptrt.tools.bench import limits
 from support.cut_models import Cut, prompt_of
 from support.http_server import http_server
+from support.made_up_limits import made_up_limits
 from support.processes import has_mapped, have_ended, processes_with
 from support.rank_script import answer_batches, result_of
 from support.ranks import answers_of, answers_of_ranks, mpirun, ranks_of
@@ -409,9 +411,10 @@ def demo_engine(tmp_path_factory) -> Path:
 
 
 def test_the_bench_starts_its_workers(
-    engine: Path, cut: Cut, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    engine: Path, cut: Cut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The bench also ends its workers. Its report has no roofline, because steps are recorded in the workers."""
+    monkeypatch.setattr(limits, "measure_machine_limits", made_up_limits)
     others = workers_of(engine)  # workers of an executor that other tests use
     profiled = ["bench", str(engine), "--profile", str(tmp_path / "profile")]
     assert command_line(profiled) == 2

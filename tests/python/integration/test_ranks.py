@@ -324,7 +324,7 @@ start("RELEASE", sys.argv[1])
 
 
 def bench(ranks: int, *arguments: object) -> str:
-    return mpirun(ranks, "-m", "adaptrt.builder.cli", "bench", *arguments, "--num_threads", 1).stdout
+    return mpirun(ranks, "-m", "support.made_up_limits", *arguments, "--num_threads", 1).stdout
 
 
 def test_a_profile_says_what_goes_between_ranks(granite: Cut, tmp_path: Path) -> None:

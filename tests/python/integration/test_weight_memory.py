@@ -26,7 +26,9 @@ from adaptrt.runtime.engine import load_engine, load_engine_bytes
 from adaptrt.runtime.llm_config import with_weight_memory
 from adaptrt.serve.command import add_arguments as add_serve_arguments
 from adaptrt.serve.command import executor_config_of
+from adaptrt.tools.bench import limits
 from support.families import SIZES, Family, save_family
+from support.made_up_limits import made_up_limits
 from support.models import ModelSpec, save_adapter, save_model
 from support.serving import Answer, build_engine, collect, make_request, run_command
 
@@ -306,7 +308,10 @@ def test_contexts_are_told_before_anything_starts(plain: Path, capsys: pytest.Ca
         assert reason in " ".join(capsys.readouterr().err.split())
 
 
-def test_the_bench_shows_what_is_read_of_a_token(plain: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bench_shows_what_is_read_of_a_token(
+    plain: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(limits, "measure_machine_limits", made_up_limits)
     capsys.readouterr()
     run_command(
         "bench", plain, "--weight_memory", least_memory(plain), "--only", "decode", "--repeats", 1, "--concurrency", 1,
