@@ -73,6 +73,8 @@ class ChatAnswer:
             "choices": Items(choices),
             "usage": self._usage(sum(len(piece.token_ids) for piece in pieces)),
         }
+        # vLLM's clients read this field of every whole answer.
+        whole["prompt_logprobs"] = None
         if self._fields.prompt_logprobs is not None:
             scored = pieces[0].prompt_log_probs
             whole["prompt_logprobs"] = prompt_log_prob_entries(self._prompt, scored, self._tokenizer.texts)
@@ -91,13 +93,15 @@ class ChatAnswer:
         num_tokens = 0
         begun: set[int] = set()
         async for index, piece in pieces:
-            num_tokens += len(piece.token_ids)
-            counts = {"usage": self._usage(num_tokens)} if always else {}
             if index not in begun:
                 opening = {"index": index, "delta": {"role": "assistant", "content": self._echo}, **_OPEN}
+                counts = {"usage": self._usage(num_tokens)} if always else {}
                 yield {**head, "choices": [opening], **counts, **({} if begun else self._prompt_ids())}
                 begun.add(index)
-            yield {**head, "choices": [self._choices[index].chunk(piece)], **counts}
+            num_tokens += len(piece.token_ids)
+            chunk = self._choices[index].chunk(piece)
+            counts = {"usage": self._usage(num_tokens)} if always else {}
+            yield {**head, "choices": [chunk], **counts}
         if with_usage:
             yield {**head, "choices": [], "usage": self._usage(num_tokens)}
 

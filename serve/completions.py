@@ -239,6 +239,9 @@ class _Answer:
             choice["token_ids"] = list(piece.token_ids) if has_answer else []
             if is_first:
                 choice["prompt_token_ids"] = prompt.token_ids
+        if not fields.stream:
+            # vLLM's clients read this field of every whole answer.
+            choice["prompt_logprobs"] = None
         if fields.prompt_logprobs is not None:
             scored = limited(piece.prompt_log_probs or (), fields.prompt_logprobs)
             choice["prompt_logprobs"] = prompt_log_prob_entries(prompt.token_ids, scored, self._own.texts)

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,6 +20,7 @@ from support.http_server import http_server
 from support.models import ModelSpec, save_adapter, save_model
 from support.serving import build_engine
 from support.tokenizers import byte_level, save_tokenizer
+from support.vllm_cases import CASES
 
 SPEC = ModelSpec(vocab_size=270)
 TEMPLATE = (
@@ -48,6 +50,12 @@ class Served:
 
     client: httpx.Client
     executor: adaptrt.Executor
+    root: Path
+    """Directory below which adapters may be loaded."""
+    tokenizer: Any = TOKENIZER
+
+    def ids(self, text: str) -> list[int]:
+        return ids(text)
 
     def post(self, path: str, status: int = 200, headers: dict[str, str] | None = None, **body: Any) -> Any:
         answer = self.client.post(path, json=body, headers=headers)
@@ -89,6 +97,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "--served_model_name", "base", "--lora_modules", f"adapter={adapter}", "--chat_template", root / "given.jinja",
         "--trust_request_chat_template", "--num_threads", 1, "--enable_tokenizer_info_endpoint",
         "--pooling_type", "last", "--normalize_embeddings", "true", "--batch_dir", root / "batches",
+        "--adapter_root", root, "--enable_lora_loading",
     ]  # fmt: skip
     config = adaptrt.ExecutorConfig(num_threads=1, max_beam_width=4)
     with (
@@ -96,7 +105,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         http_server(engine, *flags) as address,
         httpx.Client(base_url=address, timeout=60) as client,
     ):
-        yield Served(client, executor)
+        yield Served(client, executor, root)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cases_of_vllms_server(served: Served, name: str) -> None:
+    CASES[name](served)
 
 
 def test_log_probs_of_prompts(served: Served) -> None:
