@@ -7,12 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import llguidance
+import llguidance.hf
 import pytest
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptrt._core import GuidedDecodingParams, RequestError
+from adaptrt.runtime.vocabulary import Vocabulary
 from adaptrt.serve.answer_parts import ReasoningPart, TextPart
 from adaptrt.serve.conversation import SplitAnswer
 from adaptrt.serve.errors import ApiError
@@ -33,6 +35,8 @@ from adaptrt.serve.tools.reasoning import read_text
 from adaptrt.serve.tools.sink import PartSink
 from adaptrt.serve.tools.splitter import FormSplitter
 from support.answers import Answer, joined
+from support.call_forms import WRITERS
+from support.tokenizers import byte_level
 
 FEW = settings(max_examples=30, deadline=None)
 TOKENIZER = llguidance.LLTokenizer("byte")
@@ -265,3 +269,27 @@ def test_a_template_shows_its_form(template: str, form: str | None) -> None:
 def test_every_alias_and_marker_is_a_form() -> None:
     assert set(REASONING_ALIASES.values()) | {form for form, _ in REASONING_MARKERS} <= set(REASONING_FORMS)
     assert not set(REASONING_ALIASES) & set(REASONING_FORMS)
+
+
+@pytest.mark.parametrize("calls", FORMS)
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_a_tokenizer_with_special_tokens_can_reason_and_call(calls: str, is_forced: bool) -> None:
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens([*FORMS[calls].marks, "<think>", "</think>"])
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
+    reasoning = REASONING_FORMS[HARMONY if calls == OPENAI else "qwen3"]
+    functions = [*STRICT, GuidedFunction("all", None, True, "tools[1].function")]
+    options: dict[str, Any] = {"content": None, "special": Vocabulary(tokenizer).special_id, "reasoning": reasoning}
+    guide = tool_guide(FORMS[calls], functions, is_forced=is_forced, is_single=False, **options)
+    matcher = llguidance.LLMatcher(llguidance.hf.from_tokenizer(fast), llguidance.grammar_from("grammar", guide.guide))
+    assert not matcher.is_error(), matcher.get_error()
+    if calls == OPENAI:
+        thoughts = f"{ANALYSIS}hm{NEXT}"
+        call = '<|channel|>commentary to=functions.w <|constrain|>json<|message|>{"city": "a"}'
+    else:
+        thoughts, call = "<think>hm</think>\n", WRITERS[calls]([("w", {"city": "a"}), ("all", {})])
+    bad = call.replace("city", "town")
+    for text, right in ((call, True), (thoughts + call, True), (bad, False), (thoughts + bad, False)):
+        matcher.reset()
+        tokens = tokenizer.encode(text, add_special_tokens=False).ids
+        assert (matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()) == right, text
