@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import llguidance
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from adaptrt.serve.errors import ApiError
@@ -97,11 +98,22 @@ def closes_early(form: str, calls: Sequence[Call]) -> bool:
     return end is not None and any(end in f"{text}\n" for text in texts)
 
 
+def looks_ended(form: str, calls: Sequence[Call]) -> bool:
+    """True if a text has an end tag and what may follow it: no parser can know that the text goes on."""
+    ended = {
+        "qwen3_coder": r"</parameter>\s*(<parameter=|</function>|</tool_call>)",
+        "glm45": r"</arg_value>\s*(<arg_key>|</tool_call>)",
+    }.get(form)
+    texts = [value for _, values in calls for value in values.values() if isinstance(value, str)]
+    return ended is not None and any(re.search(ended, text) for text in texts)
+
+
 @pytest.mark.parametrize("form", WRITERS)
 @FEW
 @given(calls=CALLS, size=st.integers(1, 40))
 def test_written_calls_are_accepted_and_found(form: str, calls: list[Call], size: int) -> None:
     calls = in_order(calls)
+    assume(not looks_ended(form, calls))
     answer = WRITERS[form](calls)
     assert split(form, pieces_of(answer, size), FUNCTIONS) == Answer("", "", calls, "c" * len(calls))
     if not closes_early(form, calls):
