@@ -14,7 +14,7 @@ from .openai_chat_fields import CacheControl, ChatRequest, Message
 from .openai_fields import Fields, FiniteObject, SamplingFields, Stops, only, sampling_values
 from .turns import ASSISTANT, Turns, content_of
 
-_KINDS: Final[dict[Any, tuple[str, ...]]] = {
+_KINDS: Final[dict[str, tuple[str, ...]]] = {
     "user": ("text", "tool_result"),
     ASSISTANT: ("text", "thinking", "tool_use"),
     "system": ("text",),
@@ -102,11 +102,12 @@ class InputMessage(Fields):
     @model_validator(mode="before")
     @classmethod
     def _content(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("role") in _KINDS and "content" in given:
+        role = given.get("role") if isinstance(given, dict) else None
+        if isinstance(role, str) and role in _KINDS and "content" in given:
             try:
-                return {**given, "content": _blocks(given["content"], _KINDS[given["role"]])}
+                return {**given, "content": _blocks(given["content"], _KINDS[role])}
             except ValueError as error:
-                raise ValueError(f"content of role '{given['role']}': {error}") from None
+                raise ValueError(f"content of role '{role}': {error}") from None
         return given
 
 
