@@ -165,7 +165,13 @@ Problems ExecutorConfig::validate(const EngineInfo& engine) const {
   } else {
     check_without_kv_cache(problems, *this);
   }
-  if (engine.has_states()) check_with_states(problems, *this);
+  if (engine.has_states()) {
+    check_with_states(problems, *this);
+  } else if (kv_cache_config.max_state_snapshots.value_or(0) > 0) {
+    problems.add("kv_cache_config.max_state_snapshots is " +
+                 std::to_string(*kv_cache_config.max_state_snapshots) +
+                 "; accepted: None and 0, the engine keeps no states");
+  }
   const std::optional<double>& cross = kv_cache_config.cross_kv_cache_fraction;
   if (cross && engine.has_encoder() != (*cross > 0.0)) {
     problems.add("kv_cache_config.cross_kv_cache_fraction is " + std::to_string(*cross) +

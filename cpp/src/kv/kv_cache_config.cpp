@@ -77,6 +77,9 @@ Problems KvCacheConfig::validate() const {
   if (max_state_snapshots && *max_state_snapshots < 0) {
     problems.add("max_state_snapshots is " + std::to_string(*max_state_snapshots) +
                  "; accepted: None, 0 or more");
+  } else if (max_state_snapshots.value_or(0) > 0 && !enable_block_reuse) {
+    problems.add("max_state_snapshots is " + std::to_string(*max_state_snapshots) +
+                 " and enable_block_reuse is False; accepted: True, or no request would start from them");
   }
   // The condition is negated so that NaN is refused as well.
   if (cross_kv_cache_fraction && !(*cross_kv_cache_fraction >= 0.0 && *cross_kv_cache_fraction < 1.0)) {

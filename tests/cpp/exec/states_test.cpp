@@ -94,7 +94,7 @@ BOOST_AUTO_TEST_SUITE(states)
 BOOST_DATA_TEST_CASE(a_crowd_changes_no_token, boost::unit_test::data::make(kSettings), setting) {
   std::mt19937 random(static_cast<unsigned>(setting.max_num_tokens));
   std::int64_t num_reused = 0;
-  for (const int num_snapshots : {-1, 0, 2, 9}) {
+  for (const int num_snapshots : setting.reuse ? std::vector{-1, 0, 2, 9} : std::vector{-1, 0}) {
     const auto crowd = draw_crowd(random, 16);
     ExecutorConfig config = config_of(setting);
     config.max_beam_width = 4;
@@ -221,6 +221,11 @@ BOOST_AUTO_TEST_CASE(what_needs_earlier_states_is_refused) {
   check_refused(lookahead, "decoding_config.lookahead_decoding_config is given");
   ExecutorConfig many = with_snapshots(1 << 30);
   check_refused(many, "the states of max_batch_size 8 sequences and 1073741824 snapshots");
+
+  FakeEngine::Options without_states;
+  without_states.max_beam_width = 4;
+  BOOST_CHECK_THROW(static_cast<void>(make_executor(with_snapshots(1), without_states)), ConfigError);
+  BOOST_CHECK_NO_THROW(static_cast<void>(make_executor(with_snapshots(0), without_states)));
 
   const auto executor = make_executor(with_snapshots(1), with_states());
   Request drafts = make_request(kPrompt, 3);

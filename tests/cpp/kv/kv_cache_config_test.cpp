@@ -48,6 +48,11 @@ BOOST_AUTO_TEST_CASE(each_unsupported_or_senseless_field_is_refused_by_name) {
          c.enable_block_reuse = false;
        }},
       {"max_state_snapshots", [](KvCacheConfig& c) { c.max_state_snapshots = -1; }},
+      {"max_state_snapshots",
+       [](KvCacheConfig& c) {
+         c.max_state_snapshots = 1;
+         c.enable_block_reuse = false;
+       }},
       {"onboard_blocks", [](KvCacheConfig& c) { c.onboard_blocks = false; }},
       {"cross_kv_cache_fraction", [](KvCacheConfig& c) { c.cross_kv_cache_fraction = 1.0; }},
       {"secondary_offload_min_priority", [](KvCacheConfig& c) { c.secondary_offload_min_priority = 0; }},
@@ -147,6 +152,9 @@ BOOST_AUTO_TEST_CASE(states_take_their_memory_before_blocks) {
   check_slots({4, 16, 20});
   config.max_state_snapshots = 17;
   BOOST_CHECK_THROW(static_cast<void>(slots_of()), ConfigError);
+  config.max_state_snapshots = 0;
+  check_slots({4, 0, 4});
+  config.max_state_snapshots.reset();
   config.enable_block_reuse = false;
   check_slots({4, 0, 4});
   config.free_gpu_memory_fraction = 0.03;
