@@ -92,3 +92,27 @@ def rule_until(name: str, mark: str, token: Callable[[str], str]) -> list[str]:
     if written == literal(mark):
         return [rf"{name}[suffix={written}]: /(.|\n)*/"]
     return [rf"{name}: {name.upper()} {written}", rf"{name.upper()}: /(.|\n)*/"]
+
+
+def ordered_rules(prefix: str, items: Sequence[str], required: Sequence[bool]) -> list[str]:
+    """Returns rules in Lark of which `prefix` is all items in their order, with COMMA between two of them.
+
+    Items that are not required may be missing.
+    """
+
+    def followers(first: int) -> list[str]:
+        """Rules of the items that may come next; "": none is needed."""
+        rules = []
+        for i in range(first, len(items)):
+            rules.append(f"{prefix}_{i}")
+            if required[i]:
+                return rules
+        return [*rules, ""]
+
+    empty = '""'
+    rules = [f"{prefix}: {' | '.join(one or empty for one in followers(0))}"]
+    for i, item in enumerate(items):
+        rules.append(f"{prefix}_{i}: {item} {prefix}_after_{i}")
+        more = " | ".join(f"COMMA {one}" if one else empty for one in followers(i + 1))
+        rules.append(f"{prefix}_after_{i}: {more}")
+    return rules

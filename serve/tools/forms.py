@@ -8,6 +8,7 @@ from typing import Final
 from .call_lists import CallListForm
 from .deepseek import DeepSeekForm
 from .form import CallForm
+from .gemma import GemmaForm
 from .glm import GlmForm
 from .harmony import HarmonyForm, HarmonyReasoning
 from .hermes import HermesForm
@@ -41,6 +42,8 @@ FORMS: Final[Mapping[str, CallForm]] = {
     "phi4_mini": CallListForm(*_PHI4, others=[_FUNCTOOLS]),
     "llama4_pythonic": PythonicForm(),
     "gemma3": ToolCodeForm(),
+    "functiongemma": GemmaForm("<start_function_call>", "<end_function_call>", "<escape>"),
+    "gemma4": GemmaForm("<|tool_call>", "<tool_call|>", '<|"|>'),
     "phi4_mini_json": CallListForm(*_FUNCTOOLS, others=[_PHI4]),
 }
 """Formats by their names for --tool_call_parser."""
@@ -69,6 +72,8 @@ MARKERS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
     ("phi4_mini_json", ("functools[",)),
     ("llama4_pythonic", ("func_name1(",)),
     ("gemma3", ("```tool_code",)),
+    ("functiongemma", ("<start_function_call>",)),
+    ("gemma4", ("<|tool_call>",)),
     ("phi4_mini", ("<|/tool|>",)),
     ("granite", ("<|tool_call|>",)),
     (HERMES, ("<tool_call>",)),

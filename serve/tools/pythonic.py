@@ -9,7 +9,7 @@ from typing import Any, Final
 from ...common.shown_value import shown
 from ...runtime.guided_decoding import with_json_options
 from ..errors import ApiError
-from .form import CallForm, CallGrammar, CallRule, Functions, literal
+from .form import CallForm, CallGrammar, CallRule, Functions, literal, ordered_rules
 from .literals import PYTHON, read_literal, read_name
 from .reader import SPACE, Marks, Steps, TextReader, drop
 from .sink import PartSink
@@ -20,8 +20,6 @@ _BLOCK: Final = "```tool_code"
 _BLOCK_END: Final = "```"
 _BLOCKS: Final = Marks(_BLOCK)
 _MAX_KEY: Final = 256
-NOTHING: Final = '""'
-"""Expression in Lark of an empty text."""
 
 
 class PythonicForm(CallForm):
@@ -174,28 +172,8 @@ def _argument_rules(index: int, call: CallRule) -> list[str]:
             )
     shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
     names = list(root["properties"])
-    required = [name in (root.get("required") or ()) for name in names]
-    rules = []
-    for i, name in enumerate(names):
-        schema = root["properties"][name]
-        rules.append(
-            f"argument_{index}_{i}: {literal(f'{name}=')} {_value(schema, shared, call)} after_{index}_{i + 1}"
-        )
-    for i in range(len(names) + 1):
-        followers = _followers(index, i, required)
-        rules.append(f"after_{index}_{i}: {' | '.join(f'COMMA {one}' if one else NOTHING for one in followers)}")
-    rules.append(f"arguments_{index}: {' | '.join(one or NOTHING for one in _followers(index, 0, required))}")
-    return rules
-
-
-def _followers(index: int, first: int, required: Sequence[bool]) -> list[str]:
-    """Returns the rules of arguments that may come next; "": none is needed."""
-    rules = []
-    for i in range(first, len(required)):
-        rules.append(f"argument_{index}_{i}")
-        if required[i]:
-            return rules
-    return [*rules, ""]
+    items = [f"{literal(f'{name}=')} {_value(root['properties'][name], shared, call)}" for name in names]
+    return ordered_rules(f"arguments_{index}", items, [name in (root.get("required") or ()) for name in names])
 
 
 def _value(schema: Any, shared: dict[str, Any], call: CallRule) -> str:

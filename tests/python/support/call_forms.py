@@ -47,6 +47,22 @@ def pythonic(name: str, arguments: Mapping[str, Any]) -> str:
     return f"{name}({written})"
 
 
+def gemma(calls: Sequence[Call], begin: str, end: str, quote: str) -> str:
+    """Keys are sorted, as templates do."""
+
+    def value(item: Any) -> str:
+        if isinstance(item, str):
+            return f"{quote}{item}{quote}"
+        if isinstance(item, list):
+            return f"[{','.join(map(value, item))}]"
+        return pairs(item) if isinstance(item, dict) else dumps(item)
+
+    def pairs(items: Mapping[str, Any]) -> str:
+        return "{" + ",".join(f"{key}:{value(items[key])}" for key in sorted(items)) + "}"
+
+    return "".join(f"{begin}call:{name}{pairs(arguments)}{end}" for name, arguments in calls)
+
+
 WRITERS: Mapping[str, Callable[[Sequence[Call]], str]] = {
     "hermes": lambda calls: "\n".join(f"<tool_call>\n{objects([call])}\n</tool_call>" for call in calls),
     "llama3_json": lambda calls: "; ".join(objects([call], "parameters") for call in calls),
@@ -62,6 +78,8 @@ WRITERS: Mapping[str, Callable[[Sequence[Call]], str]] = {
     "phi4_mini": lambda calls: f"<|tool_call|>[{objects(calls)}]<|/tool_call|>",
     "llama4_pythonic": lambda calls: f"[{', '.join(pythonic(*call) for call in calls)}]",
     "gemma3": lambda calls: f"```tool_code\n[{', '.join(pythonic(*call) for call in calls)}]\n```",
+    "functiongemma": lambda calls: gemma(calls, "<start_function_call>", "<end_function_call>", "<escape>"),
+    "gemma4": lambda calls: gemma(calls, "<|tool_call>", "<tool_call|>", '<|"|>'),
     "phi4_mini_json": lambda calls: f"functools[{objects(calls)}]",
 }
 """Answers that are calls, by form."""

@@ -49,6 +49,7 @@ ODD = st.sampled_from(
     [
         *("", "\n", "a\n", " ", "</", "</parameter>", "</arg_value>", "</tool_call>", "<tool_call>", "[TOOL_CALLS]"),
         *('"', "\\", "}", "]", "```", "<function=search>", "日本", "🎉", "functools[", "[ARGS]{", "x"),
+        *("<escape>", '<|"|>', "<start_function_call>call:search{"),
     ]
 )
 QUERIES = st.lists(ODD, max_size=4).map("".join) | TEXTS
@@ -102,6 +103,8 @@ def looks_ended(form: str, calls: Sequence[Call]) -> bool:
     """True if a text has an end tag and what may follow it: no parser can know that the text goes on."""
     ended = {
         "qwen3_coder": r"</parameter>\s*(<parameter=|</function>|</tool_call>)",
+        "functiongemma": "<escape>",
+        "gemma4": '<|"|>',
         "glm45": r"</arg_value>\s*(<arg_key>|</tool_call>)",
     }.get(form)
     texts = [value for _, values in calls for value in values.values() if isinstance(value, str)]
@@ -234,3 +237,29 @@ def test_any_literal_of_python_becomes_json(value: Any, size: int) -> None:
     answer = f"[search_all(value={value!r}, other=1)]"
     expected = Answer("", "", [("search_all", {"value": value, "other": 1})], "c")
     assert split("llama4_pythonic", pieces_of(answer, size), FUNCTIONS) == expected
+
+
+def test_gemma_s_format_cannot_enforce_every_schema() -> None:
+    def made(schema: dict[str, Any], *, is_strict: bool) -> str:
+        parameters = {"properties": {"a": schema}}
+        function = GuidedFunction("f", parameters, is_strict, "tools[0].function")
+        options: dict[str, Any] = {"is_forced": True, "is_single": True, "content": None}
+        return str(tool_guide(FORMS["gemma4"], [function], special=lambda _: None, **options).guide)
+
+    for schema, field in (
+        ({"type": "string", "pattern": "b"}, "a.pattern"),
+        ({"type": "array", "items": {"type": "string"}, "minItems": 1}, "a.minItems"),
+        ({"type": "object", "properties": {"b": {"type": "string", "format": "date"}}}, "a.properties.b.format"),
+        ({"type": "object", "properties": {"b": {}}, "additionalProperties": True}, "a.additionalProperties"),
+        ({"enum": [[1]]}, "a.enum"),
+    ):
+        with pytest.raises(
+            ApiError, match="of 'f' cannot be enforced, because the model does not write JSON"
+        ) as raised:
+            made(schema, is_strict=True)
+        assert raised.value.param == f"tools[0].function.parameters.properties.{field}"
+    lenient = made({"type": "string", "pattern": "b"}, is_strict=False)
+    assert accepts(lenient, WRITERS["gemma4"]([("f", {"a": "x"})]))
+    many = made({"type": ["string", "integer"]}, is_strict=True)
+    for value, right in (("x", True), (5, True), (True, False), ([], False)):
+        assert accepts(many, WRITERS["gemma4"]([("f", {"a": value})])) == right

@@ -13,7 +13,7 @@ from adaptrt.serve.answer_parts import CallArguments, CallBegin, CallEnd, TextPa
 from adaptrt.serve.tools.form import Functions
 from adaptrt.serve.tools.forms import ALIASES, AUTO, FORMS, HERMES, LLAMA3_JSON, MARKERS, form_of_template
 from adaptrt.serve.tools.json_text import read_value
-from adaptrt.serve.tools.reader import Steps, TextReader
+from adaptrt.serve.tools.reader import Marks, Steps, TextReader, drop
 from adaptrt.serve.tools.sink import PartSink
 from adaptrt.serve.tools.splitter import FormSplitter
 from support.answers import split
@@ -210,6 +210,8 @@ MARKED = {
     "phi": ("'<|tool|>' + message['tools'] + '<|/tool|>'", "phi4_mini"),
     "llama 4": ("in the format of [func_name1(params_name1=params_value1, ...)]", "llama4_pythonic"),
     "gemma 3": ("wrap it with ```tool_code", "gemma3"),
+    "function gemma": ("'<start_function_call>call:' + name + '{'", "functiongemma"),
+    "gemma 4": ("'<|tool_call>call:' + name + '{'", "gemma4"),
     "phi with functools": ("formatted as functools[{", "phi4_mini_json"),
     "none": ("{{ tools | tojson }}", None),
 }
@@ -223,3 +225,16 @@ def test_a_template_shows_its_form(template: str, form: str | None) -> None:
 def test_every_alias_and_marker_is_a_form() -> None:
     assert set(ALIASES.values()) | {form for form, _ in MARKERS} <= set(FORMS)
     assert not set(ALIASES) & {*FORMS, AUTO}
+
+
+def test_the_longest_mark_that_begins_first_is_found() -> None:
+    def read(reader: TextReader, sink: PartSink) -> Steps[None]:
+        mark = yield from reader.until(Marks("ab", "abc", "b!"), drop)
+        sink.text(mark)
+        yield from reader.rest(drop)
+
+    for text, mark in (("xabc", "abc"), ("xabd", "ab"), ("xab", "ab"), ("xb!ab", "b!"), ("xa", "")):
+        for pieces in ([text], text):
+            splitter = FormSplitter(read)
+            parts = [part for piece in pieces for part in splitter.add(piece)]
+            assert [*parts, *splitter.finish()] == ([TextPart(mark)] if mark else [])
