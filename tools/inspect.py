@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from .._core import ConfigError, EngineError, cpu_kernels, dtype_name, impossible_cpu_kernels
+from .._core import ConfigError, EngineError, cpu_engine_info, cpu_kernels, dtype_name, impossible_cpu_kernels
 from ..builder.compile.tensorrt.compiled_plans import plan_file
 from ..common.progress import format_bytes
 from ..common.safetensors_stream import SafetensorsReader, TensorSpec
@@ -164,11 +164,13 @@ def _usual_contexts(max_seq_len: int) -> list[int]:
 
 
 def _describe_contexts(file: EngineFile, lengths: Sequence[int]) -> str:
-    """KV cache size of a request for each length, in the engine's type and as int8."""
+    """KV cache size of a request for each length, in the engine's type and as int8, and the size of its states."""
     program = bind_program(file.program, file.tensors, str(file.path))
     block = {is_int8: program.kv_block_bytes(is_int8) for is_int8 in (False, True)}
+    state_bytes = cpu_engine_info(program).state_bytes
+    states = f"states of {format_bytes(state_bytes)} for each request" if state_bytes else ""
     if not any(block.values()):
-        return "do not grow with the sequence"
+        return f"{states}, which do not grow with the sequence" if states else "do not grow with the sequence"
     used, other = program.int8_kv_cache, not program.int8_kv_cache
     tokens = program.tokens_per_block
     names = {False: dtype_name(program.dtype), True: "int8"}
@@ -179,7 +181,7 @@ def _describe_contexts(file: EngineFile, lengths: Sequence[int]) -> str:
     each = ", ".join(
         f"{length} tokens {size(length, used)} (as {names[other]} {size(length, other)})" for length in lengths
     )
-    return f"KV cache of a request with {each}"
+    return f"KV cache of a request with {each}" + (f", and {states}" if states else "")
 
 
 def _describe_kernels() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,11 @@ def test_stages_with_different_numbers_of_layers_are_described_by_rank(rooms: Pa
     assert rows["weights"] == "; ".join(
         f"{len(file.tensors)} tensors, {format_bytes(file.num_bytes)} on rank {rank}" for rank, file in enumerate(files)
     )
+
+
+def test_states_are_described_beside_the_kv_cache(inspect: Inspect, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adaptrt.tools.inspect.cpu_engine_info", lambda _: SimpleNamespace(state_bytes=3 << 20))
+    assert "KiB), and states of 3.0 MiB for each request\n" in inspect("engine", "--context", "1")
 
 
 def test_ranks_with_the_same_text_are_named_together() -> None:
