@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from adaptrt.common import progress
+from adaptrt.common.terminal_progress import TerminalProgress
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def test_items_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         advance(2)
     assert stream.getvalue().splitlines()[:3] == ["prompts: 3", "prompts: 1 of 3", "prompts: 3 of 3"]
     terminal = io.StringIO()
-    with progress.TerminalProgress(Console(file=terminal, force_terminal=True)).items("prompts", 3) as advance:
+    with TerminalProgress(Console(file=terminal, force_terminal=True)).items("prompts", 3) as advance:
         advance(3)
     assert "3/3" in terminal.getvalue()
     with progress.SilentProgress().items("prompts", 3) as advance:
@@ -83,7 +84,7 @@ def test_tasks_side_by_side_get_lines_with_their_phases(monkeypatch: pytest.Monk
 
 def test_tasks_side_by_side_are_bars_on_a_terminal() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with progress.TerminalProgress(console).phases(["First", "Second"]) as (first, second):
+    with TerminalProgress(console).phases(["First", "Second"]) as (first, second):
         first("Timing [kernels]", 0.25)
         second("Done", 1.0)
     text = console.file.getvalue()

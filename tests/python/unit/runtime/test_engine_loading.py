@@ -66,7 +66,7 @@ def test_a_native_engine_runs_without_what_only_builders_and_gpus_need(built: Pa
     code = (
         "import sys, adaptrt\n"
         "adaptrt.Executor(sys.argv[1]).shutdown()\n"
-        "others = ('onnx', 'torch', 'tensorrt', 'tensorrt_rtx', 'adaptrt._cuda')\n"
+        "others = ('onnx', 'torch', 'rich', 'tensorrt', 'tensorrt_rtx', 'adaptrt._cuda')\n"
         "print([name for name in others if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, built], capture_output=True, text=True, check=True)
