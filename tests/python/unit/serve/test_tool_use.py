@@ -183,6 +183,11 @@ def test_harmony_is_read_with_and_without_tools() -> None:
     message = "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary to=functions.f"
     answer = f"{message} <|constrain|>json<|message|>{{}}"
     assert split(service, "", answer, tools=TOOLS) == Answer("", "a", [("f", {})], "rc")
+    asked = {"messages": [{"role": "user", "content": "a"}], "tools": TOOLS, "tool_choice": "required"}
+    form = asyncio.run(answer_form_of(service, ChatRequest.model_validate(asked), None, ""))
+    assert form.has_reasoning
+    assert form.guide is not None
+    assert '"analysis"' in (form.guide.guide or "")
     final = "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b"
     assert split(served("<|channel|><|message|>"), "", final) == BOTH
     assert split(served("<|channel|><|message|>", tool_call_parser="hermes"), "", HERMES, tools=TOOLS).calls
