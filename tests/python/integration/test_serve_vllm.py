@@ -129,6 +129,9 @@ def test_log_probs_of_prompts(served: Served) -> None:
     of_chat = served.chat(prompt_logprobs=0)["prompt_logprobs"]
     assert [list(entry) for entry in of_chat[1:]] == [[str(token)] for token in chat_ids("hi")[1:]]
     # Fewer most likely tokens than those of the answer.
+    fewer = served.complete(prompt_logprobs=3, logprobs=1)
+    assert all(len(top) <= 2 for top in fewer["logprobs"]["top_logprobs"])
+    assert any(len(entry) >= 3 for entry in fewer["prompt_logprobs"][1:])
     both = served.complete(prompt_logprobs=1, logprobs=3)
     assert all(len(entry) <= 2 for entry in both["prompt_logprobs"][1:])
     assert any(len(top) >= 3 for top in both["logprobs"]["top_logprobs"])

@@ -14,11 +14,12 @@ import pytest
 from fastapi.testclient import TestClient
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Message
 
 from adaptrt import ConfigError
 from adaptrt.serve import batches as batches_module
 from adaptrt.serve.app import make_app
-from adaptrt.serve.batch_routes import BatchRequest
+from adaptrt.serve.batch_routes import BatchRequest, _upload
 from adaptrt.serve.batch_store import BATCH_SECONDS, Batch, BatchStore
 from adaptrt.serve.batches import HANDLERS, Batches
 from adaptrt.serve.errors import ApiError
@@ -341,6 +342,30 @@ def test_routes(tmp_path: Path) -> None:
     assert client.delete(f"/v1/files/{info['id']}").json() == {"id": info["id"], "object": "file", "deleted": True}
     assert not (tmp_path / "files" / info["id"]).exists()
     store.close()
+
+
+def test_an_upload_that_is_too_large_is_not_read_to_its_end(tmp_path: Path) -> None:
+    """Its size may not be stated, and it would fill the disk."""
+    num_read = 0
+    begin = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+
+    async def receive() -> Message:
+        nonlocal num_read
+        num_read += 1
+        assert num_read < 10
+        return {"type": "http.request", "body": begin if num_read == 1 else b"x" * 50_000, "more_body": True}
+
+    async def main() -> None:
+        headers = [(b"content-type", b"multipart/form-data; boundary=x")]
+        request = Request({"type": "http", "method": "POST", "path": "/v1/files", "headers": headers}, receive)
+        store = BatchStore(tmp_path, ServerLimits())
+        with pytest.raises(ApiError, match="the file has more than 100000 bytes") as refused:
+            await _upload(request, Batches(service(), store), 100_000)
+        assert refused.value.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+        assert list((tmp_path / "files").iterdir()) == []
+        store.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_a_batch_may_ask_the_routes_that_there_are() -> None:
