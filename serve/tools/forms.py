@@ -63,7 +63,7 @@ ALIASES: Final[Mapping[str, str]] = {
 _DEEPSEEK: Final = "<｜tool▁call▁begin｜>"
 MARKERS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
     (OPENAI, ("<|channel|>", "<|message|>")),
-    ("qwen3_coder", ("<function=",)),
+    ("qwen3_coder", ("<tool_call>", "<function=")),
     ("glm45", ("<arg_key>",)),
     ("mistral_named", ("[TOOL_CALLS]", "[ARGS]")),
     ("mistral", ("[TOOL_CALLS]",)),

@@ -213,6 +213,7 @@ MARKED = {
     "function gemma": ("'<start_function_call>call:' + name + '{'", "functiongemma"),
     "gemma 4": ("'<|tool_call>call:' + name + '{'", "gemma4"),
     "phi with functools": ("formatted as functools[{", "phi4_mini_json"),
+    "another model's tags": ("<seed:tool_call><function=", None),
     "none": ("{{ tools | tojson }}", None),
 }
 
