@@ -263,3 +263,18 @@ def test_gemma_s_format_cannot_enforce_every_schema() -> None:
     many = made({"type": ["string", "integer"]}, is_strict=True)
     for value, right in (("x", True), (5, True), (True, False), ([], False)):
         assert accepts(many, WRITERS["gemma4"]([("f", {"a": value})])) == right
+
+
+@pytest.mark.parametrize(
+    ("form", "begin"),
+    [
+        ("llama4_pythonic", "[search_all(a="),
+        ("gemma4", "<|tool_call>call:search_all{a:"),
+        ("mistral", '[TOOL_CALLS][{"name": "search_all", "arguments": {"a":'),
+    ],
+)
+def test_values_are_not_nested_too_deeply_for_clients(form: str, begin: str) -> None:
+    answer = split(form, [begin + "[" * 200], FUNCTIONS)
+    ((_, arguments),) = answer.calls
+    assert 90 < arguments.count("[") <= 100
+    assert answer.text.count("[") == 200 - arguments.count("[")
