@@ -174,12 +174,13 @@ def test_a_guide_begins_after_the_reasoning(form: str, guide: GuidedDecodingPara
 
 
 def test_reasoning_goes_before_a_regular_expression_of_any_text() -> None:
-    guide = guide_after_reasoning(
-        GuidedDecodingParams(TYPES.REGEX, ".*!"), REASONING_FORMS["qwen3"], "", lambda _: None
-    )
+    any_text = GuidedDecodingParams(TYPES.REGEX, ".*!")
+    guide = guide_after_reasoning(any_text, REASONING_FORMS["qwen3"], "", lambda _: None)
     for right in ("Hello!", "<think>a\nb</think>Hello!", "\n<think>a</think>!"):
         assert accepts(guide, right), right
     assert not accepts(guide, "<think>a!")
+    begun = guide_after_reasoning(any_text, REASONING_FORMS["qwen3"], "<think>", lambda _: None)
+    assert accepts(begun, "a</think><think>!")
 
 
 def test_a_guide_that_cannot_follow_reasoning_is_refused_or_left() -> None:
