@@ -13,10 +13,13 @@ from ...formats.engine.plan import (
     AttentionOp,
     BroadcastOp,
     CastOp,
+    CausalConvolutionOp,
     CrossAttentionOp,
     CrossKeysOp,
     EmbeddingOp,
     GatedAddOp,
+    GatedDeltaOp,
+    GatedRmsNormOp,
     GatherOp,
     LayerNormOp,
     LoraSite,
@@ -25,6 +28,7 @@ from ...formats.engine.plan import (
     RmsNormOp,
     RopeTableOp,
     SendOp,
+    SigmoidGateOp,
     Vector,
 )
 from ...formats.network import ops
@@ -141,6 +145,14 @@ class _Emitter:
             return self._all_heads_norm(op)
         if isinstance(op, ops.Broadcast):
             return self._broadcast(op)
+        if isinstance(op, ops.SigmoidGate):
+            return self._sigmoid_gate(op)
+        if isinstance(op, ops.GatedRmsNorm):
+            return self._gated_rms_norm(op)
+        if isinstance(op, ops.CausalConvolution):
+            return self._causal_convolution(op)
+        if isinstance(op, ops.GatedDelta):
+            return self._gated_delta(op)
         if isinstance(op, ops.Linear):
             return self._linears.linear(op)
         return self._with_same_fields(op)
@@ -239,6 +251,44 @@ class _Emitter:
         )
         reads = (op.qkv, op.rotary.cosine, op.rotary.sine)
         return EmittedOp(op=made, reads=reads, writes=(op.output,), dtype=self._activation)
+
+    def _sigmoid_gate(self, op: ops.SigmoidGate) -> EmittedOp:
+        made = SigmoidGateOp(gate=buffer_of(op.gate), output=buffer_of(op.output))
+        return EmittedOp(
+            op=made, reads=(op.gate, op.input), writes=(op.output,), dtype=self._activation, in_place=op.input
+        )
+
+    def _gated_rms_norm(self, op: ops.GatedRmsNorm) -> EmittedOp:
+        made = GatedRmsNormOp(
+            input=buffer_of(op.input),
+            gate=buffer_of(op.gate),
+            output=buffer_of(op.output),
+            weight=self._weights.norm(op.weight),
+            epsilon=as_float32(op.epsilon),
+        )
+        return EmittedOp(op=made, reads=(op.input, op.gate), writes=(op.output,), dtype=self._activation)
+
+    def _causal_convolution(self, op: ops.CausalConvolution) -> EmittedOp:
+        taps = op.weight.shape[-1]
+        made = CausalConvolutionOp(
+            layer=op.layer,
+            values=buffer_of(op.output),
+            weight=self._weights.columns(op.weight),
+            taps=taps,
+        )
+        return EmittedOp(op=made, reads=(op.input,), writes=(op.output,), dtype=DType.FLOAT32, in_place=op.input)
+
+    def _gated_delta(self, op: ops.GatedDelta) -> EmittedOp:
+        made = GatedDeltaOp(
+            layer=op.layer,
+            shape=op.shape,
+            qkv=buffer_of(op.qkv),
+            gates=buffer_of(op.gates),
+            output=buffer_of(op.output),
+            log_decay=self._weights.norm(op.log_decay),
+            time_bias=self._weights.norm(op.time_bias),
+        )
+        return EmittedOp(op=made, reads=(op.qkv, op.gates), writes=(op.output,), dtype=DType.FLOAT32)
 
     def _all_reduce(self, op: ops.AllReduce) -> EmittedOp:
         made = AllReduceOp(input=buffer_of(op.input), output=buffer_of(op.output), add=op.add_to is not None)

@@ -32,7 +32,7 @@ class WeightRows:
 
 @dataclass(frozen=True)
 class ChosenRows:
-    """Some columns of a checkpoint matrix [rows, columns], one after another: the source of a vector."""
+    """Some columns of a checkpoint tensor [rows, ..., columns], one after another: the source of a vector."""
 
     tensor: str
     num_rows: int
@@ -167,6 +167,13 @@ class Weights:
         """Values [heads, distances] for these heads, from a table [buckets, heads] and the bucket of each distance."""
         vector = Vector(tensor=str(table.name), size=len(heads) * len(buckets))
         self.vectors[vector.tensor] = (vector, ChosenRows(vector.tensor, table.shape[0], buckets, heads))
+        return vector
+
+    def columns(self, tensor: Tensor) -> Vector:
+        """Values [columns, rows] of a tensor [rows, ..., columns]."""
+        rows, size = tensor.shape[0], math.prod(tensor.shape[1:])
+        vector = Vector(tensor=str(tensor.name), size=rows * size)
+        self.vectors[vector.tensor] = (vector, ChosenRows(vector.tensor, rows, tuple(range(rows)), range(size)))
         return vector
 
     def values(self, tensor: Tensor) -> None:

@@ -6,14 +6,24 @@ from collections.abc import Sequence
 from itertools import chain
 
 from ..._core import DType
-from ...formats.engine.plan import AttentionOp, BufferName, CrossAttentionOp, KeepLogitRowsOp
+from ...formats.engine.plan import (
+    AttentionOp,
+    BufferName,
+    CausalConvolutionOp,
+    CrossAttentionOp,
+    GatedDeltaOp,
+    KeepLogitRowsOp,
+)
 from ...formats.network.operands import Value
 from .emitted import EmittedOp
 
+_MIXES_ROWS = (AttentionOp, CrossAttentionOp, CausalConvolutionOp, GatedDeltaOp)
+"""Ops whose output rows depend on other rows."""
+
 
 def with_logit_rows_alone(body: Sequence[EmittedOp], head: Sequence[EmittedOp]) -> tuple[EmittedOp, ...]:
-    """The program's body. After its last attention it keeps only the logit rows of the values that are still read."""
-    attentions = [at for at, op in enumerate(body) if isinstance(op.op, (AttentionOp, CrossAttentionOp))]
+    """The program's body. After its last op that mixes rows it keeps only logit rows, of values that are still read."""
+    attentions = [at for at, op in enumerate(body) if isinstance(op.op, _MIXES_ROWS)]
     if not attentions:
         return tuple(body)
     end = attentions[-1] + 1

@@ -74,7 +74,8 @@ def _vector_pieces(tensors: RankTensors, source: WeightRows | ChosenRows | Array
     if isinstance(source, ChosenRows):
         whole = np.concatenate([to_float32(piece) for piece in tensors.rows(source.tensor, range(source.num_rows))])
         columns = slice(source.columns.start, source.columns.stop)
-        yield np.ascontiguousarray(whole[list(source.chosen), columns].T).reshape(-1)
+        rows = whole.reshape(len(whole), -1)
+        yield np.ascontiguousarray(rows[list(source.chosen), columns].T).reshape(-1)
         return
     if not isinstance(source, WeightRows):
         yield np.ascontiguousarray(to_float32(source))

@@ -8,7 +8,17 @@ from dataclasses import dataclass, replace
 from ...formats.checkpoint.planned_tensor import PlannedTensor, Slice
 from ...formats.checkpoint.tensor_names import EMBEDDING, LM_HEAD
 from ...formats.network.network import Network
-from ...formats.network.ops import Attention, Embedding, Experts, LayerNorm, Linear, RmsNorm
+from ...formats.network.ops import (
+    Attention,
+    CausalConvolution,
+    Embedding,
+    Experts,
+    GatedDelta,
+    GatedRmsNorm,
+    LayerNorm,
+    Linear,
+    RmsNorm,
+)
 from ...formats.network.weights import LinearWeight, Part, Split, Tensor
 from .stage_network import network_of_stage
 
@@ -77,8 +87,11 @@ def _weights(network: Network) -> Iterator[Tensor | LinearWeight]:
             for table in (op.positions, op.types):
                 if table is not None:
                     yield table
-        elif isinstance(op, RmsNorm):
+        elif isinstance(op, (RmsNorm, GatedRmsNorm, CausalConvolution)):
             yield op.weight
+        elif isinstance(op, GatedDelta):
+            yield op.log_decay
+            yield op.time_bias
         elif isinstance(op, LayerNorm):
             yield op.weight
             if op.bias is not None:

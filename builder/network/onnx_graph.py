@@ -17,16 +17,20 @@ from ...formats.network.network import Network
 from ...formats.network.ops import (
     Attention,
     Cast,
+    CausalConvolution,
     CrossAttention,
     CrossKeys,
     Embedding,
     Experts,
     GatedAdd,
+    GatedDelta,
+    GatedRmsNorm,
     LayerNorm,
     Linear,
     Op,
     RmsNorm,
     Rotary,
+    SigmoidGate,
 )
 from .graph import GraphBuilder, StoredTensor
 from .inputs import StepInputs, declare_inputs, kv_pool_shape
@@ -36,6 +40,9 @@ from .onnx_linear import Adaptation, linear
 from .onnx_rotary import rotary_table
 from .onnx_rows import embedding, layer_norm, rms_norm
 from .onnx_values import Values
+
+_WITHOUT_NODES = (CausalConvolution, GatedDelta, GatedRmsNorm, SigmoidGate)
+"""Ops of linear attention, and of the gated attention next to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +70,12 @@ def onnx_graph(network: Network, weights: Mapping[str, StoredTensor], options: N
     """The graph of one engine step. `weights` are the checkpoint's tensors by name.
 
     The residual stream, norms and logits are float32. Inputs of matrix products have the checkpoint's dtype. Outputs
-    are logits float32[R, vocab_size] and the KV pools. Raises ConfigError for adapters of experts.
+    are logits float32[R, vocab_size] and the KV pools. Raises ConfigError for adapters of experts, and for networks
+    with linear attention.
     """
     config = network.config
+    if any(isinstance(op, _WITHOUT_NODES) for op in network.ops):
+        raise ConfigError(f"{config.architecture} has linear attention, which cannot be written as ONNX")
     graph = GraphBuilder(weights, config.dtype, config.quantization)
     has_encoder = network.encoder_output is not None
     # The decoder of an encoder-decoder model processes whole sequences here, like its encoder.

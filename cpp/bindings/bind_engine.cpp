@@ -43,17 +43,20 @@ std::span<const std::int32_t> values_of(const Integers& array) {
 /// Runs a step of the base model and returns logits[R, vocab_size].
 py::array_t<float> step(EngineHandle& self, const Integers& token_ids, const Integers& positions,
                         const Integers& sequence_offsets, const Integers& prompt_lengths,
-                        const Integers& block_tables, const Integers& logit_rows) {
+                        const Integers& block_tables, const Integers& logit_rows,
+                        const std::optional<Integers>& state_slots) {
   if (block_tables.ndim() != 2) throw py::value_error("block_tables must be two-dimensional");
   const std::vector<const DeviceAdapter*> adapters(static_cast<std::size_t>(prompt_lengths.size()), nullptr);
-  const StepInput input{.token_ids = values_of(token_ids),
-                        .positions = values_of(positions),
-                        .sequence_offsets = values_of(sequence_offsets),
-                        .prompt_lengths = values_of(prompt_lengths),
-                        .block_tables = values_of(block_tables),
-                        .max_blocks_per_sequence = static_cast<std::int32_t>(block_tables.shape(1)),
-                        .adapters = adapters,
-                        .logit_rows = values_of(logit_rows)};
+  const StepInput input{
+      .token_ids = values_of(token_ids),
+      .positions = values_of(positions),
+      .sequence_offsets = values_of(sequence_offsets),
+      .prompt_lengths = values_of(prompt_lengths),
+      .block_tables = values_of(block_tables),
+      .max_blocks_per_sequence = static_cast<std::int32_t>(block_tables.shape(1)),
+      .adapters = adapters,
+      .logit_rows = values_of(logit_rows),
+      .state_slots = state_slots ? values_of(*state_slots) : std::span<const std::int32_t>()};
   const std::int64_t vocab = self.engine()->info().vocab_size;
   const std::int64_t width = self.engine()->info().logits_width();
   py::array_t<float> logits({static_cast<py::ssize_t>(logit_rows.size()), static_cast<py::ssize_t>(vocab)});
@@ -150,13 +153,23 @@ void bind_engine_handle(py::module_& module) {
           py::arg("num_blocks"),
           "Allocates the KV pool. Call it once, before the first step. Raises ConfigError if there is too "
           "little memory, and StepError if an executor uses the engine.")
+      .def(
+          "allocate_states",
+          [](EngineHandle& self, std::int32_t num_slots) {
+            without_gil([&] { self.run([&](Engine& engine) { engine.allocate_states(num_slots); }); });
+          },
+          py::arg("num_slots"),
+          "Allocates the states of sequences. Call it once, before the first step. Raises ConfigError if "
+          "there is too little memory, EngineError if the network keeps no states, and StepError if an "
+          "executor uses the engine.")
       .def("step", &step, py::kw_only(), py::arg("token_ids"), py::arg("positions"),
            py::arg("sequence_offsets"), py::arg("prompt_lengths"), py::arg("block_tables"),
-           py::arg("logit_rows"),
+           py::arg("logit_rows"), py::arg("state_slots") = py::none(),
            "Runs one step of the base model: T tokens of S consecutive sequences. Takes int32 arrays "
            "token_ids[T], positions[T], sequence_offsets[S + 1], prompt_lengths[S], block_tables[S, blocks], "
-           "logit_rows[R]; returns float32 logits[R, vocab_size]. Raises StepError for invalid inputs, and "
-           "if an executor uses the engine.");
+           "logit_rows[R], and for networks with states state_slots[S]; returns float32 "
+           "logits[R, vocab_size]. Raises StepError for invalid inputs, and if an executor uses the "
+           "engine.");
 }
 
 }  // namespace

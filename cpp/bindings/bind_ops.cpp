@@ -44,6 +44,14 @@ void bind_ops(py::module_& module) {
   bind_record<SendOp>(module, "SendOp", "Sends the input to the next stage of a pipeline.");
   bind_record<BroadcastOp>(module, "BroadcastOp",
                            "Copies the buffer of the last stage's ranks to the ranks of all stages.");
+  bind_record<SigmoidGateOp>(module, "SigmoidGateOp", "output *= sigmoid(gate).");
+  bind_record<GatedRmsNormOp>(module, "GatedRmsNormOp",
+                              "output = input / rms(input) * weight * silu(gate), head by head.");
+  bind_record<CausalConvolutionOp>(module, "CausalConvolutionOp",
+                                   "Replaces columns by the silu of a weighted sum over the last tokens.");
+  bind_record<DeltaShape>(module, "DeltaShape", "The heads of one layer's gated delta rule.");
+  bind_record<GatedDeltaOp>(module, "GatedDeltaOp",
+                            "Advances the states of the gated delta rule, and reads them by q.");
   bind_record<GatedAddOp>(module, "GatedAddOp", "output += sigmoid(gate) * input.");
 }
 

@@ -12,13 +12,13 @@ from ..checkpoint.activation import Activation
 from ..checkpoint.config import CheckpointConfig
 from ..checkpoint.stacked_experts import StackedExperts
 from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD, LM_HEAD_MODULE
-from .declared_attention import DeclaredAttention
+from .declared_recurrence import DeclaredRecurrence
 from .operands import Routing, Value
 from .ops import Cast, Embedding, Experts, GatedAdd, LayerNorm, Linear, Op, PoolingLayer, RmsNorm
 from .weights import LinearWeight, Part, Split, Tensor, TensorName, whole
 
 
-class Network(DeclaredAttention):
+class Network(DeclaredRecurrence):
     """The ops of a network in the order of execution.
 
     Tensor names are those of the Hugging Face model (`source`) and of checkpoints (`name`, relative to the decoder

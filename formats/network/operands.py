@@ -75,6 +75,26 @@ class AttentionShape:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeltaShape:
+    """Heads of one layer's gated delta rule. Consecutive value heads share a key head."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def key_size(self) -> int:
+        """Width of q, and of k."""
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        """Width of v."""
+        return self.num_value_heads * self.value_dim
+
+
+@dataclass(frozen=True, kw_only=True)
 class GateScores:
     """Predicted scores of a row's gates, before they are computed: a score below `least` closes the gate."""
 

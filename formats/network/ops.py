@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from ..._core import AttentionKind, PoolingActivation
 from ..checkpoint.activation import Activation
 from ..checkpoint.rotary import RotaryScaling
-from .operands import AttentionShape, GateScores, HeadNorm, PositionBias, RotaryTable, Routing, Sinks, Value
+from .operands import (
+    AttentionShape,
+    DeltaShape,
+    GateScores,
+    HeadNorm,
+    PositionBias,
+    RotaryTable,
+    Routing,
+    Sinks,
+    Value,
+)
 from .weights import LinearWeight, Tensor
 
 
@@ -90,7 +100,10 @@ class Cast:
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """Attention of one layer over [q | k | v]: causal with the layer's KV pool, or as its kind says."""
+    """Attention of one layer over [q | k | v]: causal with the layer's KV pool, or as its kind says.
+
+    These are the first columns of `qkv`.
+    """
 
     scope: str
     kind: AttentionKind
@@ -181,6 +194,70 @@ class GatedAdd:
     gate: Value
     output: Value
     add_to: Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class SigmoidGate:
+    """output = sigmoid(gate) * input, which it overwrites; the last columns of `gate` count."""
+
+    scope: str
+    input: Value
+    gate: Value
+    output: Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedRmsNorm:
+    """output = x / sqrt(mean(x^2) + epsilon) * weight * silu(gate), with the mean over each head.
+
+    The last columns of `gate` count.
+    """
+
+    scope: str
+    input: Value
+    gate: Value
+    output: Value
+    weight: Tensor
+    """[elements of a head]."""
+    epsilon: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalConvolution:
+    """output = silu(the sum over taps i of weight[:, i] * the input of taps - 1 - i tokens before), column by column.
+
+    The first columns of the input are replaced. A sequence's state has the inputs of its last taps - 1 tokens.
+    """
+
+    scope: str
+    layer: int
+    input: Value
+    output: Value
+    weight: Tensor
+    """[columns, 1, taps]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedDelta:
+    """The gated delta rule, with a state [value heads, key_dim, value_dim] per sequence.
+
+    For each token and value head, with q and k divided by their L2 norms, and q by sqrt(key_dim):
+    state = decay * state + k^T ((v - decay * k state) * sigmoid(b)), output = q state.
+    The decay is exp(-exp(log_decay) * softplus(a + time_bias)).
+    """
+
+    scope: str
+    layer: int
+    qkv: Value
+    """Its first columns are [q | k | v]; q and k are overwritten."""
+    gates: Value
+    """[b | a], which are overwritten."""
+    output: Value
+    shape: DeltaShape
+    log_decay: Tensor
+    """[value heads]."""
+    time_bias: Tensor
+    """[value heads]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,6 +359,10 @@ Op = (
     | Linear
     | Experts
     | GatedAdd
+    | SigmoidGate
+    | GatedRmsNorm
+    | CausalConvolution
+    | GatedDelta
     | CrossKeys
     | CrossAttention
     | AllReduce

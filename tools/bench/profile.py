@@ -18,11 +18,14 @@ from ...formats.engine.plan import (
     AttentionOp,
     BroadcastOp,
     CastOp,
+    CausalConvolutionOp,
     CrossAttentionOp,
     CrossKeysOp,
     EmbeddingOp,
     ExpertsOp,
     GatedAddOp,
+    GatedDeltaOp,
+    GatedRmsNormOp,
     GatherOp,
     KeepLogitRowsOp,
     LayerNormOp,
@@ -33,6 +36,7 @@ from ...formats.engine.plan import (
     RmsNormOp,
     RopeTableOp,
     SendOp,
+    SigmoidGateOp,
 )
 
 SINK: Final = "sampling"
@@ -95,6 +99,10 @@ _KIND_NAMES: Final[dict[type, str]] = {
     CastOp: "cast",
     ExpertsOp: "experts",
     GatedAddOp: "gated_add",
+    SigmoidGateOp: "sigmoid_gate",
+    GatedRmsNormOp: "gated_rms_norm",
+    CausalConvolutionOp: "causal_convolution",
+    GatedDeltaOp: "gated_delta",
     RopeTableOp: "rope_table",
     AttentionOp: "attention",
     KeepLogitRowsOp: "keep_logit_rows",

@@ -12,6 +12,7 @@
 #include "packed_rows.h"
 #include "position_bias.h"
 #include "ranks/rank_messages.h"
+#include "state_memory.h"
 #include "step.h"
 #include "step_memory.h"
 
@@ -34,6 +35,7 @@ struct CpuContext {
   /// Keys and values of one layer, for attention that needs them only during the op.
   const KvPool& step_local_kv;
   const PositionBiases& position_biases;
+  const StateMemory& state_memory;
   /// nullptr: all weights are in memory, where the program's ops point.
   PlacedWeights* weights;
   /// All ranks; nullptr if the program has one rank.

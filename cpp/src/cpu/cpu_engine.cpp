@@ -24,6 +24,7 @@
 #include "ranks/overlapped_sum.h"
 #include "ranks/stage_communicator.h"
 #include "section_rows.h"
+#include "state_memory.h"
 #include "step.h"
 #include "step_memory.h"
 #include "weights/placed_weights.h"
@@ -48,6 +49,7 @@ class CpuEngine final : public Engine {
         cross_pool_(make_cross_pool(program_)),
         step_local_kv_(make_own_keys(program_)),
         position_biases_(program_),
+        state_memory_(program_),
         memory_(program_, kernels_, threads_->num_threads()),
         recorder_(profile ? std::make_unique<StepRecorder>(std::move(profile), *threads_) : nullptr),
         context_(make_context()),
@@ -57,7 +59,7 @@ class CpuEngine final : public Engine {
         encoder_(StepSection::kEncoder, program_.encoder, context_, encoder_rows_),
         body_(StepSection::kBody, program_.body, context_, rows_),
         head_(StepSection::kHead, program_.head, context_, rows_) {
-    info_ = info_of(program_, kernels_, kv_pool_, cross_pool_);
+    info_ = info_of(program_, kernels_, kv_pool_, cross_pool_, state_memory_);
     if (step_local_kv_.block_bytes() > 0) {
       // Each sequence may have a block that is not full.
       const std::int64_t most = std::min(program_.max_batch_size, program_.max_num_tokens) +
@@ -90,6 +92,10 @@ class CpuEngine final : public Engine {
     if (!program_.has_encoder()) return Engine::allocate_cross_kv_blocks(num_blocks);
     cross_pool_.allocate(num_blocks);
   }
+  void allocate_states(std::int32_t num_slots) override {
+    if (!info_.has_states()) return Engine::allocate_states(num_slots);
+    state_memory_.allocate(num_slots);
+  }
   void end_steps() override {
     recorder_.reset();
     threads_.reset();
@@ -110,9 +116,10 @@ class CpuEngine final : public Engine {
   using Engine::step;
   void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) override {
     if (!threads_) throw EngineError("the engine's steps have ended: its executor was shut down");
-    checker_.check(input, info_, kv_pool_.num_blocks());
+    checker_.check(input, info_, kv_pool_.num_blocks(), state_memory_.num_slots());
     check_encoder_inputs(input, info_, cross_pool_.num_blocks());
     if (!input.copies_from.empty()) kv_pool_.copy_blocks(input.copies_from, input.copies_to, *threads_);
+    if (info_.has_states()) prepare_states(input);
     overlapped_sum_.forget();
     const TileReleaser releaser(kernels_);
     if (recorder_) recorder_->begin_step(input);
@@ -155,6 +162,15 @@ class CpuEngine final : public Engine {
    private:
     void (*release_)();
   };
+
+  /// Copies states, and clears those of sequences that start.
+  void prepare_states(const StepInput& input) {
+    state_memory_.copy(input.state_copies_from, input.state_copies_to, *threads_);
+    for (std::size_t sequence = 0; sequence < input.state_slots.size(); ++sequence) {
+      const auto first = static_cast<std::size_t>(input.sequence_offsets[sequence]);
+      if (input.positions[first] == 0) state_memory_.clear(input.state_slots[sequence], *threads_);
+    }
+  }
 
   void require_block_size(std::size_t bytes) const {
     if (bytes == kv_pool_.block_bytes()) return;
@@ -220,6 +236,7 @@ class CpuEngine final : public Engine {
             .cross_pool = cross_pool_,
             .step_local_kv = step_local_kv_,
             .position_biases = position_biases_,
+            .state_memory = state_memory_,
             .weights = weights_.get(),
             .communicator = communicator_.get(),
             .stage_communicator = stage_communicator_.get(),
@@ -324,6 +341,7 @@ class CpuEngine final : public Engine {
   KvPool cross_pool_;
   KvPool step_local_kv_;
   PositionBiases position_biases_;
+  StateMemory state_memory_;
   StepMemory memory_;
   /// nullptr without a profile.
   std::unique_ptr<StepRecorder> recorder_;
@@ -377,7 +395,8 @@ void require_ranks(const Program& program, const Communicator* communicator) {
 }  // namespace
 
 EngineInfo cpu_engine_info(const Program& program, std::string_view kernels) {
-  EngineInfo info = info_of(program, find_kernels(kernels), make_kv_pool(program), make_cross_pool(program));
+  EngineInfo info = info_of(program, find_kernels(kernels), make_kv_pool(program), make_cross_pool(program),
+                            StateMemory(program));
   if (program.num_stages > 1) info.attention_windows.clear();
   return info;
 }

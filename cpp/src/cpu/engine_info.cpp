@@ -9,7 +9,7 @@
 namespace adaptrt {
 
 EngineInfo info_of(const Program& program, const KernelTable& kernels, const KvPool& kv_pool,
-                   const KvPool& cross_pool) {
+                   const KvPool& cross_pool, const StateMemory& state_memory) {
   const std::int64_t hidden_size =
       program.hidden == kNoBuffer ? 0 : program.buffers[static_cast<std::size_t>(program.hidden)].width;
   EngineInfo info{.dtype = program.dtype,
@@ -32,7 +32,8 @@ EngineInfo info_of(const Program& program, const KernelTable& kernels, const KvP
                   .has_adapter_start_positions = !program.has_encoder(),
                   .hidden_size = hidden_size,
                   .has_logits = program.logits != kNoBuffer || !program.is_last_stage(),
-                  .has_kv_cache = kv_pool.block_bytes() > 0};
+                  .has_kv_cache = kv_pool.block_bytes() > 0 || state_memory.slot_bytes() > 0,
+                  .state_bytes = state_memory.slot_bytes()};
   if (!info.has_kv_cache) {
     info.max_reusable_prompt_len = 0;
     info.kv_identity.clear();

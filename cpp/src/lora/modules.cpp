@@ -10,7 +10,7 @@ namespace {
 using enum TensorParallelSplit;
 using enum LoraModule;
 
-constexpr std::array<LoraModuleInfo, 32> kModules{{
+constexpr std::array<LoraModuleInfo, 41> kModules{{
     {kAttnQkv, "attn_qkv", kColumn, true},
     {kAttnQ, "attn_q", kColumn, true},
     {kAttnK, "attn_k", kColumn, true},
@@ -43,6 +43,15 @@ constexpr std::array<LoraModuleInfo, 32> kModules{{
     {kRotaryScaling, "rotary_scaling", kNone, true},
     {kAbsentTokens, "absent_tokens", kNone, true},
     {kNorm, "norm", kNone, true},
+    {kAttnGate, "attn_gate", kColumn, true},
+    {kAttnQGate, "attn_q_gate", kColumn, true},
+    {kLinearAttnQkv, "linear_attn_qkv", kColumn, true},
+    {kLinearAttnZ, "linear_attn_z", kColumn, true},
+    {kLinearAttnQkvz, "linear_attn_qkvz", kColumn, true},
+    {kLinearAttnB, "linear_attn_b", kColumn, true},
+    {kLinearAttnA, "linear_attn_a", kColumn, true},
+    {kLinearAttnBa, "linear_attn_ba", kColumn, true},
+    {kLinearAttnDense, "linear_attn_dense", kRow, true},
 }};
 
 constexpr bool ids_are_positions() {
@@ -76,7 +85,16 @@ const LoraModuleInfo& info_of(LoraModule module) {
 std::span<const LoraModule> parts_of(LoraModule module) {
   static constexpr std::array kQkvParts{kAttnQ, kAttnK, kAttnV};
   static constexpr std::array kGateUpParts{kMlpGate, kMlpHTo4H};
+  static constexpr std::array kQGateParts{kAttnQ, kAttnGate};
+  static constexpr std::array kLinearQkvzParts{kLinearAttnQkv, kLinearAttnZ};
+  static constexpr std::array kLinearBaParts{kLinearAttnB, kLinearAttnA};
   switch (module) {
+    case kAttnQGate:
+      return kQGateParts;
+    case kLinearAttnQkvz:
+      return kLinearQkvzParts;
+    case kLinearAttnBa:
+      return kLinearBaParts;
     case kAttnQkv:
       return kQkvParts;
     case kMlpGateUp:

@@ -56,6 +56,22 @@ OpBuffers find(const GatedAddOp& op, const Program& /*program*/) {
   return {.reads = {op.input, op.gate, op.output}, .writes = {}};
 }
 
+OpBuffers find(const SigmoidGateOp& op, const Program& /*program*/) {
+  return {.reads = {op.gate, op.output}, .writes = {}};
+}
+
+OpBuffers find(const GatedRmsNormOp& op, const Program& /*program*/) {
+  return {.reads = {op.input, op.gate}, .writes = {op.output}};
+}
+
+OpBuffers find(const CausalConvolutionOp& op, const Program& /*program*/) {
+  return {.reads = {op.values}, .writes = {}};
+}
+
+OpBuffers find(const GatedDeltaOp& op, const Program& /*program*/) {
+  return {.reads = {op.qkv, op.gates}, .writes = {op.output}};
+}
+
 OpBuffers find(const AllReduceOp& op, const Program& /*program*/) {
   OpBuffers buffers{.reads = {op.input}, .writes = {}};
   (op.add ? buffers.reads : buffers.writes).push_back(op.output);

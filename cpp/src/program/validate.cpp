@@ -29,6 +29,7 @@ Problems Validator::run() {
   site_users_.assign(program_.lora.sites.size(), 0);
   const auto layers = static_cast<std::size_t>(std::clamp(program_.num_layers, 0, 1 << 16));
   layer_users_.assign(layers, 0);
+  convolution_users_.assign(layers, 0);
   encoder_layer_users_.assign(static_cast<std::size_t>(std::clamp(program_.num_encoder_layers, 0, 1 << 16)),
                               0);
   cross_keys_users_.assign(program_.has_encoder() ? layers : 0, 0);
@@ -109,6 +110,13 @@ void Validator::check_width(std::string_view name, const Buffer* buffer, std::in
   }
 }
 
+void Validator::check_at_least(std::string_view name, const Buffer* buffer, std::int64_t width) {
+  if (buffer != nullptr && buffer->width < width) {
+    add(where_ + ": " + std::string(name) + " '" + buffer->name + "' is " + text(buffer->width) +
+        " wide; it must be at least " + text(width));
+  }
+}
+
 void Validator::read(BufferId id) {
   if (!live_.holds(id)) return;
   const std::string& name = program_.buffers[static_cast<std::size_t>(id)].name;
@@ -129,10 +137,14 @@ void Validator::write(BufferId id) {
 }
 
 void Validator::check_ops(const std::vector<Op>& ops, RowKind rows, std::string_view section) {
-  static constexpr std::string_view kNames[] = {
-      "embedding",  "rope table", "rms norm", "attention", "linear",         "keep logit rows",
-      "layer norm", "cast",       "experts",  "gated add", "cross keys",     "cross attention",
-      "all reduce", "gather",     "receive",  "send",      "all heads norm", "broadcast"};
+  static constexpr std::string_view kNames[] = {"embedding",    "rope table",     "rms norm",
+                                                "attention",    "linear",         "keep logit rows",
+                                                "layer norm",   "cast",           "experts",
+                                                "gated add",    "cross keys",     "cross attention",
+                                                "all reduce",   "gather",         "receive",
+                                                "send",         "all heads norm", "broadcast",
+                                                "sigmoid gate", "gated rms norm", "causal convolution",
+                                                "gated delta"};
   if (ops.empty()) add(std::string(section) + " has no ops");
   rows_ = rows;
   for (std::size_t i = 0; i < ops.size(); ++i) {
@@ -204,6 +216,11 @@ void Validator::check_users() {
     }
   };
   check_layers(layer_users_, "layer ", " attention ops, not one");
+  for (std::size_t i = 0; i < convolution_users_.size(); ++i) {
+    if (convolution_users_[i] <= 1) continue;
+    add("layer " + std::to_string(i) + " has " + std::to_string(convolution_users_[i]) +
+        " causal convolutions, not one");
+  }
   check_layers(encoder_layer_users_, "encoder layer ", " attention ops, not one");
   check_layers(cross_keys_users_, "layer ", " cross keys ops, not one");
   check_layers(cross_attention_users_, "layer ", " cross attention ops, not one");
@@ -213,6 +230,9 @@ void Validator::check_kv_block() {
   if (!kv_block_bytes_ ||
       *kv_block_bytes_ > static_cast<std::size_t>(std::numeric_limits<std::int64_t>::max())) {
     add("the bytes of a KV block do not fit in 64 bits");
+  }
+  if (!state_bytes_ || *state_bytes_ > static_cast<std::size_t>(std::numeric_limits<std::int64_t>::max())) {
+    add("the bytes of a sequence's states do not fit in 64 bits");
   }
 }
 

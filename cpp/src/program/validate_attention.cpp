@@ -30,7 +30,7 @@ void Validator::check(const AttentionOp& op) {
   problems_.add_all(where_ + ": ", of_shape);
   if (of_shape.empty()) {
     if (op.kind == AttentionKind::kCausal) add_kv_bytes(shape);
-    check_width("qkv", qkv, shape.query_size() + 2 * shape.key_value_size());
+    check_at_least("qkv", qkv, shape.query_size() + 2 * shape.key_value_size());
     check_width("output", output, shape.query_size());
     const bool of_heads = op.query_norm.size == shape.head_dim || op.key_norm.size == shape.head_dim;
     // A norm for each head, or one for all heads together; with one key-value head, both are the same.

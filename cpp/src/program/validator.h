@@ -75,6 +75,14 @@ class Validator {
   void check_overlaps();
   void check(const ExpertsOp& op);
   void check(const GatedAddOp& op);
+  void check(const SigmoidGateOp& op);
+  void check(const GatedRmsNormOp& op);
+  void check(const CausalConvolutionOp& op);
+  void check(const GatedDeltaOp& op);
+  /// Checks that an op may keep a state of so many bytes.
+  void check_state(std::optional<std::size_t> num_bytes);
+  /// Checks that a buffer has at least `width` columns.
+  void check_at_least(std::string_view name, const Buffer* buffer, std::int64_t width);
   void check(const AllReduceOp& op);
   void check(const AllHeadsNormOp& op);
   void check(const GatherOp& op);
@@ -100,10 +108,13 @@ class Validator {
   const RangeCheck check_range_{&problems_};
   /// Maximum over all layers; nullopt if it does not fit in 64 bits.
   std::optional<std::size_t> kv_block_bytes_ = 0;
+  /// Sum over all layers; nullopt if it does not fit in 64 bits.
+  std::optional<std::size_t> state_bytes_ = 0;
   RowKind rows_ = RowKind::kTokens;
   std::string where_;
   std::vector<std::int32_t> site_users_;
   std::vector<std::int32_t> layer_users_;
+  std::vector<std::int32_t> convolution_users_;
   std::vector<std::int32_t> encoder_layer_users_;
   std::vector<std::int32_t> cross_keys_users_;
   std::vector<std::int32_t> cross_attention_users_;

@@ -204,6 +204,42 @@ struct ScatteredRows {
   std::int64_t out_stride = 0;
 };
 
+/// A causal convolution of each column by itself, in place: x[row] = silu(the sum over taps i of weight[i] *
+/// input[row - taps + 1 + i]). Each product is added to the sum of the earlier taps, starting from zero.
+struct CausalConvolution {
+  float* x = nullptr;       ///< [rows, width]
+  std::int64_t stride = 0;  ///< floats between rows of x
+  std::int64_t rows = 0;
+  std::int64_t width = 0;
+  const float* weight = nullptr;  ///< [taps, width]
+  std::int64_t taps = 0;          ///< at least 1
+  float* state = nullptr;         ///< [taps - 1, width]: the inputs before x; becomes the newest inputs
+  std::int64_t tap_stride = 0;    ///< floats between rows of weight, and of the state
+};
+
+/// The gated delta rule for one value head, or for some of its columns, one row after the other:
+///
+///   state = decay * state + key^T ((value - decay * key state) * beta),  out = query state
+///
+/// A sum over the keys' elements consists of four sums, of which element i goes to sum i % 4. So the bits of
+/// a column depend neither on the other columns nor on the number of rows of a call.
+struct GatedDelta {
+  const float* query = nullptr;  ///< [rows, key_dim]
+  const float* key = nullptr;    ///< [rows, key_dim]
+  const float* value = nullptr;  ///< [rows, width]
+  std::int64_t stride = 0;       ///< floats between rows of query, key and value
+  const float* beta = nullptr;   ///< [rows]
+  const float* decay = nullptr;  ///< [rows]
+  std::int64_t gate_stride = 0;  ///< floats between elements of beta and of decay
+  std::int64_t rows = 0;
+  std::int64_t key_dim = 0;
+  std::int64_t width = 0;
+  float* state = nullptr;  ///< [key_dim, width]
+  std::int64_t state_stride = 0;
+  float* out = nullptr;  ///< [rows, width]
+  std::int64_t out_stride = 0;
+};
+
 /// KernelTable::block_rows of kernels that read unpacked rows, or activations other than bfloat16. The sums
 /// of two tiles of so many rows fit in the L1 cache.
 inline constexpr std::int64_t kVectorBlockRows = 48;
@@ -371,6 +407,10 @@ struct KernelTable {
   void (*close_gates)(const float* scores, float least, std::int64_t n, float* gates);
   /// g sigmoid(1.702 g) (l + 1), with g = min(x + bias, 7), and l = the factor clamped to [-7, 7].
   void (*clamped_silu_mul)(const ActivatedTile& tile);
+  /// x[n] *= sigmoid(gate), for x of `type`.
+  void (*multiply_by_sigmoid)(const float* gate, std::int64_t n, std::byte* x, DType type);
+  void (*causal_convolution)(const CausalConvolution& convolution);
+  void (*gated_delta)(const GatedDelta& delta);
 };
 
 /// Bound of the relative error of KernelTable::exp: half a unit of rounding for the result, one for the

@@ -41,6 +41,16 @@ enum class LoraModule : std::int32_t {
   kRotaryScaling = 29,
   kAbsentTokens = 30,
   kNorm = 31,
+  // Layers that TensorRT-LLM does not have.
+  kAttnGate = 32,
+  kAttnQGate = 33,
+  kLinearAttnQkv = 34,
+  kLinearAttnZ = 35,
+  kLinearAttnQkvz = 36,
+  kLinearAttnB = 37,
+  kLinearAttnA = 38,
+  kLinearAttnBa = 39,
+  kLinearAttnDense = 40,
 };
 /// Number of module ids in the plugins' adapter tables. The tables exclude kNewTokens and kNorm, which
 /// TensorRT engines refuse, and the settings.
@@ -114,7 +124,8 @@ inline constexpr std::int64_t kVocabularySlice = 16384;
 [[nodiscard]] const LoraModuleInfo& info_of(LoraModule module);
 
 /// Returns the modules that form a module's output, in the order of B's rows: three for attn_qkv, two for
-/// mlp_gate_up (Hugging Face's [up_proj; gate_proj]), the module itself otherwise.
+/// mlp_gate_up (Hugging Face's [up_proj; gate_proj]), attn_q_gate, linear_attn_qkvz and linear_attn_ba, the
+/// module itself otherwise.
 [[nodiscard]] std::span<const LoraModule> parts_of(LoraModule module);
 
 }  // namespace adaptrt

@@ -130,7 +130,7 @@ struct AttentionOp {
   AttentionKind kind = AttentionKind::kCausal;
   std::int32_t layer = 0;
   AttentionShape shape;
-  BufferId qkv = kNoBuffer;  // float32, kTokens, query_size + 2 key_value_size: [q | k | v]
+  BufferId qkv = kNoBuffer;  // float32, kTokens; the first columns are [q | k | v]
   BufferId cosine = kNoBuffer;
   BufferId sine = kNoBuffer;
   BufferId output = kNoBuffer;  // activation type, kTokens, query_size
@@ -317,6 +317,66 @@ struct GatedAddOp {
   BufferId output = kNoBuffer;  // float32
 };
 
+/// output *= sigmoid(the gate's last columns), row by row: a gate of attention.
+struct SigmoidGateOp {
+  BufferId gate = kNoBuffer;    // float32, at least as wide as the output
+  BufferId output = kNoBuffer;  // activation type
+};
+
+/// output = input / sqrt(mean(input^2) + epsilon) * weight * silu(the gate's last columns). The mean is over
+/// each head, in float32.
+struct GatedRmsNormOp {
+  BufferId input = kNoBuffer;   // float32, whole heads
+  BufferId gate = kNoBuffer;    // float32, at least as wide as the input
+  BufferId output = kNoBuffer;  // activation type
+  VectorView weight;            // [elements of a head]
+  float epsilon = 0.0F;
+};
+
+/// A causal convolution of each of the first columns by itself, in place: x = silu(the sum over taps i of
+/// weight[i] * the input of taps - 1 - i tokens before). A sequence's state has the inputs of its last
+/// taps - 1 tokens.
+struct CausalConvolutionOp {
+  std::int32_t layer = 0;
+  BufferId values = kNoBuffer;  // float32, kTokens
+  VectorView weight;            // [taps, columns]
+  std::int64_t taps = 1;
+
+  [[nodiscard]] std::int64_t width() const { return weight.size / taps; }
+  /// Floats of a sequence's state.
+  [[nodiscard]] std::int64_t state_size() const { return (taps - 1) * width(); }
+};
+
+/// The heads of one layer's gated delta rule. Consecutive value heads share a key head.
+struct DeltaShape {
+  std::int64_t num_key_heads = 0;
+  std::int64_t num_value_heads = 0;
+  std::int64_t key_dim = 0;
+  std::int64_t value_dim = 0;
+
+  [[nodiscard]] std::int64_t key_size() const { return num_key_heads * key_dim; }
+  [[nodiscard]] std::int64_t value_size() const { return num_value_heads * value_dim; }
+  /// Floats of a sequence's state: [value heads, key_dim, value_dim].
+  [[nodiscard]] std::int64_t state_size() const { return key_dim * value_size(); }
+  bool operator==(const DeltaShape&) const = default;
+};
+
+/// The gated delta rule, token by token in the order of positions. For each value head, with q and k divided
+/// by their L2 norms, and q by sqrt(key_dim):
+///
+///   state = decay * state + k^T ((v - decay * k state) * sigmoid(b)),  output = q state
+///
+/// The decay is exp(-exp(log_decay) * softplus(a + time_bias)). A norm is sqrt(sum of squares + 1e-6).
+struct GatedDeltaOp {
+  std::int32_t layer = 0;
+  DeltaShape shape;
+  BufferId qkv = kNoBuffer;    // float32, kTokens; the first columns are [q | k | v], and the op changes q, k
+  BufferId gates = kNoBuffer;  // float32, kTokens, 2 num_value_heads: [b | a]; the op changes them
+  BufferId output = kNoBuffer;  // float32, kTokens, value_size
+  VectorView log_decay;         // [num_value_heads]
+  VectorView time_bias;         // [num_value_heads]
+};
+
 /// output = input_0 + input_1 + ..., with one term per rank of the stage, in the order of the ranks. Every
 /// rank gets the same bits; they do not depend on the other rows. The input is undefined afterwards.
 struct AllReduceOp {
@@ -375,6 +435,7 @@ struct KeepLogitRowsOp {
 
 using Op = std::variant<EmbeddingOp, RopeTableOp, RmsNormOp, AttentionOp, LinearOp, KeepLogitRowsOp,
                         LayerNormOp, CastOp, ExpertsOp, GatedAddOp, CrossKeysOp, CrossAttentionOp,
-                        AllReduceOp, GatherOp, ReceiveOp, SendOp, AllHeadsNormOp, BroadcastOp>;
+                        AllReduceOp, GatherOp, ReceiveOp, SendOp, AllHeadsNormOp, BroadcastOp, SigmoidGateOp,
+                        GatedRmsNormOp, CausalConvolutionOp, GatedDeltaOp>;
 
 }  // namespace adaptrt

@@ -108,7 +108,8 @@ constexpr auto fields_of(const AttentionOp* /*type*/) {
       WrittenField{"kind", &C::kind, "Keys that a query sees."},
       RequiredField{"layer", &C::layer, "Number of the layer, whose KV blocks are used."},
       RequiredField{"shape", &C::shape, "Heads of the layer."},
-      RequiredField{"qkv", &C::qkv, "Buffer: float32, RowKind.TOKENS, [q | k | v].", FieldRole::kBuffer},
+      RequiredField{"qkv", &C::qkv, "Buffer: float32, RowKind.TOKENS; its first columns are [q | k | v].",
+                    FieldRole::kBuffer},
       RequiredField{"cosine", &C::cosine, "Buffer that a RopeTableOp writes.", FieldRole::kBuffer},
       RequiredField{"sine", &C::sine, "Buffer that a RopeTableOp writes.", FieldRole::kBuffer},
       RequiredField{"output", &C::output, "Buffer: the engine's activation type, as wide as q.",
@@ -282,6 +283,68 @@ constexpr auto fields_of(const BroadcastOp* /*type*/) {
   return std::tuple{RequiredField{"buffer", &C::buffer, "Program.encoder_output.", FieldRole::kBuffer}};
 }
 static_assert(lists_every_member<BroadcastOp>());
+
+constexpr auto fields_of(const SigmoidGateOp* /*type*/) {
+  using C = SigmoidGateOp;
+  return std::tuple{
+      RequiredField{"gate", &C::gate,
+                    "Buffer: float32, at least as wide as the output; its last columns count.",
+                    FieldRole::kBuffer},
+      RequiredField{"output", &C::output, "Buffer: the engine's activation type.", FieldRole::kBuffer}};
+}
+static_assert(lists_every_member<SigmoidGateOp>());
+
+constexpr auto fields_of(const GatedRmsNormOp* /*type*/) {
+  using C = GatedRmsNormOp;
+  return std::tuple{
+      RequiredField{"input", &C::input, "Buffer: float32, whole heads.", FieldRole::kBuffer},
+      RequiredField{"gate", &C::gate,
+                    "Buffer: float32, at least as wide as the input; its last columns count.",
+                    FieldRole::kBuffer},
+      RequiredField{"output", &C::output, "Buffer: the engine's activation type.", FieldRole::kBuffer},
+      RequiredField{"weight", &C::weight, "[elements of a head]."},
+      RequiredField{"epsilon", &C::epsilon, "Added to the mean of squares of a head."}};
+}
+static_assert(lists_every_member<GatedRmsNormOp>());
+
+constexpr auto fields_of(const CausalConvolutionOp* /*type*/) {
+  using C = CausalConvolutionOp;
+  return std::tuple{
+      RequiredField{"layer", &C::layer, "Number of the layer, whose state has the last taps - 1 inputs."},
+      RequiredField{"values", &C::values, "Buffer: float32, RowKind.TOKENS; its first columns are replaced.",
+                    FieldRole::kBuffer},
+      RequiredField{"weight", &C::weight, "[taps, columns]."},
+      RequiredField{"taps", &C::taps, "Number of tokens that an output depends on."}};
+}
+static_assert(lists_every_member<CausalConvolutionOp>());
+
+constexpr auto fields_of(const DeltaShape* /*type*/) {
+  using C = DeltaShape;
+  return std::tuple{
+      RequiredField{"num_key_heads", &C::num_key_heads, "Heads of queries, and of keys."},
+      RequiredField{"num_value_heads", &C::num_value_heads, "Heads of values, a multiple of num_key_heads."},
+      RequiredField{"key_dim", &C::key_dim, "Elements of a head of queries or keys."},
+      RequiredField{"value_dim", &C::value_dim, "Elements of a head of values."}};
+}
+static_assert(lists_every_member<DeltaShape>());
+
+constexpr auto fields_of(const GatedDeltaOp* /*type*/) {
+  using C = GatedDeltaOp;
+  return std::tuple{
+      RequiredField{"layer", &C::layer,
+                    "Number of the layer, whose state is [value heads, key_dim, value_dim]."},
+      RequiredField{"shape", &C::shape, "Heads of the layer."},
+      RequiredField{"qkv", &C::qkv, "Buffer: float32, RowKind.TOKENS; its first columns are [q | k | v].",
+                    FieldRole::kBuffer},
+      RequiredField{"gates", &C::gates,
+                    "Buffer: float32, RowKind.TOKENS: [b | a], one of each per value head.",
+                    FieldRole::kBuffer},
+      RequiredField{"output", &C::output, "Buffer: float32, RowKind.TOKENS, as wide as v.",
+                    FieldRole::kBuffer},
+      RequiredField{"log_decay", &C::log_decay, "[value heads]: logarithm of the decay's rate."},
+      RequiredField{"time_bias", &C::time_bias, "[value heads]: added to a."}};
+}
+static_assert(lists_every_member<GatedDeltaOp>());
 
 constexpr auto fields_of(const GatedAddOp* /*type*/) {
   using C = GatedAddOp;

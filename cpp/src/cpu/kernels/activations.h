@@ -191,6 +191,16 @@ inline void clamped_silu_mul(const ActivatedTile& tile) {
   }
 }
 
+inline void multiply_by_sigmoid(const float* gate, std::int64_t n, std::byte* x, DType type) {
+  const Simd::Vec one = Simd::set(1.0F);
+  with_store(x, type, [&](const auto& store) {
+    for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
+      const Simd::Vec power = exp_of(Simd::sub(Simd::zero(), Simd::load(gate + i, lanes)));
+      store(i, Simd::div(load_as(x, type, i, lanes), Simd::add(one, power)), lanes);
+    });
+  });
+}
+
 template <class Function>
 void activate(const ActivatedTile& tile) {
   if (tile.linear != nullptr && tile.bias == nullptr && tile.linear_bias == nullptr) {

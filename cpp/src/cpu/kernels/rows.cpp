@@ -3,6 +3,7 @@
 #include "activations.h"
 #include "elementwise.h"
 #include "families.h"
+#include "recurrences.h"
 
 namespace adaptrt {
 
@@ -28,6 +29,9 @@ void ADAPTRT_KERNEL_SET::register_rows(KernelTable* table) {
   table->relu_mul_relu = &relu_mul<true>;
   table->close_gates = &close_gates;
   table->clamped_silu_mul = &clamped_silu_mul;
+  table->multiply_by_sigmoid = &multiply_by_sigmoid;
+  table->causal_convolution = &causal_convolution;
+  table->gated_delta = &gated_delta;
 }
 
 }  // namespace adaptrt

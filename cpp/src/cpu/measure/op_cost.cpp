@@ -290,6 +290,36 @@ OpCost cost_of(const CrossAttentionOp& op, const CpuContext& context, const Step
           .flops = keys_to_score * 4 * op.shape.query_size()};
 }
 
+OpCost cost_of(const SigmoidGateOp& op, const CpuContext& context, const Step& step) {
+  const std::int64_t gates =
+      step.rows * context.buffer(op.output).width * static_cast<std::int64_t>(sizeof(float));
+  return {.activation_bytes = gates + 2 * num_bytes(op.output, context, step)};
+}
+
+OpCost cost_of(const GatedRmsNormOp& op, const CpuContext& context, const Step& step) {
+  return {.weight_bytes = num_bytes(op.weight),
+          .activation_bytes = 2 * num_bytes(op.input, context, step) + num_bytes(op.output, context, step)};
+}
+
+OpCost cost_of(const CausalConvolutionOp& op, const CpuContext& /*context*/, const Step& step) {
+  const std::int64_t floats = step.rows * op.width() + step.num_sequences() * op.state_size();
+  return {.weight_bytes = num_bytes(op.weight),
+          .activation_bytes = 2 * floats * static_cast<std::int64_t>(sizeof(float)),
+          .flops = 2 * step.rows * op.weight.size};
+}
+
+OpCost cost_of(const GatedDeltaOp& op, const CpuContext& context, const Step& step) {
+  const std::int64_t state = op.shape.state_size();
+  const std::int64_t state_bytes =
+      2 * step.num_sequences() * state * static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t inputs = step.rows * (2 * op.shape.key_size() + op.shape.value_size()) *
+                              static_cast<std::int64_t>(sizeof(float));
+  return {.weight_bytes = num_bytes(op.log_decay) + num_bytes(op.time_bias),
+          .activation_bytes =
+              state_bytes + inputs + num_bytes(op.gates, context, step) + num_bytes(op.output, context, step),
+          .flops = 7 * step.rows * state};
+}
+
 OpCost cost_of(const GatedAddOp& op, const CpuContext& context, const Step& step) {
   return {.activation_bytes = num_bytes(op.input, context, step) + num_bytes(op.gate, context, step) +
                               2 * num_bytes(op.output, context, step)};

@@ -196,6 +196,66 @@ class LoweredGatedAdd final : public LoweredOp {
   Rows output_;
 };
 
+class LoweredSigmoidGate final : public LoweredOp {
+ public:
+  LoweredSigmoidGate(const SigmoidGateOp& op, const OpPlace& place)
+      : context_(place.context),
+        gate_(place.context.rows_of(op.gate)),
+        output_(place.context.rows_of(op.output)) {}
+
+  void run(Step& step) override {
+    const auto body = [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t row = begin; row < end; ++row) {
+        const float* gate = gate_.float_row(row) + gate_.width - output_.width;
+        context_.kernels.multiply_by_sigmoid(gate, output_.width, output_.row(row), output_.dtype);
+      }
+    };
+    context_.threads.parallel_for(step.rows, rows_per_chunk(output_.width), body);
+  }
+
+ private:
+  const CpuContext& context_;
+  Rows gate_;
+  Rows output_;
+};
+
+class LoweredGatedRmsNorm final : public LoweredOp {
+ public:
+  LoweredGatedRmsNorm(const GatedRmsNormOp& op, const OpPlace& place)
+      : op_(op),
+        context_(place.context),
+        input_(place.context.rows_of(op.input)),
+        gate_(place.context.rows_of(op.gate)),
+        output_(place.context.rows_of(op.output)) {}
+
+  void run(Step& step) override {
+    const std::int64_t head = op_.weight.size;
+    const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
+      float* normed = context_.scratch(thread);
+      for (std::int64_t row = begin; row < end; ++row) {
+        for (std::int64_t first = 0; first < input_.width; first += head) {
+          context_.kernels.rms_norm(input_.float_row(row) + first, op_.weight.data, op_.epsilon, head,
+                                    reinterpret_cast<std::byte*>(normed + first), DType::kFloat32);
+        }
+        context_.kernels.silu({.x = gate_.float_row(row) + gate_.width - input_.width,
+                               .linear = normed,
+                               .rows = 1,
+                               .width = input_.width,
+                               .out = output_.row(row),
+                               .out_type = output_.dtype});
+      }
+    };
+    context_.threads.parallel_for(step.rows, rows_per_chunk(input_.width), body);
+  }
+
+ private:
+  const GatedRmsNormOp& op_;
+  const CpuContext& context_;
+  Rows input_;
+  Rows gate_;
+  Rows output_;
+};
+
 class LoweredRopeTable final : public LoweredOp {
  public:
   LoweredRopeTable(const RopeTableOp& op, const OpPlace& place)
@@ -306,6 +366,14 @@ LoweredOpPtr lower(const GatedAddOp& op, const OpPlace& place) {
   return std::make_unique<LoweredGatedAdd>(op, place);
 }
 
+LoweredOpPtr lower(const SigmoidGateOp& op, const OpPlace& place) {
+  return std::make_unique<LoweredSigmoidGate>(op, place);
+}
+
+LoweredOpPtr lower(const GatedRmsNormOp& op, const OpPlace& place) {
+  return std::make_unique<LoweredGatedRmsNorm>(op, place);
+}
+
 LoweredOpPtr lower(const RopeTableOp& op, const OpPlace& place) {
   return std::make_unique<LoweredRopeTable>(op, place);
 }
@@ -327,6 +395,8 @@ std::size_t row_op_scratch_floats(const Program& program) {
         floats = std::max(floats, layer_norm->bias.size);
       } else if (const auto* gated = std::get_if<GatedAddOp>(&op)) {
         floats = std::max(floats, width_of(gated->input));
+      } else if (const auto* gated_norm = std::get_if<GatedRmsNormOp>(&op)) {
+        floats = std::max(floats, width_of(gated_norm->input));
       }
     }
   }

@@ -1,6 +1,6 @@
 """Each class of a program in an engine file has the fields of its counterpart in adaptrt._core, of the same types.
 
-Most of these classes are made when the package is built; Quantization and AttentionShape are written by hand.
+Most of these classes are made when the package is built; Quantization and the shapes of layers are written by hand.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from adaptrt import _core, _program
 from adaptrt.formats.engine import plan
 from adaptrt.formats.engine.engine_file import FORMAT_VERSION
 from adaptrt.formats.engine.plan_json import NAMES_IN_FILES
-from adaptrt.formats.network.operands import AttentionShape
+from adaptrt.formats.network.operands import AttentionShape, DeltaShape
 
 # These types name a tensor of the engine file where the core's type holds its bytes.
 TENSORS = {plan.Matrix: "PanelMatrix", plan.Vector: "VectorView", plan.NeuronTable: "NeuronTable"}
 MADE = [
     kind for _, kind in inspect.getmembers(_program, dataclasses.is_dataclass) if kind.__module__ == _program.__name__
 ]
-CLASSES = [*MADE, plan.Quantization, AttentionShape]
+CLASSES = [*MADE, plan.Quantization, AttentionShape, DeltaShape]
 MAKERS = Path(__file__).parents[4] / "cpp" / "bindings" / "stub"
-REQUIRED_FIELDS = {9: "1b21f1acddadbac6"}
-"""Digest of the fields that every engine file of a format version has."""
+REQUIRED_FIELDS = {9: "5fe5cdfb5c7c9561"}
+"""Digest of the fields that every engine file of a format version has, if it has their class."""
 
 
 class Keyword(typing.NamedTuple):

@@ -1,0 +1,110 @@
+#pragma once
+
+// Kernels that advance the state of a sequence row by row. Included after simd_*.h.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "activations.h"
+#include "adaptrt/cpu/kernel_table.h"
+#include "elementwise.h"
+
+namespace adaptrt {
+namespace {
+
+inline void causal_convolution(const CausalConvolution& convolution) {
+  const std::int64_t before = convolution.taps - 1;
+  for (std::int64_t row = 0; row < convolution.rows; ++row) {
+    float* x = convolution.x + row * convolution.stride;
+    for_each_vector(convolution.width, [&](std::int64_t i, std::int64_t lanes) {
+      const float* weight = convolution.weight + i;
+      float* state = convolution.state + i;
+      const Simd::Vec input = Simd::load(x + i, lanes);
+      Simd::Vec sum = Simd::zero();
+      for (std::int64_t tap = 0; tap < before; ++tap) {
+        const Simd::Vec earlier = Simd::load(state, lanes);
+        sum = Simd::fma(Simd::load(weight, lanes), earlier, sum);
+        if (tap > 0) Simd::store(state - convolution.tap_stride, earlier, lanes);
+        weight += convolution.tap_stride;
+        state += convolution.tap_stride;
+      }
+      if (before > 0) Simd::store(state - convolution.tap_stride, input, lanes);
+      sum = Simd::fma(Simd::load(weight, lanes), input, sum);
+      Simd::store(x + i, Silu::exact(sum), lanes);
+    });
+  }
+}
+
+/// gated_delta for kVectors vectors of columns from `column` on, each with `lanes` columns (kLanes, if
+/// kIsWhole). The state of so few columns stays in the L1 cache from row to row.
+template <int kVectors, bool kIsWhole>
+inline void gated_delta_columns(const GatedDelta& delta, std::int64_t column, std::int64_t lanes) {
+  constexpr int kSums = 4;
+  Simd::Vec sums[kSums][kVectors];
+  const auto load = [&](const float* from, int v) {
+    if constexpr (kIsWhole) return Simd::load(from + v * Simd::kLanes);
+    return Simd::load(from + v * Simd::kLanes, lanes);
+  };
+  const auto store = [&](float* to, int v, Simd::Vec x) {
+    if constexpr (kIsWhole) return Simd::store(to + v * Simd::kLanes, x);
+    Simd::store(to + v * Simd::kLanes, x, lanes);
+  };
+  // Calls add(element, its sums) for the elements of a key.
+  const auto sum_elements = [&](const auto& add) {
+    for (auto& sum : sums) {
+      for (Simd::Vec& vector : sum) vector = Simd::zero();
+    }
+    std::int64_t i = 0;
+    for (; i + kSums <= delta.key_dim; i += kSums) {
+      for (int s = 0; s < kSums; ++s) add(i + s, sums[s]);
+    }
+    for (int s = 0; i < delta.key_dim; ++i, ++s) add(i, sums[s]);
+  };
+  const auto total = [&](int v) {
+    return Simd::add(Simd::add(sums[0][v], sums[1][v]), Simd::add(sums[2][v], sums[3][v]));
+  };
+  float* state = delta.state + column;
+  for (std::int64_t row = 0; row < delta.rows; ++row) {
+    const float* key = delta.key + row * delta.stride;
+    const float* query = delta.query + row * delta.stride;
+    const float* value = delta.value + row * delta.stride + column;
+    const Simd::Vec decay = Simd::set(delta.decay[row * delta.gate_stride]);
+    const Simd::Vec beta = Simd::set(delta.beta[row * delta.gate_stride]);
+    sum_elements([&](std::int64_t i, Simd::Vec* sum) {
+      const Simd::Vec k = Simd::set(key[i]);
+      for (int v = 0; v < kVectors; ++v) {
+        sum[v] = Simd::fma(k, load(state + i * delta.state_stride, v), sum[v]);
+      }
+    });
+    Simd::Vec change[kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      change[v] = Simd::mul(Simd::sub(load(value, v), Simd::mul(decay, total(v))), beta);
+    }
+    sum_elements([&](std::int64_t i, Simd::Vec* sum) {
+      const Simd::Vec k = Simd::set(key[i]);
+      const Simd::Vec q = Simd::set(query[i]);
+      float* element = state + i * delta.state_stride;
+      for (int v = 0; v < kVectors; ++v) {
+        const Simd::Vec next = Simd::fma(k, change[v], Simd::mul(load(element, v), decay));
+        store(element, v, next);
+        sum[v] = Simd::fma(q, next, sum[v]);
+      }
+    });
+    float* out = delta.out + row * delta.out_stride + column;
+    for (int v = 0; v < kVectors; ++v) store(out, v, total(v));
+  }
+}
+
+inline void gated_delta(const GatedDelta& delta) {
+  std::int64_t column = 0;
+  for (; column + 2 * Simd::kLanes <= delta.width; column += 2 * Simd::kLanes) {
+    gated_delta_columns<2, true>(delta, column, Simd::kLanes);
+  }
+  for (; column < delta.width; column += Simd::kLanes) {
+    gated_delta_columns<1, false>(delta, column, std::min<std::int64_t>(Simd::kLanes, delta.width - column));
+  }
+}
+
+}  // namespace
+}  // namespace adaptrt

@@ -1,0 +1,88 @@
+// Validates ops of linear attention, which keep states, and the gates of attention.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "validator.h"
+
+namespace adaptrt {
+
+void Validator::check_state(std::optional<std::size_t> num_bytes) {
+  all_tokens_only();
+  if (rows_ == RowKind::kEncoderTokens) add(where_ + ": belongs in the body");
+  if (program_.num_ranks > 1) {
+    add(where_ + ": keeps a state, and the program has " + text(program_.num_ranks) + " ranks; expected 1");
+  }
+  std::size_t sum = 0;
+  const bool fits = num_bytes && state_bytes_ && !__builtin_add_overflow(*state_bytes_, *num_bytes, &sum);
+  state_bytes_ = fits ? std::optional(sum) : std::nullopt;
+}
+
+void Validator::check(const CausalConvolutionOp& op) {
+  const Buffer* values = operand("values", op.values, DType::kFloat32, rows_);
+  check_range_(where_ + ": taps", op.taps, 1, kSizeLimit - 1);
+  const std::int64_t taps = std::max<std::int64_t>(1, op.taps);
+  const std::int64_t width = op.weight.size / taps;
+  check_state(product({taps, width, static_cast<std::int64_t>(sizeof(float))}));
+  use_layer(op.layer, &convolution_users_);
+  if (width < 1 || width * taps != op.weight.size || op.weight.data == nullptr) {
+    add(where_ + ": the weight has " + text(op.weight.size) + " elements; it must have some for each of " +
+        text(op.taps) + " taps");
+  }
+  check_at_least("values", values, width);
+}
+
+void Validator::check(const GatedDeltaOp& op) {
+  const DeltaShape& shape = op.shape;
+  sees_before_ = true;
+  use_layer(op.layer, &layer_users_);
+  const Buffer* qkv = operand("qkv", op.qkv, DType::kFloat32, rows_);
+  const Buffer* gates = operand("gates", op.gates, DType::kFloat32, rows_);
+  const Buffer* output = operand("output", op.output, DType::kFloat32, rows_);
+  Problems of_shape;
+  const RangeCheck check_size{&of_shape};
+  check_size("num_key_heads", shape.num_key_heads, 1, kSizeLimit - 1);
+  check_size("num_value_heads", shape.num_value_heads, 1, kSizeLimit - 1);
+  check_size("key_dim", shape.key_dim, 1, kSizeLimit - 1);
+  check_size("value_dim", shape.value_dim, 1, kSizeLimit - 1);
+  problems_.add_all(where_ + ": ", of_shape);
+  if (!of_shape.empty()) return;
+  if (shape.num_value_heads % shape.num_key_heads != 0) {
+    add(where_ + ": num_value_heads is " + text(shape.num_value_heads) + "; expected a multiple of " +
+        text(shape.num_key_heads) + " key heads");
+  }
+  check_state(product(
+      {shape.num_value_heads, shape.key_dim, shape.value_dim, static_cast<std::int64_t>(sizeof(float))}));
+  check_at_least("qkv", qkv, 2 * shape.key_size() + shape.value_size());
+  check_width("gates", gates, 2 * shape.num_value_heads);
+  check_width("output", output, shape.value_size());
+  check_vector("log_decay", op.log_decay, shape.num_value_heads);
+  check_vector("time_bias", op.time_bias, shape.num_value_heads);
+}
+
+void Validator::check(const GatedRmsNormOp& op) {
+  const Buffer* input = operand("input", op.input, DType::kFloat32, rows_);
+  const Buffer* gate = operand("gate", op.gate, DType::kFloat32, rows_);
+  const Buffer* output = operand("output", op.output, activation_dtype(program_.dtype), rows_);
+  if (input != nullptr) {
+    check_at_least("gate", gate, input->width);
+    check_width("output", output, input->width);
+    if (op.weight.size < 1 || op.weight.data == nullptr || input->width % op.weight.size != 0) {
+      add(where_ + ": the weight has " + text(op.weight.size) + " elements; it must have a divisor of " +
+          text(input->width));
+    }
+  }
+  if (op.output == op.input || op.output == op.gate) add(where_ + ": the output is one of the inputs");
+  check_finite("epsilon", op.epsilon, 0.0F);
+}
+
+void Validator::check(const SigmoidGateOp& op) {
+  const Buffer* gate = operand("gate", op.gate, DType::kFloat32, rows_);
+  const Buffer* output = operand("output", op.output, activation_dtype(program_.dtype), rows_);
+  if (output != nullptr) check_at_least("gate", gate, output->width);
+  if (op.output == op.gate) add(where_ + ": gate and output are one buffer");
+}
+
+}  // namespace adaptrt
