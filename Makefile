@@ -8,6 +8,11 @@ INSTALL = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PIP) --no-build-isolation --conf
 
 SOURCES := $(shell find CMakeLists.txt pyproject.toml cmake package builder common formats runtime plugins serve tools cpp -type f \
                    -not -name '*.pyc' -not -path '*/__pycache__*')
+# OFF where this CPU would choose avx512_bf16 (kernel_choice.cpp), or has no AVX-512: the kernels that only other CPUs choose
+# take a quarter of the compile time. `make wheel` and the tests have all kernels.
+EVERY_X86_TABLE := $(shell awk '/^vendor_id/ {amd = $$3 == "AuthenticAMD"} \
+                     /^flags/ {wide = / avx512f/; bf16 = / avx512_bf16/; tiles = / amx_tile/; exit} \
+                     END {print (!wide && NR) || (amd && bf16 && !tiles) ? "OFF" : "ON"}' /proc/cpuinfo)
 CPP_TESTS := $(shell find tests/cpp -type f)
 CPP_FILES = $$(git ls-files 'cpp/*.h' 'cpp/*.cpp' 'cpp/*.inl' 'cpp/*.cu' 'tests/cpp/*.h' 'tests/cpp/*.cpp' \
                         'bench/*.cpp')
@@ -96,7 +101,7 @@ $(VENV)/.build-tools: $(VENV)/bin/python pyproject.toml
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.build-tools $(SOURCES)
-	$(INSTALL) .
+	$(INSTALL) --config-settings=cmake.define.ADAPTRT_EVERY_X86_TABLE=$(EVERY_X86_TABLE) .
 	@touch $@
 
 # torch is pinned to a version whose CPU build is at hand; Boost.Test must be there before the C++ tests are configured;
@@ -108,6 +113,7 @@ $(VENV)/.test-tools: $(VENV)/.build-tools
 
 $(VENV)/.installed-with-tests: $(VENV)/.test-tools $(SOURCES) $(CPP_TESTS)
 	$(INSTALL) --config-settings=cmake.define.ADAPTRT_BUILD_TESTS=ON --config-settings=cmake.define.ADAPTRT_CUDA=AUTO \
+	  --config-settings=cmake.define.ADAPTRT_EVERY_X86_TABLE=ON \
 	  '--config-settings=install.components=python;cuda' '.[test]'
 	@touch $@ $(VENV)/.installed
 
