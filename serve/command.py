@@ -145,6 +145,11 @@ def _add_server(group: Any) -> None:
         "file there, vllm: temperature 1 (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
+        "--include_eos", action="store_true",
+        help="token_ids, log probs and usage have the token that ended an answer, as in vLLM, unless a request says "
+        "otherwise",
+    )  # fmt: skip
+    group.add_argument(
         "--batch_dir", type=Path, metavar="DIR",
         help="directory of clients' files and batches, which it serves then; it outlives the server, and only one "
         "server may use it",
@@ -392,6 +397,7 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         enable_tokenizer_info_endpoint=args.enable_tokenizer_info_endpoint,
         tool_call_parser=args.tool_call_parser,
         reasoning_parser=args.reasoning_parser,
+        include_eos=args.include_eos,
         batch_dir=args.batch_dir,
         log_requests=args.log_requests,
         generation_config=args.generation_config,

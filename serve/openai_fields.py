@@ -288,8 +288,10 @@ class GenerationFields(SamplingFields, TruncationFields, NamedRequestFields):
 
     vllm_fields = GENERATION_FIELDS
 
-    include_eos: bool = False
-    """True: token_ids, log probs and usage also have the token that ended the answer. Not in vLLM."""
+    include_eos: bool | None = None
+    """True: token_ids, log probs and usage also have the token that ended the answer. Not in vLLM. None: the server's
+    --include_eos.
+    """
     include_stop_str_in_output: bool = False
     """True: the answer also has the stop text or the token of stop_token_ids that ended it."""
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None

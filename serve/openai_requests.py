@@ -125,7 +125,7 @@ def text_request(
         stop_token_ids=tuple(fields.stop_token_ids),
         include_stop=fields.include_stop_str_in_output,
         ignore_eos=fields.ignore_eos,
-        include_end=fields.include_eos,
+        include_end=service.options.include_eos if fields.include_eos is None else fields.include_eos,
         bad_words=_bad_words(own, fields.bad_words),
         skip_special_tokens=fields.skip_special_tokens,
         shown_special=tuple(shown_special),

@@ -142,6 +142,8 @@ class ServerOptions:
     """Format of function calls; "auto": the chat template shows it."""
     reasoning_parser: str = "auto"
     """Format of reasoning; "auto": the chat template shows it; "none": it is part of the text."""
+    include_eos: bool = False
+    """True: answers' tokens have the token that ended them, unless a request says otherwise."""
     batch_dir: Path | None = None
     """Directory of files and batches; None: there are none."""
     log_requests: bool = False

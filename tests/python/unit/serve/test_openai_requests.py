@@ -34,11 +34,16 @@ TOKENIZER = byte_level()
 
 
 def asked(
-    recommended: SamplingDefaults | None = None, guide: GuidedDecodingParams | None = None, **fields: Any
+    recommended: SamplingDefaults | None = None,
+    guide: GuidedDecodingParams | None = None,
+    *,
+    of_server: bool = False,
+    **fields: Any,
 ) -> TextRequest:
     service = SimpleNamespace(
         sampling_defaults=recommended or SamplingDefaults(),
         engine_info=SimpleNamespace(max_batch_size=3, max_beam_width=2),
+        options=SimpleNamespace(include_eos=of_server),
     )
     parsed = parse_json(json.dumps({"prompt": "a", **fields}).encode(), CompletionRequest, ServerLimits())
     return text_request(
@@ -92,6 +97,13 @@ def test_fields_become_the_executors() -> None:
 def test_fields_that_the_model_decides_are_refused_by_name() -> None:
     with pytest.raises(ApiError, match="logit_bias has token 4; the vocabulary is 0 to 3"):
         asked(logit_bias={"4": 1})
+
+
+@pytest.mark.parametrize("of_server", [False, True])
+def test_the_server_says_if_the_end_token_counts_unless_a_request_does(of_server: bool) -> None:
+    assert asked(of_server=of_server).include_end is of_server
+    for include_eos in (False, True):
+        assert asked(of_server=of_server, include_eos=include_eos).include_end is include_eos
 
 
 def test_allowed_tokens_are_a_bias() -> None:
