@@ -26,9 +26,9 @@ class Marks:
         self._pattern = re.compile("|".join(map(re.escape, self._marks)) or r"(?!)")
         self.longest: Final = max(map(len, marks), default=0)
 
-    def find(self, text: str, first: int) -> re.Match[str] | None:
-        """Returns the first mark from a place on."""
-        return self._pattern.search(text, first)
+    def find(self, text: str, first: int, last: int | None = None) -> re.Match[str] | None:
+        """Returns the first mark that begins at the place `first` or later. last: it begins at this place or before."""
+        return self._pattern.search(text, first, len(text) if last is None else last + self.longest)
 
     def first_open(self, text: str, first: int) -> int:
         """Returns the first place from which the end of the text may become a mark; the text's length: none."""
@@ -134,7 +134,7 @@ class TextReader:
         mark. Without a mark it moves over `limit` characters, or to the text's end, and returns "" as the mark.
         """
         while True:
-            found = marks.find(self._text, self._at)
+            found = marks.find(self._text, self._at, self._at + limit)
             open_at = len(self._text) if self.ended else marks.first_open(self._text, self._at)
             if found and found.start() < open_at:
                 length = found.start() - self._at

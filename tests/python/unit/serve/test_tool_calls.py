@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Sequence
 
 import pytest
@@ -239,3 +240,17 @@ def test_the_longest_mark_that_begins_first_is_found() -> None:
             splitter = FormSplitter(read)
             parts = [part for piece in pieces for part in splitter.add(piece)]
             assert [*parts, *splitter.finish()] == ([TextPart(mark)] if mark else [])
+
+
+def test_a_search_with_a_limit_does_not_read_the_rest() -> None:
+    reader = TextReader()
+    reader.add("x" * 3_000_000)
+    reader.ended = True
+    begin = time.process_time()
+    for _ in range(3000):
+        steps = reader.within(Marks("{", "[a]"), 10)
+        with pytest.raises(StopIteration) as stop:
+            next(steps)
+        assert stop.value.value == ("x" * 10, "")
+    # It takes milliseconds. If each search read the rest, it would take many seconds.
+    assert time.process_time() - begin < 3
