@@ -133,6 +133,18 @@ def test_positional_forms() -> None:
         adaptrt.ExecutorConfig(max_batchsize=3)
 
 
+def test_a_set_is_no_list() -> None:
+    """Its order is not the caller's."""
+    with pytest.raises(
+        TypeError, match=r"Result\.cum_log_probs is \{1\.0\} \(set\); accepted: None, list of \(float\)"
+    ):
+        adaptrt.Result(cum_log_probs={1.0})
+    result = adaptrt.Result(output_token_ids=[[5]])
+    with pytest.raises(TypeError, match=r"Result\.output_token_ids is frozenset"):
+        result.output_token_ids = frozenset()
+    assert result.output_token_ids == [[5]]
+
+
 def test_structs_inside_are_changed_in_place() -> None:
     config = adaptrt.ExecutorConfig()
     config.kv_cache_config.max_tokens = 512
