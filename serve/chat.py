@@ -65,7 +65,7 @@ class ChatAnswer:
         choices = []
         slices = TimeSlices()
         for piece in pieces:
-            choices.append(self._choices[piece.index].whole(piece))
+            choices.append(await self._choices[piece.index].whole(piece))
             await slices.pause()
         whole = {
             **self._head,
@@ -99,7 +99,7 @@ class ChatAnswer:
                 yield {**head, "choices": [opening], **counts, **({} if begun else self._prompt_ids())}
                 begun.add(index)
             num_tokens += len(piece.token_ids)
-            chunk = self._choices[index].chunk(piece)
+            chunk = await self._choices[index].chunk(piece)
             counts = {"usage": self._usage(num_tokens)} if always else {}
             yield {**head, "choices": [chunk], **counts}
         if with_usage:
@@ -127,9 +127,9 @@ class _Choice:
         """Number of tokens of the reasoning so far."""
         return self._answer.num_reasoning_tokens
 
-    def whole(self, piece: TextPiece) -> dict[str, Any]:
+    async def whole(self, piece: TextPiece) -> dict[str, Any]:
         """Returns the choice without streaming."""
-        parts = self._answer.parts(piece)
+        parts = await self._answer.parts(piece)
         text = _echo(self._fields) + _text(parts, TextPart)
         reasoning, calls = _text(parts, ReasoningPart), _calls(parts)
         message: dict[str, Any] = {"role": "assistant", "content": text if text or not (calls or reasoning) else None}
@@ -138,9 +138,9 @@ class _Choice:
             message["tool_calls"] = [{name: call[name] for name in ("id", "type", "function")} for call in calls]
         return {"index": self._index, "message": message, **self._end(piece)}
 
-    def chunk(self, piece: TextPiece) -> dict[str, Any]:
+    async def chunk(self, piece: TextPiece) -> dict[str, Any]:
         """Returns a chunk of the choice."""
-        parts = self._answer.parts(piece)
+        parts = await self._answer.parts(piece)
         delta: dict[str, Any] = {}
         delta |= self._reasoning(_text(parts, ReasoningPart))
         if text := _text(parts, TextPart):

@@ -26,9 +26,13 @@ from .openai_requests import (
     truncation_of,
 )
 from .service import Service
+from .time_slices import TimeSlices
 
 _PROMPT_END: Final = 16
 """Number of tokens at the end of a prompt that may begin the answer's reasoning."""
+
+_SLICE_LENGTH: Final = 1024
+"""Number of characters that are split at once. If all of them begin calls, this takes some milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -116,10 +120,14 @@ class SplitAnswer:
             if entry.text_offset >= first and not any(begin <= entry.text_offset < end for begin, end in spans)
         ]
 
-    def parts(self, piece: TextPiece) -> Sequence[AnswerPart]:
-        """Returns the parts that are certain after a further piece."""
+    async def parts(self, piece: TextPiece) -> Sequence[AnswerPart]:
+        """Returns the parts that are certain after a further piece. Lets other tasks run while it splits a long one."""
         self._offsets += piece.offsets
-        parts = list(self._splitter.add(piece.text))
+        parts: list[AnswerPart] = []
+        slices = TimeSlices()
+        for begin in range(0, len(piece.text) or 1, _SLICE_LENGTH):
+            parts += self._splitter.add(piece.text[begin : begin + _SLICE_LENGTH])
+            await slices.pause()
         if piece.finish_reason is not None:
             parts += self._splitter.finish()
         self.num_calls += sum(isinstance(part, CallBegin) for part in parts)

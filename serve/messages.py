@@ -89,7 +89,7 @@ async def _answered(service: Service, fields: MessagesRequest) -> Response:
             kept = stack.pop_all()
             return EventStream(_frames(answer, split, generation), kept)
         (piece,) = await generation.whole()
-    answer.add(piece, split)
+    await answer.add(piece, split)
     return JsonAnswer(answer.body())
 
 
@@ -97,7 +97,7 @@ async def _frames(answer: MessageAnswer, split: SplitAnswer, generation: TextGen
     yield await _joined(answer.begin())
     try:
         async for piece in generation:
-            if events := answer.add(piece, split):
+            if events := await answer.add(piece, split):
                 yield await _joined(events)
     except AdaptrtError as error:
         yield await _joined([error_body(ApiError.of(error))])

@@ -63,11 +63,12 @@ class MessageAnswer:
         """Begins the message."""
         return [{"type": "message_start", "message": self.body()}, {"type": "ping"}]
 
-    def add(self, piece: TextPiece, split: SplitAnswer) -> list[Event]:
+    async def add(self, piece: TextPiece, split: SplitAnswer) -> list[Event]:
         """Adds a piece; `split` splits it. The last piece ends the message."""
+        parts = await split.parts(piece)
         self._num_answer_tokens += len(piece.token_ids)
         events: list[Event] = []
-        for part in split.parts(piece):
+        for part in parts:
             if isinstance(part, TextPart):
                 events += self._add_text("text", part.text)
             elif isinstance(part, ReasoningPart):

@@ -147,7 +147,7 @@ class Responses:
                 kept = stack.pop_all()
                 return EventStream(self._frames(made, split, generation), kept)
             (piece,) = await generation.whole()
-        answer.add(piece, split)
+        await answer.add(piece, split)
         return Response(await self._kept(made), media_type="application/json")
 
     async def read(self, response_id: str) -> Response:
@@ -202,7 +202,7 @@ class Responses:
         yield await _joined(answer.begin())
         try:
             async for piece in generation:
-                events = answer.add(piece, split)
+                events = await answer.add(piece, split)
                 # Clients may continue a response as soon as they have its last event.
                 if piece.finish_reason is not None and made.is_stored:
                     await self._kept(made)

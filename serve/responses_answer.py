@@ -109,9 +109,9 @@ class ResponseAnswer:
         """Begins the response."""
         return [self._event(f"response.{state}", response=self.body()) for state in ("created", IN_PROGRESS)]
 
-    def add(self, piece: TextPiece, split: SplitAnswer) -> list[Event]:
+    async def add(self, piece: TextPiece, split: SplitAnswer) -> list[Event]:
         """Adds a piece; `split` splits it. The last piece ends the response."""
-        parts = split.parts(piece)
+        parts = await split.parts(piece)
         self._num_reasoning_tokens = split.num_reasoning_tokens
         self._num_answer_tokens += len(piece.token_ids)
         events: list[Event] = []

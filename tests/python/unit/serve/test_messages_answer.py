@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -46,7 +47,7 @@ def streamed(
     for i in range(len(pieces)):
         is_last = i == len(pieces) - 1
         end = {"finish_reason": reason, "stop_reason": stop} if is_last else {}
-        events += answer.add(TextPiece("", (i,), offsets=(i,), **end), split)  # type: ignore[arg-type]
+        events += asyncio.run(answer.add(TextPiece("", (i,), offsets=(i,), **end), split))  # type: ignore[arg-type]
     return answer, events
 
 

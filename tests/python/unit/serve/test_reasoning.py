@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from adaptrt._core import GuidedDecodingParams, RequestError
 from adaptrt.runtime.vocabulary import Vocabulary
-from adaptrt.serve.answer_parts import ReasoningPart, TextPart
+from adaptrt.serve.answer_parts import AnswerPart, ReasoningPart, TextPart
 from adaptrt.serve.conversation import SplitAnswer
 from adaptrt.serve.errors import ApiError
 from adaptrt.serve.generation import TextPiece
@@ -126,12 +128,50 @@ def test_reasoning_tokens_are_counted(form: str, opened: str, pieces: list[str],
     offsets = [sum(map(len, pieces[:i])) for i in range(len(pieces))]
     answer = SplitAnswer(splitter_of(form, opened))
     for piece, offset in zip(pieces, offsets, strict=True):
-        answer.parts(TextPiece(piece, (1,), offsets=(offset,)))
-    answer.parts(TextPiece("", (), finish_reason="stop"))
+        asyncio.run(answer.parts(TextPiece(piece, (1,), offsets=(offset,))))
+    asyncio.run(answer.parts(TextPiece("", (), finish_reason="stop")))
     assert answer.num_reasoning_tokens == count
     whole = SplitAnswer(splitter_of(form, opened))
-    whole.parts(TextPiece("".join(pieces), (1,) * len(pieces), finish_reason="stop", offsets=tuple(offsets)))
+    text = TextPiece("".join(pieces), (1,) * len(pieces), finish_reason="stop", offsets=tuple(offsets))
+    asyncio.run(whole.parts(text))
     assert whole.num_reasoning_tokens == count
+
+
+def test_other_tasks_run_while_a_long_answer_is_split() -> None:
+    class Slow:
+        reasoning_spans: Sequence[tuple[float, float]] = ()
+
+        def __init__(self) -> None:
+            self.lengths: list[int] = []
+
+        def add(self, text: str) -> Sequence[AnswerPart]:
+            time.sleep(0.004)
+            self.lengths.append(len(text))
+            return [TextPart(text)]
+
+        def finish(self) -> Sequence[AnswerPart]:
+            return [TextPart("!")]
+
+    async def split(text: str) -> tuple[Sequence[AnswerPart], int, list[int]]:
+        slow, turns, done = Slow(), 0, False
+
+        async def other() -> None:
+            nonlocal turns
+            while not done:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        parts = await SplitAnswer(slow).parts(TextPiece(text, (), finish_reason="stop"))
+        done = True
+        await task
+        return parts, turns, slow.lengths
+
+    text = "".join(map(str, range(3000)))
+    parts, turns, lengths = asyncio.run(split(text))
+    assert "".join(part.text for part in parts if isinstance(part, TextPart)) == f"{text}!"
+    assert max(lengths) <= 1024
+    assert turns >= len(lengths) > 5
 
 
 TYPES = GuidedDecodingParams.GuideType

@@ -53,7 +53,7 @@ def streamed(pieces: Sequence[Sequence[AnswerPart]], reason: str = "stop", **how
         is_last = i == len(pieces) - 1
         log_probs = (TokenLogProbs(i, -1.0, (), i),) if "texts" in how else ()
         piece = TextPiece("", (i,), log_probs, finish_reason=reason if is_last else None, offsets=(i,))
-        events += answer.add(piece, split)
+        events += asyncio.run(answer.add(piece, split))
     return answer, events
 
 
@@ -172,7 +172,7 @@ def test_the_body_has_what_has_arrived() -> None:
 def test_a_cancelled_answer() -> None:
     answer, events = streamed([[TextPart("a")]], None)  # type: ignore[arg-type]
     answer.cancel()
-    events += answer.add(TextPiece("", (), finish_reason="abort"), SplitAnswer(Scripted([])))
+    events += asyncio.run(answer.add(TextPiece("", (), finish_reason="abort"), SplitAnswer(Scripted([]))))
     assert [item["status"] for item in replayed(events)] == ["incomplete"]
     assert (events[-1]["type"], events[-1]["response"]["status"]) == ("response.incomplete", "cancelled")
     assert answer.body()["incomplete_details"] is None
@@ -223,7 +223,8 @@ def test_the_text_has_no_log_probs_of_the_reasoning() -> None:
         entries = [TokenLogProbs(i, -1.0, (), i) for i in range(4)]
         for i in range(len(given)):
             log_probs = tuple(entries) if len(given) == 1 else (entries[i],)
-            answer.add(TextPiece("", (), log_probs, finish_reason="stop" if i == len(given) - 1 else None), split)
+            piece = TextPiece("", (), log_probs, finish_reason="stop" if i == len(given) - 1 else None)
+            asyncio.run(answer.add(piece, split))
         _, message = answer.body()["output"]
         assert [entry["token"] for entry in message["content"][0]["logprobs"]] == ["t3"]
 
