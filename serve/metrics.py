@@ -349,12 +349,12 @@ def _lora_cache_metrics(stats: LoraCacheStats) -> Iterator[Metric]:
     )
     yield _gauge(
         "lora_cache_saved_bytes",
-        "Memory that the host level saves with matrices that adapters share and rows that change nothing.",
+        "Memory that the host level saves with shared and compressed matrices and rows that change nothing.",
         stats.saved_bytes,
     )
     yield _gauge(
         "lora_cache_saved_products",
-        "Products of a token that adapters of the host level need not make for the same reasons.",
+        "Products of a token that adapters of the host level need not make because A is shared or B is zero.",
         stats.saved_products,
     )
     yield _count(

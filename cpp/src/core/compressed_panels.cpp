@@ -1,13 +1,12 @@
 #include "adaptrt/core/compressed_panels.h"
 
 #include <algorithm>
-#include <array>
 #include <cassert>
 #include <cstring>
-#include <vector>
 
 #include "adaptrt/core/panels.h"
 #include "unpack_compressed.h"
+#include "upper_bytes.h"
 
 namespace adaptrt {
 namespace {
@@ -18,7 +17,6 @@ constexpr std::int64_t kCountOffset = kTableBytes;
 constexpr std::int64_t kOutlierBytes = sizeof(std::uint32_t) + sizeof(std::uint16_t);
 constexpr std::int64_t kPiecesAcross = kPanelColumns / kPieceOutputs;
 constexpr std::int64_t kHalfBytes = 64;
-constexpr std::size_t kBytes = 256;
 
 std::int64_t pieces_offset(std::int64_t outliers) {
   const std::int64_t end = kHeaderBytes + outliers * kOutlierBytes;
@@ -29,37 +27,6 @@ std::uint16_t element_at(const std::byte* panel, std::int64_t place) {
   std::uint16_t bits = 0;
   std::memcpy(&bits, panel + place * static_cast<std::int64_t>(sizeof(bits)), sizeof(bits));
   return bits;
-}
-
-std::size_t upper_byte(std::uint16_t bits) {
-  return bits >> 8U;
-}
-
-using Counts = std::array<std::int64_t, kBytes>;
-
-Counts count_upper_bytes(const std::byte* panel, std::int64_t k) {
-  // Neighbours often have the same upper byte; separate counters avoid waiting for the previous increment.
-  std::array<Counts, 4> apart{};
-  const std::int64_t elements = k * kPanelColumns;
-  for (std::int64_t i = 0; i < elements; ++i) {
-    ++apart[static_cast<std::size_t>(i % 4)][upper_byte(element_at(panel, i))];
-  }
-  Counts counts{};
-  for (std::size_t i = 0; i < kBytes; ++i) {
-    for (const Counts& part : apart) counts[i] += part[i];
-  }
-  return counts;
-}
-
-/// Returns a panel's table: the most frequent upper bytes; equally frequent ones in ascending order.
-std::array<std::uint8_t, kTableBytes> table_of(const Counts& counts) {
-  std::array<std::uint8_t, kBytes> order;
-  for (std::size_t i = 0; i < kBytes; ++i) order[i] = static_cast<std::uint8_t>(i);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::uint8_t a, std::uint8_t b) { return counts[a] > counts[b]; });
-  std::array<std::uint8_t, kTableBytes> table;
-  std::copy_n(order.begin(), kTableBytes, table.begin());
-  return table;
 }
 
 /// Location of an element in a panel's pieces: byte `piece` + half * 64 + index, and that half of byte
@@ -112,30 +79,21 @@ std::size_t compressed_input_offset(std::int64_t input, std::int64_t outliers) {
 }
 
 std::int64_t count_outliers(const std::byte* panel, std::int64_t k) {
-  const Counts counts = count_upper_bytes(panel, k);
-  std::int64_t outliers = k * kPanelColumns;
-  for (const std::uint8_t byte : table_of(counts)) outliers -= counts[byte];
-  return outliers;
+  return UpperBytes(panel, k * kPanelColumns).num_outliers();
 }
 
 void compress_panel(const std::byte* panel, std::int64_t k, std::int64_t outliers, std::byte* out) {
   std::memset(out, 0, compressed_panel_bytes(k, outliers));
-  const auto table = table_of(count_upper_bytes(panel, k));
-  constexpr int kNoCode = -1;
-  std::array<int, kBytes> codes;
-  codes.fill(kNoCode);
-  for (std::size_t code = 0; code < table.size(); ++code) {
-    codes[table[code]] = static_cast<int>(code);
-    out[code] = std::byte{table[code]};
-  }
+  const UpperBytes upper(panel, k * kPanelColumns);
+  std::memcpy(out, upper.table().data(), kTableBytes);
   std::byte* const places = out + kHeaderBytes;
   std::byte* const others = places + outliers * static_cast<std::int64_t>(sizeof(std::uint32_t));
   std::byte* const pieces = out + pieces_offset(outliers);
   std::uint32_t count = 0;
   for (std::int64_t i = 0; i < k * kPanelColumns; ++i) {
     const std::uint16_t bits = element_at(panel, i);
-    const int code = codes[upper_byte(bits)];
-    if (code == kNoCode) {
+    const std::uint8_t code = upper.code(bits);
+    if (code == UpperBytes::kNoCode) {
       assert(count < outliers);
       const auto place = static_cast<std::uint32_t>(i);
       std::memcpy(places + count * sizeof(place), &place, sizeof(place));

@@ -36,6 +36,7 @@ StepMemory::StepMemory(const Program& program, const KernelTable& kernels, int n
       std::max({linear_scratch_floats(program, kernels), attention_scratch_floats(program),
                 row_op_scratch_floats(program), expert_scratch_floats(program)});
   for (int thread = 0; thread < num_threads; ++thread) scratch.emplace_back(floats);
+  linear.adapter_panels.resize(static_cast<std::size_t>(num_threads));
   // Every group of rows may be one row.
   linear.blocks.reserve(rows);
   linear.task_ends.reserve(rows);

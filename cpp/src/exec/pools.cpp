@@ -44,6 +44,7 @@ std::unique_ptr<LoraCache> make_lora_cache(const PeftCacheConfig& config, Engine
   options.device_pages = sizes.device_pages;
   options.max_host_bytes = sizes.max_host_bytes;
   options.num_adapters = max_batch_size;
+  options.storage = config.storage();
   return std::make_unique<LoraCache>(
       layout, engine.make_adapter_pages(sizes.page_bytes, pages, config.num_copy_streams),
       std::move(options));

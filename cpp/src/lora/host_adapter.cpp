@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "adapter_checks.h"
+#include "compress_image.h"
 #include "config_rows.h"
 #include "image_sizes.h"
 #include "image_writer.h"
@@ -165,8 +166,8 @@ std::shared_ptr<const HostAdapter> HostAdapter::make(const LoraConfig& config, c
 
 std::shared_ptr<const HostAdapter> HostAdapter::make_packed(const LoraConfig& config,
                                                             const LoraLayout& layout, const SiteIndex& index,
-                                                            std::size_t page_bytes,
-                                                            SharedMatrices* matrices) {
+                                                            std::size_t page_bytes, SharedMatrices* matrices,
+                                                            LoraStorage storage) {
   const std::string subject = "LoRA task " + std::to_string(config.task_id);
   AdapterProblems problems;
   SentTensors sent = check_tensors(config, layout, index, subject, problems);
@@ -201,6 +202,9 @@ std::shared_ptr<const HostAdapter> HostAdapter::make_packed(const LoraConfig& co
   if (matrices != nullptr) sharing.emplace(*matrices, adapter->memory_);
   ValueChecks checks(adapter->rows_, sent.dtype, layout.dtype);
   ImageWriter writer(source, layout, &checks);
+  ImageCompressor compressor;
+  std::vector<std::size_t> image_sizes;
+  adapter->storage_ = storage;
   std::map<std::size_t, std::span<const std::byte>> a_of_lm_head;
   for (const DevicePlan::Site& entry : plan.sites) {
     const LoraSite& site = layout.sites[static_cast<std::size_t>(entry.site)];
@@ -209,12 +213,15 @@ std::shared_ptr<const HostAdapter> HostAdapter::make_packed(const LoraConfig& co
                 : adapter->packed_page(static_cast<std::size_t>(entry.place.page)) + entry.place.offset;
     DeviceSite placed = place_in_image(adapter->rows_, entry.rows, layout, site, image);
     writer.write(site, entry.rows, placed);
+    if (storage == LoraStorage::kCompressed) placed = compressor.compress(layout, site, placed);
     if (sharing) placed = sharing->keep(layout, site, placed);
     adapter->placed_sites_.push_back(placed);
     const auto pieces = pieces_of(layout, site, placed);
     adapter->pieces_.insert(adapter->pieces_.end(), pieces.begin(), pieces.end());
+    image_sizes.push_back(0);
+    for (const auto& piece : pieces) image_sizes.back() += aligned_bytes(piece.size());
     if (site.is_lm_head()) {
-      a_of_lm_head[entry.rows.front()] = {placed.a, matrix_bytes(layout, placed.total_rank, site.in_size)};
+      a_of_lm_head[entry.rows.front()] = pieces.front();
     }
   }
   for (std::size_t i = 0; i < adapter->rows_.size(); ++i) {
@@ -230,6 +237,7 @@ std::shared_ptr<const HostAdapter> HostAdapter::make_packed(const LoraConfig& co
   problems.throw_if_any(subject);
   for (AdapterRow& row : adapter->rows_) row.offset = 0;
   if (sharing) adapter->finish_sharing(*sharing);
+  if (storage == LoraStorage::kCompressed) place_again(image_sizes, page_bytes, *adapter->plan_);
   adapter->terms_ = terms_of_rows(adapter->rows_);
   adapter->generation_ = next_generation();
   return adapter;
@@ -254,6 +262,13 @@ void HostAdapter::keep_as_sent(HugeArray data) {
   pieces_ = {{memory_->array.data(), bytes_}};
 }
 
+void HostAdapter::place_again(std::span<const std::size_t> sizes, std::size_t page_bytes, DevicePlan& plan) {
+  ImagePlaces places = place_images(sizes, page_bytes);
+  for (std::size_t i = 0; i < sizes.size(); ++i) plan.sites[i].place = places.places[i];
+  plan.used_bytes = std::move(places.used_bytes);
+  plan.pages = std::ssize(plan.used_bytes);
+}
+
 void HostAdapter::finish_sharing(MatrixSharing& sharing) {
   memory_->array.truncate(sharing.used_bytes());
   matrices_ = sharing.take_matrices();
@@ -267,7 +282,8 @@ const std::byte* HostAdapter::packed_page(std::size_t page) const {
 }
 
 bool HostAdapter::same_weights(const HostAdapter& other) const {
-  return dtype_ == other.dtype_ && std::ranges::equal(rows_, other.rows_, same_row) &&
+  return dtype_ == other.dtype_ && storage_ == other.storage_ &&
+         std::ranges::equal(rows_, other.rows_, same_row) &&
          std::ranges::equal(pieces_, other.pieces_, same_bytes);
 }
 
@@ -282,7 +298,11 @@ const Sha256Digest& HostAdapter::content_digest() const {
       hash.add_integer(static_cast<std::uint64_t>(row.vectors.flags()));
       hash.add_integer(static_cast<std::uint64_t>(row.shares_a));
     }
-    for (const std::span<const std::byte> piece : pieces_) hash.add(piece);
+    if (storage_ != LoraStorage::kExact) hash.add_integer(static_cast<std::uint64_t>(storage_));
+    for (const std::span<const std::byte> piece : pieces_) {
+      if (storage_ != LoraStorage::kExact) hash.add_integer(piece.size());
+      hash.add(piece);
+    }
     digest_ = hash.finish();
   });
   return digest_;

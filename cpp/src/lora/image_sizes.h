@@ -6,6 +6,7 @@
 
 #include "adaptrt/core/panels.h"
 #include "adaptrt/lora/device_plan.h"
+#include "adaptrt/lora/stored_matrix.h"
 
 namespace adaptrt {
 
@@ -24,6 +25,23 @@ namespace adaptrt {
   return layout.matrix_layout == MatrixLayout::kPanels
              ? panel_bytes(layout.dtype, rows, columns)
              : static_cast<std::size_t>(rows * columns) * size_of(layout.dtype);
+}
+
+/// A and a part's B of a placed image. If ranks share them, the sizes are those of the first rank, which are
+/// the largest.
+[[nodiscard]] inline StoredMatrix a_of(const LoraLayout& layout, const LoraSite& site,
+                                       const DeviceSite& image) {
+  return {image.a, image.a_storage, layout.dtype, site.rows_of_a(image.total_rank, 0).count, site.in_size};
+}
+[[nodiscard]] inline StoredMatrix b_of(const LoraLayout& layout, const LoraSite& site, std::size_t position,
+                                       const DevicePart& part) {
+  const std::int64_t rows = site.rows_of_b(site.parts[position].out_size, 0).count;
+  return {part.b, part.b_storage, layout.dtype, rows, part.rank};
+}
+
+/// Bytes of a matrix in an image.
+[[nodiscard]] inline std::size_t matrix_bytes(const LoraLayout& layout, const StoredMatrix& matrix) {
+  return matrix.is_compressed() ? matrix.bytes() : matrix_bytes(layout, matrix.n, matrix.k);
 }
 
 /// Index of a part in LoraSite::parts.

@@ -28,11 +28,16 @@ LoraCache::Impl::Impl(LoraLayout layout, std::unique_ptr<AdapterPages> pages, Lo
       packs_adapters_(layout_.is_whole() && !pages_->shares_adapters()),
       refers_to_host_(packs_adapters_ && pages_->is_host_memory()),
       matrices_(refers_to_host_ ? std::make_shared<SharedMatrices>() : nullptr),
+      storage_(options.storage),
       has_workers_(options.num_load_workers > 0),
       on_load_end_(std::move(options.on_load_end)),
       free_pages_(options.device_pages > 0 ? options.device_pages : pages_->num_pages(), pages_->num_pages()),
       host_bytes_total_(options.host_bytes) {
-  Problems problems;
+  Problems problems = check_lora_storage(storage_, layout_);
+  if (problems.empty() && storage_ != LoraStorage::kExact && !refers_to_host_) {
+    problems.add("lora_storage is '" + std::string(name_of(storage_)) +
+                 "'; expected 'exact': the device level does not refer to the host level");
+  }
   const std::size_t page_bytes = pages_->page_bytes();
   const std::size_t largest = largest_image_bytes(layout_, layout_.max_rank);
   if (page_bytes < largest) {

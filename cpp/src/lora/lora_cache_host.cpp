@@ -50,7 +50,8 @@ std::shared_ptr<const HostAdapter> LoraCache::Impl::admit(const LoraConfig& conf
   if (!config.weights && !config.config) return find(config.task_id);
   auto entry = std::make_shared<CacheEntry>();
   if (packs_adapters_) {
-    entry->adapter = HostAdapter::make_packed(config, layout_, sites_, pages_->page_bytes(), matrices_.get());
+    entry->adapter =
+        HostAdapter::make_packed(config, layout_, sites_, pages_->page_bytes(), matrices_.get(), storage_);
     entry->plan = entry->adapter->plan();
   } else {
     entry->adapter = HostAdapter::make(config, layout_, sites_);

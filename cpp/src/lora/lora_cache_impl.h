@@ -172,6 +172,7 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   const bool refers_to_host_;
   /// Matrices that adapters share; nullptr if the device level has copies.
   const std::shared_ptr<SharedMatrices> matrices_;
+  const LoraStorage storage_;
   const bool has_workers_;
   const std::function<void()> on_load_end_;
 

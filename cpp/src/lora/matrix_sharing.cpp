@@ -11,12 +11,12 @@ namespace adaptrt {
 std::vector<std::span<const std::byte>> pieces_of(const LoraLayout& layout, const LoraSite& site,
                                                   const DeviceSite& image) {
   std::vector<std::span<const std::byte>> pieces;
-  pieces.emplace_back(image.a, matrix_bytes(layout, site.rows_of_a(image.total_rank, 0).count, site.in_size));
+  pieces.emplace_back(image.a, matrix_bytes(layout, a_of(layout, site, image)));
   for (std::size_t i = 0; i < site.parts.size(); ++i) {
     const DevicePart& part = image.parts[i];
     if (part.rank == 0) continue;
     const std::int64_t out_size = site.parts[i].out_size;
-    pieces.emplace_back(part.b, matrix_bytes(layout, site.rows_of_b(out_size, 0).count, part.rank));
+    pieces.emplace_back(part.b, matrix_bytes(layout, b_of(layout, site, i, part)));
     for (const float* vector : {part.magnitude, part.shift}) {
       if (vector != nullptr) {
         pieces.emplace_back(reinterpret_cast<const std::byte*>(vector), vector_bytes(out_size));

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "adaptrt/core/compressed_matrix.h"
 #include "adaptrt/core/convert.h"
 #include "adaptrt/core/panels.h"
 #include "image_writer.h"
@@ -28,9 +29,14 @@ DeviceAdapter device_adapter(const HostAdapter& adapter, const LoraLayout& layou
 
 /// Reads rows [first, first + rows) of a matrix with `columns` columns as float32; only the rows `here` are
 /// on the device.
-std::vector<float> read_rows(const LoraLayout& layout, const std::byte* matrix, MatrixRows here,
-                             std::int64_t columns, std::int64_t first, std::int64_t rows) {
+std::vector<float> read_rows(const LoraLayout& layout, const std::byte* matrix, LoraStorage storage,
+                             MatrixRows here, std::int64_t columns, std::int64_t first, std::int64_t rows) {
   std::vector<float> values(static_cast<std::size_t>(rows * columns));
+  std::vector<std::byte> expanded;
+  if (storage == LoraStorage::kCompressed) {
+    expanded = expand_matrix(matrix, here.count, columns);
+    matrix = expanded.data();
+  }
   const PanelMatrix panels{matrix, layout.dtype, here.count, columns};
   for (std::int64_t i = 0; i < rows; ++i) {
     const std::int64_t row = first + i - here.first;
@@ -92,9 +98,9 @@ std::vector<UnpackedModule> unpack_adapter(const DeviceAdapter& adapter, const L
       if (part.rank == 0) continue;
       const std::int64_t out_size = place.parts[p].out_size;
       UnpackedModule module{place.parts[p].module, place.layer, place.expert, part.rank, {}, {}, {}, {}};
-      module.a = read_rows(layout, site.a, place.rows_of_a(site.total_rank), place.in_size, part.rank_offset,
-                           part.rank);
-      module.b = read_rows(layout, part.b, place.rows_of_b(out_size), part.rank, 0, out_size);
+      module.a = read_rows(layout, site.a, site.a_storage, place.rows_of_a(site.total_rank), place.in_size,
+                           part.rank_offset, part.rank);
+      module.b = read_rows(layout, part.b, part.b_storage, place.rows_of_b(out_size), part.rank, 0, out_size);
       if (part.magnitude != nullptr) module.magnitude.assign(part.magnitude, part.magnitude + out_size);
       if (part.shift != nullptr) module.shift.assign(part.shift, part.shift + out_size);
       result.push_back(std::move(module));

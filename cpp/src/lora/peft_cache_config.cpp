@@ -148,6 +148,34 @@ Problems PeftCacheConfig::validate() const {
     problems.add(
         "num_device_module_layer and device_cache_percent both size the device level; set one of them");
   }
+  if (std::ranges::find(kLoraStorageNames, lora_storage) == kLoraStorageNames.end()) {
+    std::string accepted;
+    for (const std::string_view name : kLoraStorageNames) {
+      accepted += (accepted.empty() ? "'" : ", '") + std::string(name) + "'";
+    }
+    problems.add("lora_storage is '" + lora_storage + "'; accepted: " + accepted);
+  }
+  return problems;
+}
+
+LoraStorage PeftCacheConfig::storage() const {
+  return static_cast<LoraStorage>(std::ranges::find(kLoraStorageNames, lora_storage) -
+                                  kLoraStorageNames.begin());
+}
+
+Problems check_lora_storage(LoraStorage storage, const LoraLayout& layout) {
+  Problems problems;
+  if (storage == LoraStorage::kExact) return problems;
+  const std::string text = "lora_storage is '" + std::string(name_of(storage)) + "'; expected '" +
+                           std::string(name_of(LoraStorage::kExact)) + "': ";
+  if (layout.matrix_layout != MatrixLayout::kPanels) {
+    problems.add(text + "CUDA kernels do not decode adapters");
+  } else if (!layout.is_whole()) {
+    problems.add(text + "ranks place their parts of an adapter before they know its values");
+  } else if (layout.dtype != DType::kBFloat16) {
+    problems.add(text + "the engine computes in " + std::string(name_of(layout.dtype)) +
+                 ", and only bfloat16 is compressed");
+  }
   return problems;
 }
 
@@ -164,6 +192,7 @@ LoraCacheSizes resolve_cache_sizes(const PeftCacheConfig& config, const LoraLayo
       refuse("the engine was built without LoRA, so there is no LoRA cache to configure");
     return {};
   }
+  check_lora_storage(config.storage(), layout).throw_if_any<ConfigError>("PeftCacheConfig");
   const Reference ranks = reference_ranks(config, layout);
   const std::size_t page = std::max(device_adapter_bytes(layout, ranks.optimal_rank),
                                     largest_image_bytes(layout, layout.max_rank));

@@ -1,5 +1,6 @@
 #include "adaptrt/core/convert.h"
 
+#include <algorithm>
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
@@ -64,6 +65,25 @@ BOOST_AUTO_TEST_CASE(floats_round_to_the_nearest_bfloat16_and_ties_to_even) {
   BOOST_TEST(float_to_bfloat16(next(1.00390625F, kInfinity)) == 0x3f81);
   BOOST_TEST(float_to_bfloat16(std::numeric_limits<float>::max()) == 0x7f80);
   BOOST_TEST(std::isnan(bfloat16_to_float(float_to_bfloat16(std::numeric_limits<float>::quiet_NaN()))));
+}
+
+// Arrays of halves are rounded without floats, in blocks; `others` of a block's 64 are the tested half too.
+BOOST_DATA_TEST_CASE(every_half_rounds_to_bfloat16, boost::unit_test::data::make({1, 8, 9, 64}), others) {
+  for (std::uint32_t bits = 0; bits < 0x10000U; ++bits) {
+    const auto half = static_cast<std::uint16_t>(bits);
+    std::vector<std::uint16_t> source(66, 0x3c00);
+    std::fill_n(source.begin(), others, half);
+    source.back() = half;
+    std::vector<std::uint16_t> out(source.size());
+    convert_elements(reinterpret_cast<std::byte*>(out.data()), DType::kBFloat16,
+                     reinterpret_cast<const std::byte*>(source.data()), DType::kFloat16, source.size());
+    const std::uint16_t expected = float_to_bfloat16(float16_to_float(half));
+    bool is_right = out.back() == expected;
+    for (std::size_t i = 0; i < 65; ++i) {
+      is_right &= out[i] == (i < static_cast<std::size_t>(others) ? expected : 0x3f80);
+    }
+    BOOST_TEST_REQUIRE(is_right, "half " << bits);
+  }
 }
 
 BOOST_DATA_TEST_CASE(arrays_convert_as_single_elements_do,

@@ -171,6 +171,26 @@ BOOST_DATA_TEST_CASE(with_heads_that_differ_by_layer, kernel_tables() * data::ma
                    kernels);
 }
 
+// Compressed adapters give the bits of exact ones, with few rows and with many.
+BOOST_DATA_TEST_CASE(with_compressed_adapters, kernel_tables() * data::make({16, 40}), kernels, max_rank) {
+  ModelOptions options{.dtype = DType::kBFloat16,
+                       .num_layers = 1,
+                       .shape = {.hidden_size = 80, .attention = {4, 2, 16}},
+                       .intermediate_size = 192,
+                       .max_num_tokens = 400,
+                       .max_rank = max_rank};
+  Served served(options, kernels);
+  Random random(options.seed + 100);
+  auto requests = make_requests(served, 7, 100, &random);
+  run_alone(served, &requests);
+  int compressed = 0;
+  for (std::size_t i = 0; i < served.adapters.size(); i += i == 0 ? 1 : 2) {  // one of four stays exact
+    compressed += served.model.compress(&served.adapters[i]);
+  }
+  BOOST_TEST(compressed > 6);
+  for (const int threads : {1, 3}) check_crowd(served, requests, threads, &random);
+}
+
 // A prompt's outputs are larger than those written through caches, and its rows are enough for every many-row
 // optimisation; in chunks they are not.
 BOOST_DATA_TEST_CASE(with_a_prompt_of_many_rows, kernel_tables(), kernels) {

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <list>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "adaptrt/core/compressed_matrix.h"
 #include "adaptrt/core/dtype.h"
 #include "adaptrt/engine/engine.h"
 #include "adaptrt/program/program.h"
@@ -115,6 +117,28 @@ class RandomModel {
       result.sites.push_back(made);
     }
     return result;
+  }
+
+  /// Compresses the matrices of an adapter whose values fit. Returns their number.
+  int compress(DeviceAdapter* adapter) {
+    int compressed = 0;
+    const auto store = [&](const std::byte** matrix, LoraStorage* storage, std::int64_t n, std::int64_t k) {
+      std::vector<std::byte> bytes(panel_bytes(options_.dtype, n, k));
+      if (compress_matrix(*matrix, n, k, bytes.data()) == 0) return;
+      *matrix = compressed_.emplace_back(std::move(bytes)).data();
+      *storage = LoraStorage::kCompressed;
+      ++compressed;
+    };
+    for (std::size_t i = 0; i < adapter->sites.size(); ++i) {
+      const LoraSite& place = program.lora.sites[i];
+      DeviceSite& site = adapter->sites[i];
+      if (site.total_rank > 0) store(&site.a, &site.a_storage, site.total_rank, place.in_size);
+      for (std::size_t p = 0; p < place.parts.size(); ++p) {
+        DevicePart& part = site.parts[p];
+        if (part.rank > 0) store(&part.b, &part.b_storage, place.parts[p].out_size, part.rank);
+      }
+    }
+    return compressed;
   }
 
   Storage& storage() { return storage_; }
@@ -349,6 +373,7 @@ class RandomModel {
 
   ModelOptions options_;
   Random random_;
+  std::list<std::vector<std::byte>> compressed_;
   Storage storage_;
   Predictor predictor_;
 };

@@ -41,6 +41,8 @@ const std::vector<BadField> kBadFields{
     {"device_cache_percent is 1.5", [](PeftCacheConfig& c) { c.device_cache_percent = 1.5; }},
     {"device_cache_percent is nan",
      [](PeftCacheConfig& c) { c.device_cache_percent = std::numeric_limits<double>::quiet_NaN(); }},
+    {"lora_storage is 'int4'; accepted: 'exact', 'compressed'",
+     [](PeftCacheConfig& c) { c.lora_storage = "int4"; }},
     {"num_host_module_layer and host_cache_size both",
      [](PeftCacheConfig& c) {
        c.num_host_module_layer = 1000;
@@ -230,6 +232,21 @@ BOOST_AUTO_TEST_CASE(rows_need_no_padding_of_panels) {
   BOOST_TEST(rows.page_bytes < panels.page_bytes);
   LoraCache cache = make_host_cache(layout, rows);
   BOOST_TEST(cache.pages_needed(*cache.admit(whole_adapter(layout, 7).send(1))) == 1);
+}
+
+BOOST_AUTO_TEST_CASE(only_whole_panels_of_bfloat16_are_compressed) {
+  PeftCacheConfig config;
+  config.lora_storage = "compressed";
+  LoraLayout layout = small_layout(DType::kBFloat16);
+  BOOST_TEST(refusal(config, layout) == "");
+  const std::string expected = "lora_storage is 'compressed'; expected 'exact': ";
+  BOOST_TEST(contains(refusal(config, small_layout(DType::kFloat32)),
+                      expected + "the engine computes in float32, and only bfloat16 is compressed"));
+  layout.matrix_layout = MatrixLayout::kRows;
+  BOOST_TEST(contains(refusal(config, layout), expected + "CUDA kernels do not decode adapters"));
+  layout = small_layout(DType::kBFloat16);
+  layout.sites[0].parts[0].num_remote_outputs = 6;
+  BOOST_TEST(contains(refusal(config, layout), expected + "ranks place their parts"));
 }
 
 BOOST_AUTO_TEST_CASE(engines_without_lora_have_no_cache_to_configure) {

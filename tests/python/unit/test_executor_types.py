@@ -42,7 +42,7 @@ REFERENCE: dict[type, dict[str, Any]] = {
         "num_host_module_layer": 0, "num_device_module_layer": 0, "optimal_adapter_size": 8, "max_adapter_size": 64,
         "num_put_workers": 1, "num_ensure_workers": 1, "num_copy_streams": 1, "max_pages_per_block_host": 24,
         "max_pages_per_block_device": 8, "device_cache_percent": None, "host_cache_size": None,
-        "lora_prefetch_dir": None,
+        "lora_prefetch_dir": None, "lora_storage": "exact",
     },
     adaptrt.SamplingConfig: {
         "beam_width": 1, **dict.fromkeys([

@@ -175,7 +175,7 @@ def test_peft_cache_config_has_tensorrt_llms_defaults() -> None:
         "PeftCacheConfig(num_host_module_layer=0, num_device_module_layer=0, optimal_adapter_size=8, "
         "max_adapter_size=64, num_put_workers=1, num_ensure_workers=1, num_copy_streams=1, "
         "max_pages_per_block_host=24, max_pages_per_block_device=8, device_cache_percent=None, "
-        "host_cache_size=None, lora_prefetch_dir=None)"
+        "host_cache_size=None, lora_prefetch_dir=None, lora_storage='exact')"
     )
     assert config.validate() == []
     config.device_cache_percent = 0.25

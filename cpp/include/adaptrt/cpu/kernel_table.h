@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "adaptrt/core/compressed_matrix.h"
 #include "adaptrt/core/dtype.h"
 #include "adaptrt/core/quantized_panels.h"
 #include "adaptrt/cpu/attention_tile.h"
@@ -312,6 +313,14 @@ struct KernelTable {
   std::int64_t compressed_rows;
   /// Expands a compressed panel of k inputs to the bfloat16 panel that it represents.
   void (*expand_compressed)(const std::byte* panel, std::int64_t k, std::int64_t outliers, std::byte* out);
+
+  /// Product with a panel of a compressed matrix, whose pieces are decoded in registers; the bits are those
+  /// of gemm. call.panel is not read, call.next_panel has pieces too. Returns false, and computes nothing,
+  /// for sizes for which the panel must be expanded. nullptr: it always must be.
+  bool (*matrix_panel_gemm)(const PanelGemm& gemm, const MatrixPanel& panel);
+  /// Expands a panel of a compressed matrix to the bfloat16 panel that it represents, padded to num_pieces *
+  /// kPiecePanelBytes bytes. `next`: the pieces to be prefetched; nullptr if they are unknown.
+  void (*expand_matrix_panel)(const MatrixPanel& panel, const std::byte* next, std::byte* out);
 
   /// Product with a panel with a codebook; the bits are those of `gemm` on the result of expand_codebook. The
   /// panel must be full, with at most codebook_rows rows and no `accumulate`. Indexed by the engine's DType,

@@ -90,7 +90,7 @@ constexpr auto fields_of(const LoraCacheStats* /*type*/) {
             "Bytes of the host level's adapters and of the device level, if that has memory of its own."},
       Field{"saved_bytes", &C::saved_bytes,
             "Bytes that the host level's adapters would need in addition if equal matrices were kept for "
-            "each, and rows whose B is zero were kept."},
+            "each, rows whose B is zero were kept, and no matrix was compressed."},
       Field{"saved_products", &C::saved_products,
             "Products of a token with A or B that the host level's adapters need not make, because B is zero "
             "or modules with one input have the same A."}};

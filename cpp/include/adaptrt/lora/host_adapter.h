@@ -86,10 +86,12 @@ class HostAdapter {
                                                  const SiteIndex& index);
   /// The same, and packs the adapter. The layout must be whole (is_whole()), with images of up to
   /// `page_bytes` bytes. If `matrices` is not nullptr, matrices that are there already are not kept again;
-  /// the adapter can then be read only in place.
+  /// the adapter can then be read only in place. Only then may `storage` be kCompressed, for panels of
+  /// bfloat16.
   static std::shared_ptr<const HostAdapter> make_packed(const LoraConfig& config, const LoraLayout& layout,
                                                         const SiteIndex& index, std::size_t page_bytes,
-                                                        SharedMatrices* matrices = nullptr);
+                                                        SharedMatrices* matrices = nullptr,
+                                                        LoraStorage storage = LoraStorage::kExact);
 
   /// Makes an adapter, as sent, that another process has checked against a layout with the same modules.
   static std::shared_ptr<const HostAdapter> received(std::uint64_t task_id, DType dtype,
@@ -106,7 +108,7 @@ class HostAdapter {
   [[nodiscard]] const std::byte* data() const { return memory_->array.data(); }
   /// Bytes of the adapter, matrices that it shares with others included.
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
-  /// Bytes that the adapter would have if it shared nothing and no row was dropped.
+  /// Bytes that the adapter would have if it shared nothing, no row was dropped and no matrix compressed.
   [[nodiscard]] std::size_t unshared_bytes() const { return unshared_bytes_; }
   /// Products with an A or a B that a token need not make, because B is zero or A is another module's too.
   [[nodiscard]] std::int64_t saved_products() const { return saved_products_; }
@@ -137,10 +139,13 @@ class HostAdapter {
   HostAdapter() = default;
   void keep_as_sent(HugeArray data);
   void finish_sharing(MatrixSharing& sharing);
+  /// Places images with these sizes, in the order of the plan's sites.
+  static void place_again(std::span<const std::size_t> sizes, std::size_t page_bytes, DevicePlan& plan);
 
   std::uint64_t task_id_ = 0;
   std::uint64_t generation_ = 0;
   DType dtype_ = DType::kFloat32;
+  LoraStorage storage_ = LoraStorage::kExact;
   std::vector<AdapterRow> rows_;
   std::shared_ptr<PackedMemory> memory_;
   /// All bytes, in an order that depends only on the rows.

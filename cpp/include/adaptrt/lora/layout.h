@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "adaptrt/core/dtype.h"
@@ -18,6 +19,18 @@ enum class MatrixLayout : std::uint8_t {
   kPanels,  ///< core/panels.h, for the CPU kernels
   kRows,    ///< row-major A[rank, in] and B[out, rank], for the CUDA kernels
 };
+
+/// How the device level stores an adapter's matrices. Its names in configurations are kLoraStorageNames.
+enum class LoraStorage : std::uint8_t {
+  kExact,       ///< in the engine's type
+  kCompressed,  ///< bfloat16 in twelve bits, exactly, if the values fit (core/compressed_matrix.h)
+};
+
+inline constexpr std::array<std::string_view, 2> kLoraStorageNames = {"exact", "compressed"};
+
+[[nodiscard]] constexpr std::string_view name_of(LoraStorage storage) {
+  return kLoraStorageNames[static_cast<std::size_t>(storage)];
+}
 
 /// Maximum of LoraLayout::rotary_factors.
 inline constexpr std::int32_t kMostRotaryFactor = 1024;
@@ -208,6 +221,7 @@ struct DevicePart {
   std::int32_t rank_offset = 0;
   /// B[out_size, rank], as panels or rows, or only the rows in LoraSite::rows_of_b; the scale is included.
   const std::byte* b = nullptr;
+  LoraStorage b_storage = LoraStorage::kExact;
   /// float32[out_size], the normalised DoRA magnitudes; nullptr for plain LoRA.
   const float* magnitude = nullptr;
   /// float32[out_size], the shift added after the magnitudes; nullptr for none.
@@ -219,6 +233,7 @@ struct DeviceSite {
   std::int32_t total_rank = 0;
   /// A[total_rank, in_size], as panels or rows, or only the rows in LoraSite::rows_of_a.
   const std::byte* a = nullptr;
+  LoraStorage a_storage = LoraStorage::kExact;
   std::array<DevicePart, kMaxPartsPerSite> parts;
 };
 

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "adaptrt/core/error.h"
 #include "adaptrt/lora/adapter_pages.h"
 #include "adaptrt/lora/host_adapter.h"
 #include "adaptrt/lora/layout.h"
@@ -38,6 +39,8 @@ struct LoraCacheOptions {
   std::size_t max_host_bytes = 0;
   /// Levels that may grow do so when adapters arrive, to hold this many adapters of the size of the largest.
   std::int32_t num_adapters = 0;
+  /// How the device level stores matrices; check_lora_storage() finds no problem with it.
+  LoraStorage storage = LoraStorage::kExact;
   /// Number of additional threads that load adapters; 0: the thread that acquires an adapter loads it.
   std::int32_t num_load_workers = 0;
   /// Called without a lock when a load that acquire() did not make itself has ended, successfully or not. It
@@ -66,7 +69,8 @@ struct LoraCacheStats {
   std::int64_t steps_waiting_for_adapters =
       0;  ///< steps with room in the batch for requests whose adapters got no room on the device level
   std::size_t memory_bytes = 0;     ///< adapters of the host level, and the device level if it has own memory
-  std::size_t saved_bytes = 0;      ///< bytes that the host level would need in addition without sharing
+  std::size_t saved_bytes = 0;      ///< bytes that the host level would need in addition without sharing and
+                                    ///< without compression
   std::int64_t saved_products = 0;  ///< HostAdapter::saved_products(), of all adapters of the host level
 
   friend bool operator==(const LoraCacheStats&, const LoraCacheStats&) = default;
@@ -98,6 +102,9 @@ struct LoadFailure {
   std::uint64_t generation = 0;  ///< HostAdapter::generation()
   std::string reason;
 };
+
+/// Lists why the device level of an engine cannot store adapters in this way.
+[[nodiscard]] Problems check_lora_storage(LoraStorage storage, const LoraLayout& layout);
 
 class DeviceLease;
 

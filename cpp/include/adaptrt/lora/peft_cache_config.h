@@ -28,11 +28,14 @@ struct PeftCacheConfig {
   std::optional<double> device_cache_percent;
   std::optional<std::size_t> host_cache_size;
   std::optional<std::string> lora_prefetch_dir;
+  std::string lora_storage{name_of(LoraStorage::kExact)};
 
   friend bool operator==(const PeftCacheConfig&, const PeftCacheConfig&) = default;
 
   /// Lists all problems of the fields themselves.
   [[nodiscard]] Problems validate() const;
+  /// The value of lora_storage, which is valid.
+  [[nodiscard]] LoraStorage storage() const;
 };
 
 constexpr auto fields_of(const PeftCacheConfig* /*type*/) {
@@ -67,7 +70,10 @@ constexpr auto fields_of(const PeftCacheConfig* /*type*/) {
       Field{"host_cache_size", &C::host_cache_size,
             "Host level in bytes; None: 1 GiB, or more if that is too small. It then grows in the same way."},
       Field{"lora_prefetch_dir", &C::lora_prefetch_dir,
-            "Directory whose digit-named folders hold adapters to load at start."}};
+            "Directory whose digit-named folders hold adapters to load at start."},
+      Field{"lora_storage", &C::lora_storage,
+            "How the device level stores adapters' matrices: 'exact', in the engine's type; 'compressed', "
+            "bfloat16 in twelve bits without changing a value (on a CPU, in engines of one process)."}};
 }
 
 /// Values that determine default sizes, in addition to the configuration.

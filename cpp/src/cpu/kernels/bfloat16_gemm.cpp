@@ -3,6 +3,7 @@
 #include "codebook_gemm.h"
 #include "column_gemm.h"
 #include "compressed_gemm.h"
+#include "compressed_matrix_gemm.h"
 #include "families.h"
 #include "gemm.h"
 #include "sparse_gemm.h"
@@ -16,6 +17,8 @@ void ADAPTRT_KERNEL_SET::register_bfloat16_gemm(KernelTable* table) {
   table->compressed_gemm = compressed_gemm_of<BFloat16Weights>();
   table->compressed_rows = kCanStream<BFloat16Weights> ? kStreamRows : 0;
   table->expand_compressed = &expand_compressed;
+  table->matrix_panel_gemm = matrix_panel_gemm_of<BFloat16Weights>();
+  table->expand_matrix_panel = &expand_panel_of_matrix;
   table->codebook_gemm[kType] = codebook_gemm_of<CodebookBFloat16>();
   table->codebook_rows[kType] = codebook_rows_of<CodebookBFloat16>();
   table->expand_codebook[kType] = &expand_codebook<CodebookBFloat16>;

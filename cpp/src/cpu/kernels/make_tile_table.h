@@ -38,6 +38,7 @@ inline KernelTable make_tile_table(const char* name, const KernelTable& vectors)
   table.gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_gemm;
   table.compressed_gemm = &tile_compressed_gemm<Simd::kLanes == kPieceOutputs>;
   table.compressed_rows = kTiledRows;
+  table.matrix_panel_gemm = nullptr;
   table.codebook_gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_codebook_gemm;
   table.codebook_rows[static_cast<std::size_t>(DType::kBFloat16)] = kTiledRows;
   table.gathered_gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_gathered_gemm;

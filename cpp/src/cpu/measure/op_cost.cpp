@@ -6,6 +6,7 @@
 #include <utility>
 #include <variant>
 
+#include "adaptrt/lora/stored_matrix.h"
 #include "measure/step_recorder.h"
 
 namespace adaptrt {
@@ -125,13 +126,13 @@ OpCost cost_of(const KeepLogitRowsOp& op, const CpuContext& context, const Step&
 /// Adds the bytes of an adapter's site in the linear layer with these parts.
 void add_adapter_bytes(std::span<const LinearPart> parts, const DeviceSite& site, const LoraSite& place,
                        DType dtype, OpCost* cost) {
-  cost->adapter_bytes +=
-      as_count(panel_bytes(dtype, place.rows_of_a(site.total_rank).count, parts[0].weight.k));
+  const auto add = [&](const StoredMatrix& matrix) { cost->adapter_bytes += as_count(matrix.bytes()); };
+  add({site.a, site.a_storage, dtype, place.rows_of_a(site.total_rank).count, parts[0].weight.k});
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const DevicePart& part = site.parts[i];
     if (part.rank == 0) continue;
     const std::int64_t out_size = parts[i].weight.n;
-    cost->adapter_bytes += as_count(panel_bytes(dtype, place.rows_of_b(out_size).count, part.rank));
+    add({part.b, part.b_storage, dtype, place.rows_of_b(out_size).count, part.rank});
     for (const float* vector : {part.magnitude, part.shift}) {
       if (vector != nullptr) cost->adapter_bytes += out_size * static_cast<std::int64_t>(sizeof(float));
     }

@@ -9,6 +9,9 @@
 namespace adaptrt {
 namespace {
 
+constexpr std::int64_t kSlicePanels = kVocabularySlice / kPanelColumns;
+static_assert(kSlicePanels * kPanelColumns == kVocabularySlice);
+
 std::int64_t blocks_of(const AdaptedRows& adapted) {
   return (adapted.end - adapted.begin + kBlockRows - 1) / kBlockRows;
 }
@@ -101,9 +104,9 @@ void AdapterProduct::multiply_by_a(const LinearCall& call, std::span<const Adapt
       const std::byte* next = nullptr;
       if (task + 1 < end) {
         if (task + 1 == ends[of]) {
-          next = panel_of_a(*all[of + 1].site, 0);
+          next = a_of(*all[of + 1].site).panel(0);
         } else if ((of_adapted + 1) % blocks == 0) {
-          next = panel_of_a(*adapted.site, panel + 1);
+          next = a_of(*adapted.site).panel(panel + 1);
         }
       }
       store(adapted, panel, rows, multiply_tile(call, *adapted.site, panel, rows, next, thread));
@@ -114,25 +117,53 @@ void AdapterProduct::multiply_by_a(const LinearCall& call, std::span<const Adapt
   context_.threads.parallel_for(tasks, std::max<std::int64_t>(1, grain), body);
 }
 
-const std::byte* AdapterProduct::panel_of_a(const DeviceSite& site, std::int64_t panel) const {
-  return site.a + panel_offset(dtype_, spec_.inputs(), panel);
+StoredMatrix AdapterProduct::a_of(const DeviceSite& site) const {
+  return {site.a, site.a_storage, dtype_, rows_of_a(site), spec_.inputs()};
+}
+
+std::int64_t AdapterProduct::outputs_of_b(PanelPlace place) const {
+  const std::int64_t outputs = spec_.parts[place.part].weight.n;
+  if (!spec_.is_sliced) return outputs;
+  return std::min(kVocabularySlice, outputs - place.panel / kSlicePanels * kVocabularySlice);
+}
+
+StoredMatrix AdapterProduct::b_of(const DevicePart& part, std::int64_t outputs) const {
+  return {part.b, part.b_storage, dtype_, spec_.site->rows_of_b(outputs).count, part.rank};
+}
+
+void AdapterProduct::multiply(PanelGemm gemm, const StoredMatrix& matrix, std::int64_t panel,
+                              int thread) const {
+  gemm.call.k = matrix.k;
+  gemm.call.width = panel_width(matrix.n, panel);
+  if (!matrix.is_compressed()) {
+    gemm.call.panel = matrix.panel(panel);
+    gemm_(gemm);
+    return;
+  }
+  const KernelTable& kernels = context_.kernels;
+  const MatrixPanel compressed = find_matrix_panel(matrix.data, matrix.n, matrix.k, panel);
+  if (kernels.matrix_panel_gemm != nullptr && kernels.matrix_panel_gemm(gemm, compressed)) return;
+  HugeArray& expanded = context_.memory.linear.adapter_panels[static_cast<std::size_t>(thread)];
+  const auto bytes = static_cast<std::size_t>(compressed.num_pieces * kPiecePanelBytes);
+  if (expanded.bytes() < bytes) expanded = HugeArray(bytes);
+  kernels.expand_matrix_panel(compressed, gemm.call.next_panel, expanded.data());
+  gemm.call.panel = expanded.data();
+  gemm_(gemm);
 }
 
 float* AdapterProduct::multiply_tile(const LinearCall& call, const DeviceSite& site, std::int64_t panel,
                                      RowRange rows, const std::byte* next, int thread) const {
   const PackedRows packed = base_.packed(call).from(rows.begin);
   float* tile = context_.scratch(thread);
-  gemm_({.call = {.a = call.input.row(rows.begin),
-                  .a_stride = call.input.width,
-                  .panel = panel_of_a(site, panel),
-                  .k = call.input.width,
-                  .width = panel_width(rows_of_a(site), panel),
-                  .out = tile,
-                  .out_stride = kPanelColumns,
-                  .rows = rows.count(),
-                  .next_panel = next},
-         .a_steps = packed.data,
-         .a_step_bytes = packed.step_bytes});
+  multiply({.call = {.a = call.input.row(rows.begin),
+                     .a_stride = call.input.width,
+                     .out = tile,
+                     .out_stride = kPanelColumns,
+                     .rows = rows.count(),
+                     .next_panel = next},
+            .a_steps = packed.data,
+            .a_step_bytes = packed.step_bytes},
+           a_of(site), panel, thread);
   return tile;
 }
 
@@ -152,19 +183,16 @@ const DevicePart& AdapterProduct::part_of(const AdaptedRows& adapted, std::size_
   if (!spec_.is_sliced) {
     return adapted.site->parts[spec_.first_site_part + part % spec_.parts_per_group];
   }
-  constexpr std::int64_t kSlicePanels = kVocabularySlice / kPanelColumns;
-  static_assert(kSlicePanels * kPanelColumns == kVocabularySlice);
   const std::int64_t slice = *panel / kSlicePanels;
   *panel %= kSlicePanels;
   return adapted.site[slice].parts[0];
 }
 
-const std::byte* AdapterProduct::panel_of_b(const DevicePart& part, std::int64_t outputs,
-                                            std::int64_t panel) const {
+std::optional<std::int64_t> AdapterProduct::panel_here(std::int64_t outputs, std::int64_t panel) const {
   const MatrixRows here = spec_.site->rows_of_b(outputs);
   const std::int64_t of_here = panel - here.first / kPanelColumns;
-  if (of_here < 0 || of_here >= panel_count(here.count)) return nullptr;
-  return part.b + panel_offset(dtype_, part.rank, of_here);
+  if (of_here < 0 || of_here >= panel_count(here.count)) return std::nullopt;
+  return of_here;
 }
 
 RowRange AdapterProduct::rows_changed(const AdaptedRows& adapted, const DevicePart& part, RowRange rows) {
@@ -175,17 +203,17 @@ RowRange AdapterProduct::rows_changed(const AdaptedRows& adapted, const DevicePa
 std::span<const MemorySpan> AdapterProduct::spans(const LinearCall& call, PanelPlace place, RowRange rows,
                                                   Spans* spans) const {
   constexpr std::size_t kOfAdapter = 3;
-  const std::int64_t outputs = spec_.parts[place.part].weight.n;
-  const std::int64_t width = panel_width(outputs, place.panel);
+  const std::int64_t outputs = outputs_of_b(place);
+  const std::int64_t width = panel_width(spec_.parts[place.part].weight.n, place.panel);
   std::size_t count = 0;
   for (const AdaptedRows& adapted : from(call, rows)) {
     if (adapted.begin >= rows.end || count + kOfAdapter > spans->size()) break;
     std::int64_t of_b = place.panel;
     const DevicePart& of_part = part_of(adapted, place.part, &of_b);
     if (rows_changed(adapted, of_part, rows).is_empty()) continue;
-    const std::byte* b = panel_of_b(of_part, outputs, of_b);
-    if (b != nullptr) {
-      (*spans)[count++] = {b, static_cast<std::int64_t>(panel_bytes(dtype_, width, of_part.rank))};
+    if (const auto here = panel_here(outputs, of_b)) {
+      const StoredMatrix b = b_of(of_part, outputs);
+      (*spans)[count++] = {b.panel(*here), static_cast<std::int64_t>(b.panel_bytes(*here))};
     }
     for (const float* vector : {of_part.magnitude, of_part.shift}) {
       if (vector == nullptr) continue;
@@ -196,32 +224,31 @@ std::span<const MemorySpan> AdapterProduct::spans(const LinearCall& call, PanelP
   return {spans->data(), count};
 }
 
-void AdapterProduct::expand(const LinearCall& call, PanelPlace place, RowRange rows, float* tile) const {
+void AdapterProduct::expand(const LinearCall& call, PanelPlace place, RowRange rows, float* tile,
+                            int thread) const {
   for (const AdaptedRows& adapted : from(call, rows)) {
     if (adapted.begin >= rows.end) return;
-    expand_rows(adapted, place, rows, tile);
+    expand_rows(adapted, place, rows, tile, thread);
   }
 }
 
-void AdapterProduct::expand_rows(const AdaptedRows& adapted, PanelPlace place, RowRange rows,
-                                 float* tile) const {
-  const std::int64_t outputs = spec_.parts[place.part].weight.n;
+void AdapterProduct::expand_rows(const AdaptedRows& adapted, PanelPlace place, RowRange rows, float* tile,
+                                 int thread) const {
+  const std::int64_t outputs = outputs_of_b(place);
   std::int64_t of_b = place.panel;
   const DevicePart& of_part = part_of(adapted, place.part, &of_b);
   const RowRange shared = rows_changed(adapted, of_part, rows);
   if (shared.is_empty()) return;
-  const std::int64_t width = panel_width(outputs, place.panel);
+  const std::int64_t width = panel_width(spec_.parts[place.part].weight.n, place.panel);
   float* out = tile + (shared.begin - rows.begin) * kPanelColumns;
-  if (const std::byte* b = panel_of_b(of_part, outputs, of_b); b != nullptr) {
-    gemm_({.call = {.a = shrunk(shared.begin, of_part.rank_offset),
-                    .a_stride = context_.memory.shrink_stride,
-                    .panel = b,
-                    .k = of_part.rank,
-                    .width = width,
-                    .out = out,
-                    .out_stride = kPanelColumns,
-                    .rows = shared.count()},
-           .accumulate = true});
+  if (const auto here = panel_here(outputs, of_b)) {
+    multiply({.call = {.a = shrunk(shared.begin, of_part.rank_offset),
+                       .a_stride = context_.memory.shrink_stride,
+                       .out = out,
+                       .out_stride = kPanelColumns,
+                       .rows = shared.count()},
+              .accumulate = true},
+             b_of(of_part, outputs), *here, thread);
   }
   if (of_part.magnitude == nullptr && of_part.shift == nullptr) return;
   const std::int64_t first = of_b * kPanelColumns;

@@ -3,8 +3,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
+#include "adaptrt/lora/stored_matrix.h"
 #include "ops/linear/base_product.h"
 
 namespace adaptrt {
@@ -31,7 +33,7 @@ class AdapterProduct {
 
   /// Adds (x A^T) B^T to a tile of one part and panel, multiplies it by the magnitudes, and adds the shifts.
   /// Rows of the tile are kPanelColumns floats apart.
-  void expand(const LinearCall& call, PanelPlace place, RowRange rows, float* tile) const;
+  void expand(const LinearCall& call, PanelPlace place, RowRange rows, float* tile, int thread) const;
 
   /// The data to prefetch for a tile: panels of B and the vectors of their columns, for adapters with rows in
   /// the tile. The number of spans is limited; the rest is not prefetched.
@@ -45,9 +47,15 @@ class AdapterProduct {
   [[nodiscard]] std::int64_t panels_of_a(const DeviceSite& site) const {
     return panel_count(rows_of_a(site));
   }
-  /// Panel of B with these outputs of a part; nullptr if another rank has it.
-  [[nodiscard]] const std::byte* panel_of_b(const DevicePart& part, std::int64_t outputs,
-                                            std::int64_t panel) const;
+  [[nodiscard]] StoredMatrix a_of(const DeviceSite& site) const;
+  /// Number of outputs of an adapter's B: those of the part or, for lm_head, of a vocabulary slice.
+  [[nodiscard]] std::int64_t outputs_of_b(PanelPlace place) const;
+  /// B of a part with `outputs` outputs, or this rank's rows of it.
+  [[nodiscard]] StoredMatrix b_of(const DevicePart& part, std::int64_t outputs) const;
+  /// Number in b_of() of a panel of the part; nullopt if another rank has it.
+  [[nodiscard]] std::optional<std::int64_t> panel_here(std::int64_t outputs, std::int64_t panel) const;
+  /// The product with a panel of a matrix.
+  void multiply(PanelGemm gemm, const StoredMatrix& matrix, std::int64_t panel, int thread) const;
   /// Effect of an adapter on a panel of one of LinearSpec::parts; `panel` becomes its number in B.
   [[nodiscard]] const DevicePart& part_of(const AdaptedRows& adapted, std::size_t part,
                                           std::int64_t* panel) const;
@@ -66,8 +74,8 @@ class AdapterProduct {
   /// Prefetches panel `next` at the same time; nullptr: prefetches nothing.
   [[nodiscard]] float* multiply_tile(const LinearCall& call, const DeviceSite& site, std::int64_t panel,
                                      RowRange rows, const std::byte* next, int thread) const;
-  [[nodiscard]] const std::byte* panel_of_a(const DeviceSite& site, std::int64_t panel) const;
-  void expand_rows(const AdaptedRows& adapted, PanelPlace place, RowRange rows, float* tile) const;
+  void expand_rows(const AdaptedRows& adapted, PanelPlace place, RowRange rows, float* tile,
+                   int thread) const;
 
   const LinearSpec& spec_;
   const BaseProduct& base_;

@@ -343,7 +343,8 @@ class LinearRun {
                              .first_part = tile.first_part,
                              .rows = tile.rows,
                              .sums = sums(tile, index),
-                             .linear = units_.is_gated() ? sums(tile, index + 1) : nullptr});
+                             .linear = units_.is_gated() ? sums(tile, index + 1) : nullptr,
+                             .thread = tile.thread});
   }
 
   const LinearSpec& spec_;

@@ -51,9 +51,10 @@ LinearOutput::LinearOutput(const LinearSpec& spec, const AdapterProduct& adapter
 }
 
 void LinearOutput::finish(const LinearTarget& target, const LinearTile& tile) const {
-  finish_part(target, tile.place, tile.sums, tile.rows);
-  if (tile.linear != nullptr)
-    finish_part(target, {tile.place.part + 1, tile.place.panel}, tile.linear, tile.rows);
+  finish_part(target, tile.place, tile.sums, tile.rows, tile.thread);
+  if (tile.linear != nullptr) {
+    finish_part(target, {tile.place.part + 1, tile.place.panel}, tile.linear, tile.rows, tile.thread);
+  }
   if (activate_ == nullptr) return store(target, tile);
   if (spec_.has_scores) close_gates(target, tile);
   store_activated(target, tile);
@@ -71,11 +72,11 @@ float* LinearOutput::sums_of(const LinearTarget& target, PanelPlace place, std::
 }
 
 /// Applies adapters, bias, scale and softcap to a panel's sums.
-void LinearOutput::finish_part(const LinearTarget& target, PanelPlace place, float* rows,
-                               RowRange range) const {
+void LinearOutput::finish_part(const LinearTarget& target, PanelPlace place, float* rows, RowRange range,
+                               int thread) const {
   const LinearPart& part = spec_.parts[place.part];
   if (spec_.has_sparse_input) make_zeros_positive(place, rows, range);
-  if (!target.call.adapted.empty()) adapters_.expand(target.call, place, range, rows);
+  if (!target.call.adapted.empty()) adapters_.expand(target.call, place, range, rows, thread);
   const bool adds_bias = part.bias.size != 0 && !activates_biased_;
   if (!adds_bias && spec_.scale == 1.0F && spec_.softcap == 0.0F) return;
   const std::int64_t width = panel_width(part.weight.n, place.panel);

@@ -15,6 +15,7 @@ struct LinearTile {
   RowRange rows;
   float* sums;    ///< [rows]; rows are kPanelColumns floats apart
   float* linear;  ///< the same for the next part; nullptr if the layer is not gated
+  int thread;
 };
 
 /// Where a call's tiles go.
@@ -47,7 +48,8 @@ class LinearOutput {
  private:
   using Activation = void (*)(const ActivatedTile&);
 
-  void finish_part(const LinearTarget& target, PanelPlace place, float* rows, RowRange range) const;
+  void finish_part(const LinearTarget& target, PanelPlace place, float* rows, RowRange range,
+                   int thread) const;
   void make_zeros_positive(PanelPlace place, float* rows, RowRange range) const;
   void close_gates(const LinearTarget& target, const LinearTile& tile) const;
   void stream(const LinearTarget& target, const float* tile, RowRange rows, std::int64_t bytes,

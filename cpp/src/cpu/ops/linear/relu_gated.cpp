@@ -231,7 +231,7 @@ class ReluGatedRun {
     for (std::int64_t row = 0; row < rows_; ++row) {
       std::copy_n(out + row * width_, kPanelColumns, tile + row * kPanelColumns);
     }
-    layer_.whole_.adapters().expand(call_, place, {0, rows_}, tile);
+    layer_.whole_.adapters().expand(call_, place, {0, rows_}, tile, thread);
     for (std::int64_t row = 0; row < rows_; ++row) {
       std::copy_n(tile + row * kPanelColumns, kPanelColumns, out + row * width_);
     }

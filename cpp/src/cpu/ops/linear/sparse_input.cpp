@@ -115,8 +115,12 @@ class ColumnRun {
                                         .out = sums,
                                         .rows = rows.count()});
     for (std::int64_t panel = begin; panel < end; ++panel, sums += rows.count() * kPanelColumns) {
-      layer_.output().finish(
-          target_, {.place = {0, panel}, .first_part = 0, .rows = rows, .sums = sums, .linear = nullptr});
+      layer_.output().finish(target_, {.place = {0, panel},
+                                       .first_part = 0,
+                                       .rows = rows,
+                                       .sums = sums,
+                                       .linear = nullptr,
+                                       .thread = thread});
     }
   }
 

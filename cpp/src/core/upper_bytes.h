@@ -1,0 +1,32 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "adaptrt/core/compressed_panels.h"
+
+namespace adaptrt {
+
+/// The upper bytes of bfloat16 elements: how often each occurs, and the table of the most frequent ones.
+class UpperBytes {
+ public:
+  /// Code of an upper byte that is not in the table.
+  static constexpr std::uint8_t kNoCode = kTableBytes;
+
+  UpperBytes(const std::byte* elements, std::int64_t count);
+
+  /// The most frequent upper bytes; equally frequent ones in ascending order.
+  [[nodiscard]] const std::array<std::uint8_t, kTableBytes>& table() const { return table_; }
+  /// Number of elements whose upper byte is not in the table.
+  [[nodiscard]] std::int64_t num_outliers() const { return num_outliers_; }
+  /// Index of an element's upper byte in the table, or kNoCode.
+  [[nodiscard]] std::uint8_t code(std::uint16_t bits) const { return codes_[bits >> 8U]; }
+
+ private:
+  std::array<std::uint8_t, kTableBytes> table_{};
+  std::array<std::uint8_t, 256> codes_{};
+  std::int64_t num_outliers_ = 0;
+};
+
+}  // namespace adaptrt
