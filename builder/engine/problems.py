@@ -33,6 +33,7 @@ def problems_of(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
     found = _sole_value_problems(config)
     found += _size_problems(config, checkpoint)
     found += _encoder_problems(config, checkpoint)
+    found += _state_problems(config, checkpoint)
     found += _encoder_only_problems(config) if checkpoint.is_encoder_only else []
     found += _plugin_problems(config.plugin_config, checkpoint.dtype)
     found += _lora_problems(config)
@@ -103,6 +104,12 @@ def _encoder_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list
     if config.backend != NATIVE:
         found.append(f"{checkpoint.architecture} has an encoder and cross attention, which need backend {NATIVE}")
     return found
+
+
+def _state_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
+    if not checkpoint.has_states or config.backend == NATIVE:
+        return []
+    return [f"{checkpoint.architecture} has linear attention, which needs backend {NATIVE}"]
 
 
 def _encoder_only_problems(config: BuildConfig) -> list[str]:

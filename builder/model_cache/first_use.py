@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from ..compile.native import CompiledNetwork
     from ..conversion.checkpoint import Checkpoint
 
-_BYTES_PER_RANK: Final = 3 * 4
-"""Memory of a step per adapter rank and token: float32 products with A for the three parts of a fused layer."""
+_BYTES_PER_RANK: Final = 4 * 4
+"""Memory of a step per adapter rank and token: float32 products with A for the four parts of a fused layer."""
 _ACCEPTED: Final = (
     "expected an engine (adaptrt build), a checkpoint (adaptrt convert-checkpoint), or a Hugging Face model: a "
     "directory with config.json, or its name in the Hub (ORGANISATION/NAME)"

@@ -170,6 +170,11 @@ class CheckpointConfig:
         return False
 
     @property
+    def has_states(self) -> bool:
+        """True if sequences keep states in addition to keys and values."""
+        return False
+
+    @property
     def classified_row(self) -> str:
         """Hidden state that classifiers of texts read; one of POOLING_TYPES."""
         return LAST

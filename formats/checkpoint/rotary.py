@@ -131,19 +131,22 @@ def read_rotary_scaling(
     return _read_yarn(fields, factor, original)
 
 
-def read_mrope_sections(fields: JsonFields, head_size: int) -> None:
+def read_mrope_sections(fields: JsonFields, rotary_size: int) -> None:
     """Checks mrope_section and mrope_interleaved, which assign pairs of a head to time, height and width.
 
     A text token has one number for all three positions (only tokens of images and videos differ), so the sections do
     not
     matter: text has plain rotary positions.
+
+    rotary_size: number of rotated elements of a head.
     """
     fields.boolean("mrope_interleaved", default=False)
     sections = fields.integers("mrope_section")
-    if len(sections) != 3 or sum(sections) != head_size // 2:
+    if len(sections) != 3 or sum(sections) != rotary_size // 2:
         fields.problem(
             "mrope_section",
-            f"is {list(sections)}; expected three integers whose sum is half of the head, {head_size // 2}",
+            f"is {list(sections)}; expected three integers whose sum is half of the head's rotated elements, "
+            f"{rotary_size // 2}",
         )
 
 

@@ -338,8 +338,10 @@ def _read_rope(fields: JsonFields, family: ModelFamily, max_position_embeddings:
             nested.problem("rope_theta", f"is {nested_theta}, but rope_theta is {theta}")
         theta = nested_theta if theta is None else theta
         original = fields.optional_integer("original_max_position_embeddings") if can_be_partial else None
-        if family.mrope:
-            read_mrope_sections(nested, head_size)
+        # transformers has sections of its own for families whose rotation may be partial.
+        if family.mrope and ("mrope_section" in nested or not can_be_partial):
+            share = family.partial_rotary_factor if partial is None else partial
+            read_mrope_sections(nested, head_size if share is None else int(head_size * share))
         scaling = read_rotary_scaling(nested, max_position_embeddings, original, can_be_mrope=family.mrope)
     rope: Features = {"rotary_base": family.default_rope_theta if theta is None else theta, "rotary_scaling": scaling}
     if can_be_partial:

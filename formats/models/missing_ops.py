@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 _GEMMA4 = "norms of values, keys that several layers share and embeddings for each layer"
-_QWEN3_NEXT = "layers of linear attention (the gated delta rule), which keep a state, and gated attention"
 _SQUARED_RELU = "a squared ReLU"
 
 MISSING_OPS: Final = {
@@ -13,9 +12,6 @@ MISSING_OPS: Final = {
     "Gemma4ForConditionalGeneration": _GEMMA4,
     "Gemma4UnifiedForCausalLM": _GEMMA4,
     "Gemma4UnifiedForConditionalGeneration": _GEMMA4,
-    "Qwen3_5ForCausalLM": _QWEN3_NEXT,
-    "Qwen3_5ForConditionalGeneration": _QWEN3_NEXT,
-    "Qwen3NextForCausalLM": _QWEN3_NEXT,
     "ApertusForCausalLM": "the activation xIELU",
     "ArceeForCausalLM": _SQUARED_RELU,
     "NemotronForCausalLM": _SQUARED_RELU,

@@ -42,6 +42,7 @@ from .phi3 import PHI3
 from .qwen2 import QWEN2
 from .qwen2_moe import QWEN2_MOE
 from .qwen3 import QWEN3
+from .qwen3_5 import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_VISION, QWEN3_5_VISION, QWEN3_NEXT
 from .qwen3_moe import QWEN3_MOE
 from .qwen_vl import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 from .roberta import ROBERTA, XLM_ROBERTA
@@ -60,6 +61,11 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         QWEN2_VL,
         QWEN2_5_VL,
         QWEN3_VL,
+        QWEN3_5,
+        QWEN3_5_VISION,
+        QWEN3_5_MOE,
+        QWEN3_5_MOE_VISION,
+        QWEN3_NEXT,
         MISTRAL3,
         GRANITE,
         OLMO2,

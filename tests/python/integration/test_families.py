@@ -17,7 +17,7 @@ from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.network.onnx_graph import NetworkOptions
 from adaptrt.formats.checkpoint.quantization import QuantConfig
 from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
-from support.families import FAMILIES, RELATIVES, Family, save_family
+from support.families import FAMILIES, RECURRENT, RELATIVES, Family, save_family
 from support.models import Reference, save_adapter
 from support.oracle import NetworkOracle, SequenceChunk
 from support.serving import Answer, collect, make_request
@@ -106,10 +106,13 @@ def test_a_crowd_changes_no_bit(served: Served) -> None:
         assert answer.same_bits(alone), case[0]
 
 
-@pytest.mark.parametrize("name", RELATIVES)
+@pytest.mark.parametrize("name", [*RELATIVES, *RECURRENT])
 def test_relatives(name: str, tmp_path: Path) -> None:
-    """The other families test the ops; this checks only that these families use the right ones."""
-    check_against_transformers(Served(RELATIVES[name], tmp_path))
+    """Other tests compare the ops; this checks only that these families use the right ones.
+
+    test_linear_attention.py compares those of RECURRENT.
+    """
+    check_against_transformers(Served({**RELATIVES, **RECURRENT}[name], tmp_path))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), SIXTEEN_BIT_TOLERANCES.items())

@@ -15,7 +15,7 @@ from adaptrt.builder.build import build
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.formats.checkpoint.quantization import QuantConfig
 from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
-from support.families import FAMILIES, RELATIVES, save_family
+from support.families import FAMILIES, RECURRENT, RELATIVES, save_family
 from support.models import save_adapter
 from support.serving import Answer, collect, crowd_fields, make_request
 
@@ -32,6 +32,8 @@ ENGINES = {
     "glm4": (DType.BFLOAT16, None),
     "phi2": (DType.FLOAT32, QuantAlgo.W4A16),
     "gpt-oss": (DType.BFLOAT16, None),
+    "qwen3.5": (DType.BFLOAT16, None),
+    "qwen3-next": (DType.FLOAT32, QuantAlgo.W4A16),
 }
 ADAPTERS = [{"r": 5}, {"r": 16, "use_rslora": True}, {"r": 4, "use_dora": True}]
 # Lengths below, at and above the windows of 10 and 20 and longrope's 24 tokens, with shared beginnings.
@@ -53,7 +55,7 @@ class Service:
 
     def __init__(self, name: str, directory: Path) -> None:
         dtype, algo = ENGINES[name]
-        family = {**FAMILIES, **RELATIVES}[name]
+        family = {**FAMILIES, **RELATIVES, **RECURRENT}[name]
         model = save_family(family, directory / "model")
         convert_checkpoint(model, directory / "checkpoint", dtype=dtype)
         quantization = None if algo is None else QuantConfig(quant_algo=algo)

@@ -75,6 +75,10 @@ QWEN3_VISION = {
     "depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 36,
     "deepstack_visual_indexes": [0], "num_position_embeddings": 16,
 }  # fmt: skip
+QWEN3_5_VISION = {
+    "depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 40,
+    "num_position_embeddings": 16,
+}  # fmt: skip
 CLIP_VISION = {
     "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
     "patch_size": 14,
@@ -266,6 +270,50 @@ RELATIVES = {
         {**SIZES, "use_parallel_residual": True, "use_qkv_bias": True, "rope_parameters": HALF_ROTATED},
     ),
 }  # fmt: skip
+
+
+LINEAR_ATTENTION = {
+    **SIZES, "hidden_size": 40, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 20,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6, "linear_key_head_dim": 10, "linear_value_head_dim": 18, "linear_conv_kernel_dim": 4,
+    "rope_parameters": rope(theta=300.0, partial_rotary_factor=0.4, mrope_section=[2, 1, 1]), "attention_bias": True,
+}  # fmt: skip
+LINEAR_TARGETS = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"]
+LINEAR_TEXT_LAYERS = r"(.*\.)?language_model\.layers\..*_proj(_qkv|_z|_b|_a)?"
+LINEAR_EXPERTS = {
+    **{name: value for name, value in LINEAR_ATTENTION.items() if name != "intermediate_size"}, "num_experts": 6,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 14, "shared_expert_intermediate_size": 22,
+}  # fmt: skip
+
+RECURRENT = {
+    "qwen3.5": Family(transformers.Qwen3_5TextConfig, LLAMA + LINEAR_TARGETS, LINEAR_ATTENTION),
+    "qwen3.5-vl": Family(
+        transformers.Qwen3_5Config,
+        LINEAR_TEXT_LAYERS,
+        {"text_config": LINEAR_ATTENTION, "vision_config": QWEN3_5_VISION, **QWEN_VL_TOKENS},
+    ),
+    "qwen3.5-moe": Family(
+        transformers.Qwen3_5MoeTextConfig, [*ATTENTION, *LINEAR_TARGETS, "shared_expert_gate"], LINEAR_EXPERTS, EXPERTS
+    ),
+    "qwen3.5-moe-vl": Family(
+        transformers.Qwen3_5MoeConfig,
+        LINEAR_TEXT_LAYERS,
+        {"text_config": LINEAR_EXPERTS, "vision_config": QWEN3_5_VISION, **QWEN_VL_TOKENS},
+    ),
+    "qwen3-next": Family(
+        transformers.Qwen3NextConfig,
+        [*ATTENTION, "in_proj_qkvz", "in_proj_ba", "out_proj"],
+        {
+            **LINEAR_EXPERTS,
+            "intermediate_size": 38,
+            "mlp_only_layers": [1],
+            "attention_bias": False,
+            "rope_parameters": rope(theta=300.0, partial_rotary_factor=0.4),
+        },
+        EXPERTS,
+    ),
+}
+"""Families with states. They have one rank, and no ONNX graph."""
 
 
 def save_family(family: Family, directory: Path, seed: int = 0) -> Path:

@@ -92,6 +92,29 @@ QWEN3_VL_4B = {
     "vision_config": {"depth": 24, "model_type": "qwen3_vl"}, "vision_end_token_id": 151653,
     "vision_start_token_id": 151652,
 }  # fmt: skip
+# Fields of Qwen/Qwen3.5-0.8B with fewer layers.
+QWEN3_5 = {
+    "architectures": ["Qwen3_5ForConditionalGeneration"], "image_token_id": 248056, "model_type": "qwen3_5",
+    "text_config": {
+        "attention_bias": False, "attention_dropout": 0.0, "attn_output_gate": True, "dtype": "bfloat16",
+        "eos_token_id": 248044, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu",
+        "hidden_size": 1024, "initializer_range": 0.02, "intermediate_size": 3584,
+        "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+        "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16, "linear_value_head_dim": 128, "mamba_ssm_dtype": "float32",
+        "max_position_embeddings": 262144, "mlp_only_layers": [], "model_type": "qwen3_5_text",
+        "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False, "num_attention_heads": 8,
+        "num_hidden_layers": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "tie_word_embeddings": True,
+        "rope_parameters": {
+            "mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
+            "rope_theta": 10000000, "rope_type": "default",
+        },
+        "use_cache": True, "vocab_size": 248320,
+    },
+    "tie_word_embeddings": True, "transformers_version": "4.57.0.dev0", "video_token_id": 248057,
+    "vision_config": {"depth": 12, "model_type": "qwen3_5"}, "vision_end_token_id": 248054,
+    "vision_start_token_id": 248053,
+}  # fmt: skip
 EXAONE4 = {
     **HF, "architectures": ["Exaone4ForCausalLM"], "num_key_value_heads": 1, "sliding_window": 20,
     "sliding_window_pattern": "LLLG", "layer_types": ["sliding_attention"] * 3 + ["full_attention"],

@@ -234,7 +234,6 @@ def test_sizes_that_cannot_cut_the_model(load: Any, sizes: dict[str, int], compl
             {"architectures": ["Gemma4ForCausalLM"]},
             "it needs norms of values, keys that several layers share",
         ),
-        (HF, {"architectures": ["Qwen3_5ForConditionalGeneration"]}, "it needs layers of linear attention"),
         (PHI3, {"partial_rotary_factor": 1e308}, r"rotary_pct is 1e\+308; expected .* above 0 up to 1"),
         (
             PHI3,

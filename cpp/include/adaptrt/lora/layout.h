@@ -35,8 +35,8 @@ inline constexpr std::array<std::string_view, 2> kLoraStorageNames = {"exact", "
 /// Maximum of LoraLayout::rotary_factors.
 inline constexpr std::int32_t kMostRotaryFactor = 1024;
 
-/// Maximum number of modules that share one input (q, k and v).
-inline constexpr std::size_t kMaxPartsPerSite = 3;
+/// Maximum number of modules that share one input (q, k, v and the gate of attention).
+inline constexpr std::size_t kMaxPartsPerSite = 4;
 
 /// A range of a matrix's rows.
 struct MatrixRows {
