@@ -217,7 +217,9 @@ BOOST_AUTO_TEST_CASE(modules_of_one_input_with_the_same_a_shrink_once) {
   const auto lease = cache->acquire(adapter);
   const DeviceSite& site = lease->adapter().sites[0];
   BOOST_TEST(site.total_rank == kRank);
-  for (const DevicePart& part : site.parts) BOOST_TEST((part.rank == kRank && part.rank_offset == 0));
+  for (std::size_t i = 0; i < 3; ++i) {
+    BOOST_TEST((site.parts[i].rank == kRank && site.parts[i].rank_offset == 0));
+  }
   const DeviceSite& other = lease->adapter().sites[2];
   BOOST_TEST(other.total_rank == 2 * kRank + 4);
   BOOST_TEST((other.parts[1].rank_offset == kRank && other.parts[2].rank_offset == kRank + 4));
