@@ -33,7 +33,7 @@ from .engine import load_engine
 from .executor import Executor
 from .first_use import ModelOrEngine, make_engines
 from .llm_adapters import Lora
-from .llm_config import with_chunks, with_kernels, with_speculation, with_weight_memory
+from .llm_config import with_chunks, with_kernels, with_lora_storage, with_speculation, with_weight_memory
 from .llm_options import CompletionOptions, combined, combined_for_each, recommended_sampling
 from .llm_prompts import Prompt, has_idle_temperature, is_conversation, is_one_prompt, listed_prompts, text_or_ids
 from .memory_adapters import MemoryAdapters
@@ -71,6 +71,7 @@ class LLM(PooledTexts):
         tokenizer: str | Path | None = None,
         kernels: str = "",
         weight_memory: int | str | None = None,
+        lora_storage: str = "",
         speculative_config: LookaheadDecodingConfig | DraftTargetDecodingConfig | None = None,
         engine_options: EngineOptions | None = None,
         generation_config: str | Path | None = "auto",
@@ -85,6 +86,7 @@ class LLM(PooledTexts):
         tokenizer: a tokenizer.json, or its directory, which may also have the chat template.
         kernels: sets ExecutorConfig.kernels.
         weight_memory: sets ExecutorConfig.weight_memory: bytes, or a text such as "4GiB" or "all".
+        lora_storage: sets PeftCacheConfig.lora_storage.
         speculative_config: only changes the speed. LookaheadDecodingConfig takes drafts from each completion's own text
             and sets ExecutorConfig.decoding_config. DraftTargetDecodingConfig takes drafts from a small model, whose
             directory is given like `model`, and sets ExecutorConfig.draft_target_decoding_config; the small model's
@@ -118,7 +120,7 @@ class LLM(PooledTexts):
             load_tokenizer(path)  # a damaged file must not be noticed only after the engine was built
         self._recommended = recommended_sampling(source.directory, generation_config)
         config = with_weight_memory(with_kernels(executor_config, kernels), weight_memory)
-        config = with_speculation(config, speculative_config)
+        config = with_speculation(with_lora_storage(config, lora_storage), speculative_config)
         draft = None
         if isinstance(speculative_config, DraftTargetDecodingConfig) and speculative_config.speculative_model_dir:
             draft = ModelOrEngine.of(find_model(speculative_config.speculative_model_dir))

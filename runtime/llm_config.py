@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from .._core import ConfigError, DraftTargetDecodingConfig, ExecutorConfig, ModelType
+from .._core import ConfigError, DraftTargetDecodingConfig, ExecutorConfig, ModelType, PeftCacheConfig
 from ..common.byte_size import parse_weight_memory
 from ..common.shown_value import shown
 from .loaded_engine import LoadedEngine
@@ -19,6 +19,22 @@ def with_kernels(config: ExecutorConfig | None, kernels: str) -> ExecutorConfig 
     if changed.kernels not in ("", kernels):
         raise ConfigError(f"kernels is '{kernels}', and executor_config has '{changed.kernels}'; expected one of them")
     changed.kernels = kernels
+    return changed
+
+
+def with_lora_storage(config: ExecutorConfig | None, lora_storage: str) -> ExecutorConfig | None:
+    """Returns a configuration that stores adapters in this way; does not change the caller's."""
+    if not lora_storage:
+        return config
+    changed = ExecutorConfig() if config is None else copy.copy(config)
+    default = PeftCacheConfig()
+    cache = copy.copy(changed.peft_cache_config or default)
+    if cache.lora_storage not in (default.lora_storage, lora_storage):
+        raise ConfigError(
+            f"lora_storage is '{lora_storage}', and executor_config has '{cache.lora_storage}'; expected one of them"
+        )
+    cache.lora_storage = lora_storage
+    changed.peft_cache_config = cache
     return changed
 
 

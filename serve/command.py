@@ -227,6 +227,11 @@ def _add_executor(group: Any) -> None:
         help="fraction of the free memory for adapters that run in one batch (default: the executor's)",
     )  # fmt: skip
     group.add_argument(
+        "--lora_storage", default=PeftCacheConfig().lora_storage, metavar="STORAGE",
+        help="how adapters are kept in memory: exact; or compressed, bfloat16 in twelve bits with the same answers "
+        "(default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
         "--draft_model", metavar="MODEL",
         help="a small model with the same tokenizer, or its engine, that drafts tokens; only changes the speed (a "
         "model's engine is built with the defaults of the flags below)",
@@ -519,10 +524,11 @@ def executor_config_of(args: argparse.Namespace) -> ExecutorConfig:
         host_cache_dir=None if args.kv_cache_dir is None else str(args.kv_cache_dir),
     )
     config.weight_memory = args.weight_memory
-    if args.host_cache_bytes is not None or args.device_cache_percent is not None:
-        config.peft_cache_config = PeftCacheConfig(
-            host_cache_size=args.host_cache_bytes, device_cache_percent=args.device_cache_percent
-        )
+    config.peft_cache_config = PeftCacheConfig(
+        host_cache_size=args.host_cache_bytes,
+        device_cache_percent=args.device_cache_percent,
+        lora_storage=args.lora_storage,
+    )
     if args.draft_model is not None:
         draft = DraftTargetDecodingConfig(
             speculative_model_dir=str(args.draft_model), kv_cache_size=args.draft_kv_cache_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import adaptrt
-from adaptrt.runtime.llm_config import with_kernels, with_speculation, with_weight_memory
+from adaptrt.runtime.llm_config import with_kernels, with_lora_storage, with_speculation, with_weight_memory
 
 
 def test_a_draft_models_config_is_set_and_the_callers_config_stays() -> None:
@@ -42,6 +42,21 @@ def test_nothing_asked_changes_nothing() -> None:
     assert with_speculation(config, None) is config
     assert with_kernels(config, "") is config
     assert with_weight_memory(config, None) is config
+    assert with_lora_storage(config, "") is config
+
+
+def test_lora_storage_is_set_or_refused() -> None:
+    given = adaptrt.PeftCacheConfig(host_cache_size=1 << 20)
+    config = adaptrt.ExecutorConfig(peft_cache_config=given)
+    changed = with_lora_storage(config, "compressed")
+    assert changed is not None
+    assert changed.peft_cache_config is not None
+    assert changed.peft_cache_config.host_cache_size == 1 << 20
+    assert changed.peft_cache_config.lora_storage == "compressed"
+    assert config.peft_cache_config == given
+    assert with_lora_storage(adaptrt.ExecutorConfig(peft_cache_config=None), "exact") == adaptrt.ExecutorConfig()
+    with pytest.raises(adaptrt.ConfigError, match="lora_storage is 'exact', and executor_config has 'compressed'"):
+        with_lora_storage(changed, "exact")
 
 
 def test_kernels_and_weight_memory_are_set_or_refused() -> None:

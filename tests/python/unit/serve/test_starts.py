@@ -83,6 +83,7 @@ BAD_FLAGS: dict[str, list[str]] = {
     "--kv_cache_dir x": ["kv_cache_dir is x without kv_cache_dir_bytes; expected both, or neither"],
     "--kv_cache_dir_bytes 7000": ["kv_cache_dir_bytes is 7000 without kv_cache_dir; expected both, or neither"],
     "--kv_cache_dir nowhere --kv_cache_dir_bytes 9": ["kv_cache_dir is 'nowhere'", "a directory that can be written"],
+    "--lora_storage int4": ["peft_cache_config.lora_storage is 'int4'", "accepted: 'exact', 'compressed'"],
     "--kernels nope": ["kernels is 'nope'", "this CPU can run"],
     f"--weight_memory {HUGE}": ["weight_memory", HUGE, "up to 2^62 bytes"],
     f"--weight_memory {'9' * 400}TiB": ["weight_memory", "up to 2^62 bytes"],
@@ -295,6 +296,7 @@ def test_the_executor_gets_what_the_flags_say(root: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(runtime_first_use, "check_draft_vocabulary", lambda *files: given.append(files))
     flags = ["--num_threads", "3", "--max_queue_size", "5", "--kv_cache_tokens", "64", "--kv_cache_dir", str(root),
              "--kv_cache_dir_bytes", "7000", "--host_cache_bytes", "9000", "--device_cache_percent", "0.5",
+             "--lora_storage", "compressed",
              "--weight_memory", "1KiB", "--draft_model", "model", "--max_draft_len", "2",
              "--draft_kv_cache_bytes", "8000", "--kernels", "portable", "--max_state_snapshots", "6"]  # fmt: skip
     command.make_executor(parsed(*flags))
@@ -308,6 +310,7 @@ def test_the_executor_gets_what_the_flags_say(root: Path, monkeypatch: pytest.Mo
     assert cache.max_state_snapshots == 6
     assert config.peft_cache_config.host_cache_size == 9000
     assert config.peft_cache_config.device_cache_percent == 0.5
+    assert config.peft_cache_config.lora_storage == "compressed"
     assert (draft.speculative_model_dir, draft.max_draft_len) == (str(root / "engines" / "model"), 2)
     assert draft.kv_cache_size == 8000
     assert config.enable_chunked_context
