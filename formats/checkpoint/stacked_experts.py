@@ -12,22 +12,35 @@ from ..._core import CheckpointError
 from .casting import Array
 from .hf_weights import HfWeights, MadeTensor
 
-StackedExperts = Mapping[str, tuple[str, ...]]
-"""Linear layers whose outputs are interleaved in a parameter [experts, in, out], by the parameter's name.
 
-Their biases are in `{name}_bias` [experts, out].
-"""
+@dataclass(frozen=True)
+class StackedExperts:
+    """Parameters that hold linear layers of all experts. Their biases are in `{name}_bias` [experts, out]."""
 
-ALTERNATING_EXPERTS: Final[StackedExperts] = {
-    "gate_up_proj": ("gate_proj", "up_proj"),
-    "down_proj": ("down_proj",),
-}
+    layers: Mapping[str, tuple[str, ...]]
+    """Last names of the linear layers, by the parameter's name."""
+    alternates: bool
+    """True: parameters are [experts, in, out], and the outputs of their layers are interleaved. False: they are
+    [experts, out, in], and the outputs of a layer follow those of the one before it."""
+
+    @property
+    def axes(self) -> tuple[str, str, str]:
+        """Names of a parameter's axes."""
+        return ("experts", "in", "out") if self.alternates else ("experts", "out", "in")
+
+    def outputs_of(self, layer: int, layers: int, outputs: int) -> range:
+        """Indices of one layer's outputs in a parameter that holds `layers` layers with `outputs` outputs in all."""
+        if self.alternates:
+            return range(layer, outputs, layers)
+        size = outputs // layers
+        return range(layer * size, (layer + 1) * size)
+
+
+_LAYERS: Final = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+ALTERNATING_EXPERTS: Final = StackedExperts(_LAYERS, alternates=True)
 """Parameters of GPT-OSS."""
-
-
-def outputs_of(layer: int, layers: int, outputs: int) -> range:
-    """Indices of one layer's outputs, if the outputs of `layers` layers are interleaved."""
-    return range(layer, outputs, layers)
+CONSECUTIVE_EXPERTS: Final = StackedExperts(_LAYERS, alternates=False)
+"""Parameters of Qwen3.5, and of other families in transformers 5."""
 
 
 def layer_name(block: str, expert: int, layer: str) -> str:
@@ -35,46 +48,55 @@ def layer_name(block: str, expert: int, layer: str) -> str:
     return f"{block}.{expert}.{layer}"
 
 
-def experts_apart(weights: HfWeights, stacked: StackedExperts) -> HfWeights:
-    """Replaces tensors of all experts by the weight and the bias of each expert's linear layers.
+def experts_apart(weights: HfWeights, stacked: StackedExperts | None) -> HfWeights:
+    """Replaces tensors of all experts by the weight and the bias of each expert's linear layers. Models that have a
+    tensor for each expert stay as they are.
+
+    stacked: None: the family has no such tensors.
 
     Raises CheckpointError that lists every such tensor of another shape.
     """
+    if stacked is None:
+        return weights
     made: dict[str, MadeTensor] = {}
     problems: list[str] = []
-    kinds = {(parameter + end, kind): layers for parameter, layers in stacked.items() for end, kind in _KINDS.items()}
+    axes_of = {"weight": stacked.axes, "bias": ("experts", "out")}
+    kinds = {
+        (parameter + end, kind): layers
+        for parameter, layers in stacked.layers.items()
+        for end, kind in (("", "weight"), ("_bias", "bias"))
+    }
     for name in weights.names:
         block, _, last = name.rpartition(".")
         for (parameter, kind), layers in kinds.items():
             if last != parameter:
                 continue
             shape = weights.spec(name).shape
-            axes = _AXES[kind]
-            if len(shape) != len(axes) or shape[-1] % len(layers) != 0:
+            axes = axes_of[kind]
+            if len(shape) != len(axes) or shape[axes.index("out")] % len(layers) != 0:
                 odd = "" if len(layers) == 1 else f", out a multiple of {len(layers)}"
                 problems.append(f"{weights.where(name)}: is {list(shape)}; expected [{', '.join(axes)}]{odd}")
                 continue
             for expert in range(shape[0]):
                 for number, layer in enumerate(layers):
-                    outputs = outputs_of(number, len(layers), shape[-1])
-                    made[f"{layer_name(block, expert, layer)}.{kind}"] = _OfExpert(weights, name, expert, outputs)
+                    outputs = stacked.outputs_of(number, len(layers), shape[axes.index("out")])
+                    of_expert = _OfExpert(weights, name, expert, outputs, has_inputs_last=axes[-1] == "in")
+                    made[f"{layer_name(block, expert, layer)}.{kind}"] = of_expert
     if problems:
         raise CheckpointError("; ".join(problems))
     return weights.with_made(made) if made else weights
 
 
-_KINDS: Final = {"": "weight", "_bias": "bias"}
-_AXES: Final = {"weight": ("experts", "in", "out"), "bias": ("experts", "out")}
-
-
 @dataclass(frozen=True)
 class _OfExpert:
-    """One expert's weight [out, in] or bias [out], from a tensor [experts, in, out] or [experts, out]."""
+    """One expert's weight [out, in] or bias [out], from a tensor of all experts."""
 
     weights: HfWeights
     name: str
     expert: int
     outputs: range
+    has_inputs_last: bool
+    """True: the tensor is [experts, out, in]. False: [experts, in, out] or, for biases, [experts, out]."""
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -84,7 +106,8 @@ class _OfExpert:
     @property
     def shape(self) -> tuple[int, ...]:
         """See MadeTensor.shape."""
-        return (len(self.outputs), *self.weights.spec(self.name).shape[1:-1])
+        shape = self.weights.spec(self.name).shape
+        return (len(self.outputs), *(shape[2:] if self.has_inputs_last else shape[1:-1]))
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -95,6 +118,7 @@ class _OfExpert:
         """See MadeTensor.rows. Reads the expert once."""
         taken = self.outputs[rows.start : rows.stop]
         for stack in self.weights.rows(self.name, range(self.expert, self.expert + 1)):
-            whole = np.ascontiguousarray(stack[0, ..., taken.start : taken.stop : taken.step].T)
+            outputs = slice(taken.start, taken.stop, taken.step)
+            whole = np.ascontiguousarray(stack[0, outputs] if self.has_inputs_last else stack[0, ..., outputs].T)
             for first in range(0, len(rows), step):
                 yield whole[first : first + step]

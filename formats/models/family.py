@@ -91,8 +91,8 @@ class ModelFamily:
     """Beginnings of names of tensors and adapter layers in older layouts, with the current ones."""
     older_endings: Mapping[str, str] = field(default_factory=dict)
     """Older ends of tensor names, with the current ones."""
-    stacked_experts: StackedExperts = field(default_factory=dict)
-    """Parameters of the model that hold linear layers of all experts; the network has them per expert."""
+    stacked_experts: StackedExperts | None = None
+    """Parameters of the model that hold linear layers of all experts; the network has them per expert. None: none."""
     bare_architectures: frozenset[str] = frozenset()
     """Classes whose heads are ignored: they count as the model without a head."""
     fitting: Callable[[Any, Container[str]], Any] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...common.json_fields import JsonFields
+from ..checkpoint.stacked_experts import CONSECUTIVE_EXPERTS
 from ..network.network import Network
 from ..network.operands import Value
 from .decoder import MODEL, declare_llama_like, dense_mlp
@@ -52,4 +53,5 @@ QWEN2_MOE = ModelFamily(
     optional_fields=frozenset({"head_dim"}),
     harmless_fields=ROUTER_FIELDS,
     neutral_fields={"attention_bias": False, "mlp_bias": False},
+    stacked_experts=CONSECUTIVE_EXPERTS,
 )

@@ -13,6 +13,7 @@ from typing import Final
 
 from ...common.json_fields import JsonFields, describe
 from ..checkpoint.config import CheckpointConfig
+from ..checkpoint.stacked_experts import CONSECUTIVE_EXPERTS
 from ..network.network import Network
 from ..network.operands import DeltaShape, RotaryTable, Value
 from ..network.weights import Part, Split, whole
@@ -307,6 +308,7 @@ QWEN3_5_MOE = replace(
     read_features=_read_moe_features,
     optional_fields=frozenset({"intermediate_size"}),
     harmless_fields=_PREDICTION_FIELDS | ROUTER_FIELDS,
+    stacked_experts=CONSECUTIVE_EXPERTS,
 )
 
 QWEN3_5_MOE_VISION = replace(
@@ -325,5 +327,6 @@ QWEN3_NEXT = replace(
     declare=partial(_declare, parts=_fused_linear_parts),
     older_names={},
     harmless_fields=_PREDICTION_FIELDS | ROUTER_FIELDS,
+    stacked_experts=CONSECUTIVE_EXPERTS,
     mrope=False,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...common.json_fields import JsonFields
+from ..checkpoint.stacked_experts import CONSECUTIVE_EXPERTS
 from ..network.network import Network
 from ..network.operands import Value
 from .decoder import MODEL, declare_llama_like, dense_mlp
@@ -48,4 +49,5 @@ QWEN3_MOE = ModelFamily(
     # Files have max_window_layers together with a window that no layer uses.
     harmless_fields=ROUTER_FIELDS | {"max_window_layers"},
     neutral_fields={"mlp_bias": False},
+    stacked_experts=CONSECUTIVE_EXPERTS,
 )

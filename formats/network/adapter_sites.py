@@ -202,7 +202,8 @@ class AdaptedModules:
         self._norms: Final = _by_any_path(norms, network)
         self.stacked_experts: Final = network.stacked_experts
         """Parameters that hold linear layers of all experts in the model's files."""
-        self.expert_blocks: Final = _expert_blocks(self.by_any_path, alternates=bool(self.stacked_experts))
+        alternates = network.stacked_experts is not None and network.stacked_experts.alternates
+        self.expert_blocks: Final = _expert_blocks(self.by_any_path, alternates=alternates)
         """Experts by the path of their container, such as model.layers.0.mlp.experts."""
         self._parts: dict[tuple[int, str], tuple[int, int, int]] = {
             (site.layer, part.module): (number, site.in_size, site.outputs_of(part))

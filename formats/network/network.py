@@ -41,7 +41,7 @@ class Network(DeclaredRecurrence):
         super().__init__(config)
         self.older_names: Final[Mapping[str, str]] = older_names or {}
         self.inner_names: Final[Mapping[str, str]] = inner_names or {}
-        self.stacked_experts: Final[StackedExperts] = stacked_experts or {}
+        self.stacked_experts: Final = stacked_experts
         self._num_biased_norms = 0
         self.hidden: Value | None = None
         """Hidden states after the final norm, which lm_head reads."""

@@ -14,7 +14,7 @@ from ...checkpoint.casting import BFLOAT16, Array
 from ...checkpoint.hf_weights import HfWeights, MadeMatrix
 from ...checkpoint.quantization import QuantConfig
 from ...checkpoint.quantizer import QuantizedRows
-from ...checkpoint.stacked_experts import ALTERNATING_EXPERTS, layer_name, outputs_of
+from ...checkpoint.stacked_experts import ALTERNATING_EXPERTS, layer_name
 from .formats import WEIGHT, in_steps, layers_with, of_four_bits, raise_problems, scaled, tensor_problems
 
 METHOD: Final = "mxfp4"
@@ -75,10 +75,11 @@ class MxFp4:
 
 def _problems_of(weights: HfWeights, source: str) -> list[str]:
     blocks, parameter = source + _BLOCKS, source.rpartition(".")[2]
-    if parameter not in ALTERNATING_EXPERTS:
-        return [f"{weights.where(blocks)}: is not a layer of experts; accepted: {', '.join(ALTERNATING_EXPERTS)}"]
+    if parameter not in ALTERNATING_EXPERTS.layers:
+        accepted = ", ".join(ALTERNATING_EXPERTS.layers)
+        return [f"{weights.where(blocks)}: is not a layer of experts; accepted: {accepted}"]
     shape = weights.spec(blocks).shape
-    layers = len(ALTERNATING_EXPERTS[parameter])
+    layers = len(ALTERNATING_EXPERTS.layers[parameter])
     if len(shape) != 4 or shape[3] != _BLOCK_BYTES or shape[1] % layers != 0:
         odd = "" if layers == 1 else f", out a multiple of {layers}"
         return [f"{weights.where(blocks)}: is {list(shape)}; expected [experts, out, in / 32, {_BLOCK_BYTES}]{odd}"]
@@ -87,11 +88,11 @@ def _problems_of(weights: HfWeights, source: str) -> list[str]:
 
 def _matrices_of(weights: HfWeights, source: str) -> dict[str, MadeMatrix]:
     block, _, parameter = source.rpartition(".")
-    layers = ALTERNATING_EXPERTS[parameter]
+    layers = ALTERNATING_EXPERTS.layers[parameter]
     experts, outputs, _, _ = weights.spec(source + _BLOCKS).shape
     return {
         layer_name(block, expert, layer) + WEIGHT: _Matrix(
-            weights, source, expert, outputs_of(number, len(layers), outputs)
+            weights, source, expert, ALTERNATING_EXPERTS.outputs_of(number, len(layers), outputs)
         )
         for expert in range(experts)
         for number, layer in enumerate(layers)
