@@ -158,7 +158,7 @@ def test_yarn_stays_yarn(qwen2_5: Path, tmp_path: Path) -> None:
         (
             {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 3, 3]}},
             r"text_config\.rope_parameters\.mrope_section is \[1, 3, 3\]; expected three integers whose sum is half of "
-            r"the head, 6",
+            r"the head's rotated elements, 6",
         ),
         ({"rope_parameters": {"rope_type": "default"}}, r"mrope_section is \[\]; expected three integers"),
         ({"model_type": "qwen2_moe"}, r'text_config\.model_type is "qwen2_moe"; accepted: qwen2_5_vl_text'),
