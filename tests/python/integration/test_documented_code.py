@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import shlex
 import shutil
@@ -22,6 +23,8 @@ from markdown_it import MarkdownIt
 
 from support.http_server import http_server
 from support.hub_server import hub_server
+from support.object_store import object_store
+from support.prepared_pages import PREPARE, build_application
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -34,6 +37,14 @@ MODEL = ROOT / "examples" / "demo" / "model"
 ADAPTER = ROOT / "examples" / "demo" / "adapters" / "poet"
 ADDRESS = "http://127.0.0.1:8000"
 """Address of a server on the pages."""
+SERVED_WITH = {
+    "docs/serving.md": (
+        "--enable-lora-loading", "--adapter-root", "examples/demo/adapters", "--allowed-adapter-sources", "hub:org/*",
+    ),
+}  # fmt: skip
+"""Flags of a page's servers that its text describes but its commands leave out."""
+QUICK_BENCH = ("--repeats", "1", "--requests", "4", "--only", "serve")
+"""Flags that make `adaptrt bench` quick."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +84,25 @@ RUN = [page for page in PAGES if blocks_of(page.read_text(encoding="utf-8"))]
 class Runner:
     """Runs the blocks of one page in the current directory."""
 
-    def __init__(self, servers: contextlib.ExitStack) -> None:
+    def __init__(self, servers: contextlib.ExitStack, flags: tuple[str, ...] = ()) -> None:
         self._servers = servers
+        self._flags = flags
+        """Further flags of servers."""
         self._names: dict[str, object] = {"__name__": "__main__"}
         self._address = ADDRESS
+        self._script = ""
+        """Block that a command of the page runs as script.py."""
+
+    def prepare(self, page: str, blocks: list[Block]) -> None:
+        """Makes what the blocks of a page use and do not make themselves."""
+        if page == "docs/scaling.md":
+            (script,) = (block.text for block in blocks if "can_enqueue_requests" in block.text)
+            Path("script.py").write_text(script)
+            self._script = script
+        if page in PREPARE:
+            self._names |= PREPARE[page](self._run_command)
+            if isinstance(executor := self._names.get("executor"), contextlib.AbstractContextManager):
+                self._servers.enter_context(executor)
 
     def run(self, block: Block) -> str:
         """Returns what the block wrote to standard output."""
@@ -86,9 +112,13 @@ class Runner:
         return "".join(self._run_command(command) for command in commands)
 
     def _run_python(self, block: Block) -> str:
+        if block.text == self._script:
+            return ""
         output = io.StringIO()
         with contextlib.redirect_stdout(output):
-            exec(compile(block.text.replace(ADDRESS, self._address), "block", "exec"), self._names)
+            text = block.text.replace(ADDRESS, self._address)
+            text = text.replace("localhost:8000", self._address.removeprefix("http://"))
+            exec(compile(text, "block", "exec"), self._names)
         return output.getvalue()
 
     def _run_command(self, command: str) -> str:
@@ -100,14 +130,25 @@ class Runner:
             if "--port" in words:
                 place = words.index("--port")
                 del words[place : place + 2]
-            self._address = self._servers.enter_context(http_server(Path(words[2]), *words[3:], "--num-threads", 1))
+            self._address = self._servers.enter_context(
+                http_server(Path(words[2]), *words[3:], *self._flags, "--num-threads", 1)
+            )
+            return ""
+        if words[:2] == ["serve", "run"]:
+            build_application([os.path.expandvars(word) for word in words[2:]])
             return ""
         if words[0] == "adaptrt":
-            words = [sys.executable, "-m", "adaptrt.builder.cli", *words[1:]]
+            more = QUICK_BENCH if words[1] == "bench" else ()
+            words = [sys.executable, "-m", "adaptrt.builder.cli", *words[1:], *more]
+        elif words[0] == "mpirun":
+            words = [str(Path(sys.executable).with_name("mpirun")), *words[1:]]
+            words[words.index("python")] = sys.executable
         elif words[0] == "curl":
             words = [word.replace(ADDRESS, self._address) for word in [*words, "--fail"]]
         else:
-            raise ValueError(f"{words[0]} is a command that is not run; expected adaptrt, curl or pip install")
+            raise ValueError(
+                f"{words[0]} is a command that is not run; expected adaptrt, curl, mpirun, serve run or pip install"
+            )
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
         return done.stdout
@@ -133,6 +174,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with hub_server() as hub:
         hub.add("Qwen/Qwen3-0.6B", {path.name: path.read_bytes() for path in chats.iterdir()})
         hub.add("someone/qwen3-poet", {path.name: path.read_bytes() for path in ADAPTER.iterdir()}, branch="v2")
+        hub.add("org/qwen3-poet", {path.name: path.read_bytes() for path in ADAPTER.iterdir()})
         for name, value in (
             ("XDG_CACHE_HOME", str(tmp_path / "cache")), ("HF_ENDPOINT", hub.address),
             ("HF_HOME", str(tmp_path / "hub")), ("HF_HUB_DISABLE_XET", "1"),
@@ -147,7 +189,11 @@ def test_blocks_run(page: Path, checkout: Path) -> None:
     if any("curl" in block.text for block in blocks) and shutil.which("curl") is None:
         pytest.skip("there is no curl")
     with contextlib.ExitStack() as servers:
-        runner = Runner(servers)
+        name = str(page.relative_to(ROOT))
+        if any("s3://bucket" in block.text for block in blocks):
+            servers.enter_context(object_store()).put_directory("loras/poet", ADAPTER)
+        runner = Runner(servers, SERVED_WITH.get(name, ()))
+        runner.prepare(name, blocks)
         output = ""
         for block in blocks:
             if block.is_output:
