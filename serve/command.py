@@ -421,7 +421,7 @@ def _chat_template(args: argparse.Namespace) -> tuple[str | None, list[str]]:
     try:
         return read_regular(Path(given), MAX_TEMPLATE_FILE_BYTES).decode("utf-8"), []
     except (OSError, ValueError) as error:
-        # As in vLLM, a value with a brace is the template itself.
+        # A value with a brace is the template itself, as in vLLM.
         return (given, []) if "{" in given else (None, [f"chat_template is {shown(given)}: {error}"])
 
 

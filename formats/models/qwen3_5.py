@@ -265,8 +265,13 @@ def _declare(net: Network, c: Qwen35Config, *, decoder: str = MODEL, parts: Line
         net.lm_head(h, "lm_head", f"{decoder}.embed_tokens")
 
 
-def _vision_of(model_type: str) -> VisionTower:
-    return VisionTower(
+_TEXT_NAMES: Final = {f"{MODEL}.{name}.": f"{_VISION_DECODER}.{name}." for name in ("embed_tokens", "layers", "norm")}
+"""Names of the text alone, which its adapters have."""
+
+
+def _in_vision_model(text: ModelFamily, architecture: str, model_type: str) -> ModelFamily:
+    """Returns the family of a vision-language model with this text."""
+    vision = VisionTower(
         tensor_prefixes=("model.visual.",),
         fields=frozenset(
             """
@@ -274,6 +279,13 @@ def _vision_of(model_type: str) -> VisionTower:
             """.split()  # noqa: SIM905
         ),
         text_model_types=frozenset({f"{model_type}_text"}),
+    )
+    return replace(
+        text,
+        architecture=architecture,
+        declare=partial(_declare, decoder=_VISION_DECODER),
+        older_names=_TEXT_NAMES,
+        vision=vision,
     )
 
 
@@ -290,16 +302,7 @@ QWEN3_5 = ModelFamily(
     partial_rotary_factor=0.25,
     mrope=True,
 )
-_TEXT_NAMES: Final = {f"{MODEL}.{name}.": f"{_VISION_DECODER}.{name}." for name in ("embed_tokens", "layers", "norm")}
-"""Names of the text alone, which its adapters have."""
-
-QWEN3_5_VISION = replace(
-    QWEN3_5,
-    architecture="Qwen3_5ForConditionalGeneration",
-    declare=partial(_declare, decoder=_VISION_DECODER),
-    older_names=_TEXT_NAMES,
-    vision=_vision_of("qwen3_5"),
-)
+QWEN3_5_VISION = _in_vision_model(QWEN3_5, "Qwen3_5ForConditionalGeneration", "qwen3_5")
 
 QWEN3_5_MOE = replace(
     QWEN3_5,
@@ -311,13 +314,7 @@ QWEN3_5_MOE = replace(
     stacked_experts=CONSECUTIVE_EXPERTS,
 )
 
-QWEN3_5_MOE_VISION = replace(
-    QWEN3_5_MOE,
-    architecture="Qwen3_5MoeForConditionalGeneration",
-    declare=partial(_declare, decoder=_VISION_DECODER),
-    older_names=_TEXT_NAMES,
-    vision=_vision_of("qwen3_5_moe"),
-)
+QWEN3_5_MOE_VISION = _in_vision_model(QWEN3_5_MOE, "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe")
 
 QWEN3_NEXT = replace(
     QWEN3_5,

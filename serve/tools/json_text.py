@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from .form import CallRule, literal
-from .reader import SPACE, Emit, Marks, Steps, TextReader, drop
+from .reader import SPACE, Emit, Marks, Steps, TextReader, drop, read_list
 from .sink import PartSink
 
 MAX_DEPTH: Final = 100
@@ -217,21 +217,7 @@ def read_call_list(reader: TextReader, sink: PartSink, names: Collection[str], b
 
     What is no call becomes text, after the text `before` if no call precedes it.
     """
-    if not (yield from reader.skip("[")):
-        sink.text(before)
-        return False
-    before += "["
-    while True:
-        before += yield from reader.take_while(SPACE)
-        if not (yield from read_call(reader, sink, names, before)):
-            return False
-        space = yield from reader.take_while(SPACE)
-        if (yield from reader.skip("]")):
-            return True
-        if not (yield from reader.skip(",")):
-            sink.text(space)
-            return False
-        before = ","
+    return read_list(reader, sink.text, before, lambda before_call: read_call(reader, sink, names, before_call))
 
 
 def json_call_rules(calls: Sequence[CallRule], key: str) -> list[str]:

@@ -11,7 +11,7 @@ from ...runtime.guided_decoding import with_json_options
 from ..errors import ApiError
 from .form import CallForm, CallGrammar, CallRule, Functions, literal, ordered_rules
 from .literals import PYTHON, read_literal, read_name
-from .reader import SPACE, Marks, Steps, TextReader, drop
+from .reader import SPACE, Marks, Steps, TextReader, drop, read_list
 from .sink import PartSink
 
 _START: Final = "<|python_start|>"
@@ -77,21 +77,7 @@ def _list_body(*, is_single: bool) -> str:
 
 def _read_list(reader: TextReader, sink: PartSink, functions: Functions, before: str) -> Steps[bool]:
     """Reads a list of calls. Returns True if it ends and has only calls. Else the rest is text."""
-    if not (yield from reader.skip("[")):
-        sink.text(before)
-        return False
-    before += "["
-    while True:
-        before += yield from reader.take_while(SPACE)
-        if not (yield from _read_call(reader, sink, functions, before)):
-            return False
-        space = yield from reader.take_while(SPACE)
-        if (yield from reader.skip("]")):
-            return True
-        if not (yield from reader.skip(",")):
-            sink.text(space)
-            return False
-        before = ","
+    return read_list(reader, sink.text, before, lambda before_call: _read_call(reader, sink, functions, before_call))
 
 
 def _read_call(reader: TextReader, sink: PartSink, functions: Functions, before: str) -> Steps[bool]:

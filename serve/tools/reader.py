@@ -154,3 +154,27 @@ class TextReader:
 
 
 _NO_MARKS: Final = Marks()
+
+
+def read_list(reader: TextReader, emit: Emit, before: str, read_item: Callable[[str], Steps[bool]]) -> Steps[bool]:
+    """Reads [item, item, ...] at the place. Returns True if the list ends and `read_item` accepts all of its items.
+
+    read_item: reads an item, and returns True if it is whole. Argument: the text between the item before and this one,
+    which becomes text if there is no item. emit: gets text that belongs to no item; for the first item, it begins with
+    `before`.
+    """
+    if not (yield from reader.skip("[")):
+        emit(before)
+        return False
+    before += "["
+    while True:
+        before += yield from reader.take_while(SPACE)
+        if not (yield from read_item(before)):
+            return False
+        space = yield from reader.take_while(SPACE)
+        if (yield from reader.skip("]")):
+            return True
+        if not (yield from reader.skip(",")):
+            emit(space)
+            return False
+        before = ","

@@ -112,7 +112,7 @@ PREPARE: dict[str, Callable[[Run], dict[str, object]]] = {
     "docs/serving-messages.md": _messages,
     "docs/serving-triton.md": _triton,
 }
-"""What a page needs before its first block. Each returns the names that the page's Python blocks use."""
+"""Functions that prepare a page before its first block. Each returns the names that the page's Python blocks use."""
 
 
 def build_application(words: list[str]) -> None:
