@@ -421,6 +421,9 @@ std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadP
                                         const WeightMemory* weight_memory,
                                         std::shared_ptr<WeightUsageCounter> usage) {
   program.validate().throw_if_any<EngineError>("the engine's program is inconsistent");
+  if (program.matrix_layout != MatrixLayout::kPanels) {
+    throw EngineError("the engine's matrices are row-major, for GPUs; the CPU engine expects panels");
+  }
   require_ranks(program, communicator.get());
   std::unique_ptr<PlacedWeights> weights;
   if (weight_memory != nullptr) weights = place_weights(&program, *weight_memory);

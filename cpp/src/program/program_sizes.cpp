@@ -28,6 +28,11 @@ void RangeCheck::operator()(std::string_view name, std::int64_t value, std::int6
 void check_sizes(const Program& program, Problems* problems) {
   const RangeCheck check_range{problems};
   if (!known(program.dtype)) problems->add("dtype is unknown");
+  if (program.matrix_layout > MatrixLayout::kRows) {
+    problems->add("matrix_layout is unknown");
+  } else if (program.matrix_layout == MatrixLayout::kRows && program.dtype == DType::kFloat32) {
+    problems->add("dtype is float32, and matrices are row-major; they may be float16 or bfloat16");
+  }
   check_range("vocab_size", program.vocab_size, 1, kSizeLimit - 1);
   check_range("num_layers", program.num_layers, 1, 1 << 16);
   check_range("max_batch_size", program.max_batch_size, 1, 1 << 20);

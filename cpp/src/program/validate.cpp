@@ -176,7 +176,7 @@ void Validator::check_encoder_output() {
   const bool is_stream =
       live_.holds(program_.encoder_output) &&
       program_.buffers[static_cast<std::size_t>(program_.encoder_output)].dtype == DType::kFloat32;
-  const DType dtype = is_stream ? DType::kFloat32 : activation_dtype(program_.dtype);
+  const DType dtype = is_stream ? DType::kFloat32 : program_.activation_type();
   (void)operand("encoder_output", program_.encoder_output, dtype, RowKind::kEncoderTokens);
   live_.next_op();
   read(program_.encoder_output);
@@ -195,7 +195,7 @@ void Validator::check_results() {
   }
   if (program_.hidden == kNoBuffer) return;
   where_ = "hidden";
-  operand("hidden", program_.hidden, activation_dtype(program_.dtype), RowKind::kLogits);
+  operand("hidden", program_.hidden, program_.activation_type(), RowKind::kLogits);
   if (program_.num_ops_to_hidden() == 0) add("hidden: no norm of the head writes it");
 }
 

@@ -22,10 +22,10 @@ void Validator::check(const AttentionOp& op) {
   }
   if (!is_encoder) (op.kind == AttentionKind::kBidirectional ? sees_behind_ : sees_before_) = true;
   use_layer(op.layer, is_encoder ? &encoder_layer_users_ : &layer_users_);
-  const auto* qkv = operand("qkv", op.qkv, DType::kFloat32, rows_);
+  const auto* qkv = operand("qkv", op.qkv, program_.stored_type(), rows_);
   const auto* cosine = operand("cosine", op.cosine, DType::kFloat32, rows_);
   const auto* sine = operand("sine", op.sine, DType::kFloat32, rows_);
-  const auto* output = operand("output", op.output, activation_dtype(program_.dtype), rows_);
+  const auto* output = operand("output", op.output, program_.activation_type(), rows_);
   const Problems of_shape = problems_of_shape(shape);
   problems_.add_all(where_ + ": ", of_shape);
   if (of_shape.empty()) {
@@ -82,7 +82,7 @@ void Validator::check(const CrossAttentionOp& op) {
     add(where_ + ": has other heads than the keys that the encoder makes for it");
   }
   const auto* q = operand("q", op.q, DType::kFloat32, RowKind::kTokens);
-  const auto* output = operand("output", op.output, activation_dtype(program_.dtype), RowKind::kTokens);
+  const auto* output = operand("output", op.output, program_.activation_type(), RowKind::kTokens);
   if (problems_of_shape(op.shape).empty()) {
     check_width("q", q, op.shape.query_size());
     check_width("output", output, op.shape.query_size());

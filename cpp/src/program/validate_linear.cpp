@@ -14,12 +14,15 @@
 namespace adaptrt {
 
 void Validator::check(const LinearOp& op) {
-  const auto* input = operand("input", op.input, activation_dtype(program_.dtype), rows_);
+  const auto* input = operand("input", op.input, program_.activation_type(), rows_);
   const bool gated = is_gated(op.epilogue);
   const bool activated = is_activated(op.epilogue);
   if (op.epilogue > kLastLinearEpilogue) add(where_ + ": the epilogue is unknown");
-  const auto* output =
-      operand("output", op.output, activated ? activation_dtype(program_.dtype) : DType::kFloat32, rows_);
+  const bool stores = op.epilogue == LinearEpilogue::kStore && op.output != program_.logits;
+  const DType output_type = activated ? program_.activation_type()
+                            : stores  ? program_.stored_type()
+                                      : DType::kFloat32;
+  const auto* output = operand("output", op.output, output_type, rows_);
   check_finite("scale", op.scale, 0.0F);
   check_finite("softcap", op.softcap, 0.0F);
   check_finite("threshold", op.threshold, 0.0F);
@@ -114,7 +117,7 @@ void Validator::check_neurons(const LinearOp& op) {
 }
 
 void Validator::check(const ExpertsOp& op) {
-  const auto* input = operand("input", op.input, activation_dtype(program_.dtype), RowKind::kTokens);
+  const auto* input = operand("input", op.input, program_.activation_type(), RowKind::kTokens);
   const auto* logits = operand("router_logits", op.router_logits, DType::kFloat32, RowKind::kTokens);
   const auto* output = operand("output", op.output, DType::kFloat32, RowKind::kTokens);
   if (rows_ != RowKind::kTokens) add(where_ + ": belongs in the body");

@@ -40,6 +40,10 @@ void Validator::check_matrix(std::string_view name, const PanelMatrix& matrix, s
   if (matrix.has_columns && access != MatrixAccess::kSomeInputs) {
     add(where_ + ": " + std::string(name) + " has columns, which only one layer of a sparse input can have");
   }
+  if (program_.matrix_layout == MatrixLayout::kRows && (!matrix.is_plain() || matrix.is_stored_twice())) {
+    add(where_ + ": " + std::string(name) +
+        " is quantised, compressed or stored twice, which no row-major matrix is");
+  }
   for (std::string& problem : problems_of_storage(matrix)) {
     add(where_ + ": " + std::string(name) + " " + std::move(problem));
   }
@@ -115,7 +119,7 @@ void Validator::check(const RmsNormOp& op) {
     add(where_ + ": gathers logit rows outside the head");
   const RowKind input_rows = op.gather_logit_rows ? RowKind::kTokens : rows_;
   const auto* input = operand("input", op.input, DType::kFloat32, input_rows);
-  const DType output_type = op.add ? DType::kFloat32 : activation_dtype(program_.dtype);
+  const DType output_type = op.add ? DType::kFloat32 : program_.activation_type();
   const auto* output = operand("output", op.output, output_type, rows_);
   if (input != nullptr) {
     check_width("output", output, input->width);
@@ -129,7 +133,7 @@ void Validator::check(const RmsNormOp& op) {
 DType Validator::norm_type(BufferId output) const {
   const bool is_stream =
       live_.holds(output) && program_.buffers[static_cast<std::size_t>(output)].dtype == DType::kFloat32;
-  return is_stream ? DType::kFloat32 : activation_dtype(program_.dtype);
+  return is_stream ? DType::kFloat32 : program_.activation_type();
 }
 
 void Validator::check(const LayerNormOp& op) {
@@ -150,7 +154,7 @@ void Validator::check(const LayerNormOp& op) {
 
 void Validator::check(const CastOp& op) {
   const auto* input = operand("input", op.input, DType::kFloat32, rows_);
-  const auto* output = operand("output", op.output, activation_dtype(program_.dtype), rows_);
+  const auto* output = operand("output", op.output, program_.activation_type(), rows_);
   if (input != nullptr) check_width("output", output, input->width);
   if (op.input == op.output) add(where_ + ": input and output are one buffer");
 }

@@ -65,7 +65,7 @@ void Validator::check(const GatedDeltaOp& op) {
 void Validator::check(const GatedRmsNormOp& op) {
   const Buffer* input = operand("input", op.input, DType::kFloat32, rows_);
   const Buffer* gate = operand("gate", op.gate, DType::kFloat32, rows_);
-  const Buffer* output = operand("output", op.output, activation_dtype(program_.dtype), rows_);
+  const Buffer* output = operand("output", op.output, program_.activation_type(), rows_);
   if (input != nullptr) {
     check_at_least("gate", gate, input->width);
     check_width("output", output, input->width);
@@ -80,7 +80,7 @@ void Validator::check(const GatedRmsNormOp& op) {
 
 void Validator::check(const SigmoidGateOp& op) {
   const Buffer* gate = operand("gate", op.gate, DType::kFloat32, rows_);
-  const Buffer* output = operand("output", op.output, activation_dtype(program_.dtype), rows_);
+  const Buffer* output = operand("output", op.output, program_.activation_type(), rows_);
   if (output != nullptr) check_at_least("gate", gate, output->width);
   if (op.output == op.gate) add(where_ + ": gate and output are one buffer");
 }

@@ -56,6 +56,9 @@ struct Program {
   std::int32_t max_beam_width = 1;
   std::int32_t max_encoder_input_len = 0;  // at most max_num_tokens, because inputs are never split
   std::int32_t tokens_per_block = 0;
+  /// Layout of all matrices. With kRows, they are row-major, for the CUDA kernels: `dtype` is float16 or
+  /// bfloat16, and no matrix is quantised, compressed or stored twice.
+  MatrixLayout matrix_layout = MatrixLayout::kPanels;
   /// True: keys and values are stored as int8 with one scale per token and key-value head, not as `dtype`.
   bool int8_kv_cache = false;
   /// Number of ranks that run one network together, each with its own program; see ShardedEngine.
@@ -82,6 +85,14 @@ struct Program {
   /// The file from which weights are mapped; it is checked after each step. null: weights are in memory.
   std::shared_ptr<MappedFile> mapped_file = nullptr;
 
+  /// Type of the activations that linear layers read.
+  [[nodiscard]] DType activation_type() const {
+    return matrix_layout == MatrixLayout::kRows ? dtype : activation_dtype(dtype);
+  }
+  /// Type of the outputs that linear layers store without an activation, except the logits.
+  [[nodiscard]] DType stored_type() const {
+    return matrix_layout == MatrixLayout::kRows ? dtype : DType::kFloat32;
+  }
   [[nodiscard]] bool has_encoder() const { return !encoder.empty(); }
   /// At least 1, even if the sizes are not valid.
   [[nodiscard]] std::int32_t ranks_per_stage() const {

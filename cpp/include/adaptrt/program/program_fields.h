@@ -369,6 +369,8 @@ constexpr auto fields_of(const Program* /*type*/) {
       WrittenField{"max_encoder_input_len", &C::max_encoder_input_len,
                    "Largest number of tokens in an encoder input, at most max_num_tokens."},
       RequiredField{"tokens_per_block", &C::tokens_per_block, "Tokens of a KV block."},
+      Field{"matrix_layout", &C::matrix_layout,
+            "Layout of all matrices: PANELS for CPUs, ROWS for NVIDIA GPUs."},
       WrittenField{"int8_kv_cache", &C::int8_kv_cache,
                    "True: keys and values are int8, with one scale per token and head."},
       WrittenField{"num_ranks", &C::num_ranks,
