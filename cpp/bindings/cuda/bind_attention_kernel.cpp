@@ -39,7 +39,9 @@ void enqueue_attention(const PagedAttentionKernel& kernel, std::int32_t tokens, 
                   .sequences = sequences,
                   .max_blocks = max_blocks,
                   .tokens_per_block = tokens_per_block,
-                  .rotary_half = rotary_half},
+                  .rotary_half = rotary_half,
+                  .q_stride = kernel.config().num_heads * kernel.config().head_dim,
+                  .kv_stride = kernel.config().num_kv_heads * kernel.config().head_dim},
                  {.q = at_address<const void>(inputs[0]),
                   .k = at_address<const void>(inputs[1]),
                   .v = at_address<const void>(inputs[2]),
@@ -70,8 +72,9 @@ void bind_attention_kernel(py::module_& module) {
       .def("enqueue", &enqueue_attention, py::arg("tokens"), py::arg("sequences"), py::arg("max_blocks"),
            py::arg("tokens_per_block"), py::arg("rotary_half"), py::arg("inputs"), py::arg("outputs"),
            py::arg("workspace"), py::arg("stream"),
-           "Enqueues the launches in a stream. Addresses are device addresses, in the order of the plugin's "
-           "definition; kv_pool_out equals kv_pool. Raises ConfigError for invalid sizes, and StepError if "
+           "Enqueues the launches in a stream. q, k and v have no gaps between rows. Addresses are device "
+           "addresses, in the order of the plugin's definition; kv_pool_out equals kv_pool. Raises "
+           "ConfigError for invalid sizes, and StepError if "
            "CUDA reports an error.");
 }
 

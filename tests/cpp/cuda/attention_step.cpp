@@ -15,6 +15,9 @@ constexpr std::uint16_t kNaN = 0xffff;  // as float16 and as bfloat16
 /// Bytes after the workspace that must not change.
 constexpr std::size_t kCanaryBytes = 64;
 
+/// Columns after q, k and v in a fused buffer.
+constexpr std::size_t kExtraColumns = 8;
+
 /// Maximum error of a result, as a multiple of the maximum rounding error of the weights and the result in T.
 /// It also covers queries rounded the other way, and float32 sums.
 constexpr double kTolerance = 2.0;
@@ -101,16 +104,31 @@ void RandomAttentionStep::run() {
   const auto sequences = static_cast<std::int32_t>(sequence_offsets_.size()) - 1;
   pool_before_ = pool_;
   attended_.assign(q_.size(), kNaN);
+  const auto query_width = static_cast<std::size_t>(config_.num_heads * config_.head_dim);
+  const auto kv_width = static_cast<std::size_t>(config_.num_kv_heads * config_.head_dim);
+  const std::size_t fused_width = query_width + 2 * kv_width + kExtraColumns;
+  std::vector<std::uint16_t> fused;
+  if (sizes_.fused) {
+    fused.assign(positions_.size() * fused_width, kNaN);
+    for (std::size_t row = 0; row < positions_.size(); ++row) {
+      const auto to = fused.begin() + static_cast<std::ptrdiff_t>(row * fused_width);
+      std::copy_n(&q_[row * query_width], query_width, to);
+      std::copy_n(&k_[row * kv_width], kv_width, to + static_cast<std::ptrdiff_t>(query_width));
+      std::copy_n(&v_[row * kv_width], kv_width, to + static_cast<std::ptrdiff_t>(query_width + kv_width));
+    }
+  }
   const std::size_t bytes = kernel.workspace_bytes(tokens(), sequences);
   std::vector<std::uint8_t> workspace(bytes + kCanaryBytes, 0xff);
   kernel.enqueue({.tokens = tokens(),
                   .sequences = sequences,
                   .max_blocks = sizes_.max_blocks,
                   .tokens_per_block = sizes_.tokens_per_block,
-                  .rotary_half = sizes_.rotary_half},
-                 {.q = q_.data(),
-                  .k = k_.data(),
-                  .v = v_.data(),
+                  .rotary_half = sizes_.rotary_half,
+                  .q_stride = static_cast<std::int32_t>(sizes_.fused ? fused_width : query_width),
+                  .kv_stride = static_cast<std::int32_t>(sizes_.fused ? fused_width : kv_width)},
+                 {.q = sizes_.fused ? fused.data() : q_.data(),
+                  .k = sizes_.fused ? fused.data() + query_width : k_.data(),
+                  .v = sizes_.fused ? fused.data() + query_width + kv_width : v_.data(),
                   .kv_pool = pool_.data(),
                   .block_tables = block_tables_.data(),
                   .sequence_offsets = sequence_offsets_.data(),

@@ -22,6 +22,7 @@ struct StepSizes {
   std::int32_t max_blocks = 8;
   std::int32_t rotary_half = 0;  ///< 0 for half the head
   float magnitude = 1.0F;        ///< magnitude of queries and keys
+  bool fused = false;            ///< q, k and v are columns of one buffer, which has more columns
 };
 
 /// A step with random inputs in host memory, for the emulated kernels and a float64 reference. Everything

@@ -131,6 +131,13 @@ BOOST_DATA_TEST_CASE(part_of_a_head_is_turned, data::make({1, 4, 16, 20, 32, 40}
   expect_right(config_of(random.among(kDtypes), 2, 2, 80), {.rotary_half = half}, kMixed, random);
 }
 
+BOOST_DATA_TEST_CASE(columns_of_one_buffer, data::make({64, 128, 24, 6}), head_dim) {
+  Random random;
+  expect_right(config_of(random.among(kDtypes), 6, 2, head_dim), {.fused = true}, kMixed, random);
+  expect_right(config_of(random.among(kDtypes), 6, 2, head_dim), {.fused = true}, {{.past = 70}, {.past = 3}},
+               random);
+}
+
 BOOST_DATA_TEST_CASE(scores_of_great_magnitude, data::make(kDtypes), dtype) {
   Random random;
   expect_right(config_of(dtype, 4, 2, 64), {.magnitude = 8.0F}, kMixed, random);
@@ -300,17 +307,28 @@ BOOST_AUTO_TEST_CASE(invalid_arguments_are_refused_by_name) {
   const PagedAttentionKernel kernel(config_of(DType::kFloat16, 2, 1, 64));
   BOOST_TEST(is_refused(
       [&] {
-        kernel.enqueue(
-            {.tokens = 1, .sequences = 2, .max_blocks = 0, .tokens_per_block = 0, .rotary_half = 33}, {},
-            nullptr, nullptr);
+        kernel.enqueue({.tokens = 1,
+                        .sequences = 2,
+                        .max_blocks = 0,
+                        .tokens_per_block = 0,
+                        .rotary_half = 33,
+                        .q_stride = 132,
+                        .kv_stride = 56},
+                       {}, nullptr, nullptr);
       },
       {"sequences is 2; it must be 1 to 1", "max_blocks is 0", "tokens_per_block is 0",
-       "rotary_half is 33; it must be 1 to 32"}));
+       "rotary_half is 33; it must be 1 to 32", "q_stride is 132; it must be a multiple of 8",
+       "kv_stride is 56; it must be 64 to "}));
   BOOST_TEST(is_refused(
       [&] {
-        kernel.enqueue(
-            {.tokens = 1, .sequences = 1, .max_blocks = 1 << 26, .tokens_per_block = 64, .rotary_half = 32},
-            {}, nullptr, nullptr);
+        kernel.enqueue({.tokens = 1,
+                        .sequences = 1,
+                        .max_blocks = 1 << 26,
+                        .tokens_per_block = 64,
+                        .rotary_half = 32,
+                        .q_stride = 128,
+                        .kv_stride = 64},
+                       {}, nullptr, nullptr);
       },
       {"max_blocks * tokens_per_block is 4294967296"}));
 }
@@ -320,9 +338,14 @@ BOOST_AUTO_TEST_CASE(addresses_that_cannot_be_used_are_refused) {
   alignas(16) std::uint8_t bytes[32] = {};
   BOOST_TEST(is_refused(
       [&] {
-        kernel.enqueue(
-            {.tokens = 1, .sequences = 1, .max_blocks = 1, .tokens_per_block = 16, .rotary_half = 32},
-            {.q = bytes + 8, .k = bytes, .v = bytes}, bytes, nullptr);
+        kernel.enqueue({.tokens = 1,
+                        .sequences = 1,
+                        .max_blocks = 1,
+                        .tokens_per_block = 16,
+                        .rotary_half = 32,
+                        .q_stride = 128,
+                        .kv_stride = 64},
+                       {.q = bytes + 8, .k = bytes, .v = bytes}, bytes, nullptr);
       },
       {"the address of q is", "it must be a multiple of 16 and not 0", "the address of kv_pool is 0"}));
 }

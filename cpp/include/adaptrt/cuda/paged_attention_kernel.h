@@ -25,14 +25,18 @@ struct PagedAttentionSizes {
   std::int32_t max_blocks = 0;        ///< columns of the block tables
   std::int32_t tokens_per_block = 0;  ///< multiples of 16 use tensor cores
   std::int32_t rotary_half = 0;       ///< columns of cosine and sine
+  /// Elements from a row of q to the next, and from a row of k or v to the next. q, k and v may be columns of
+  /// one buffer. Both are multiples of 8 if head_dim is.
+  std::int32_t q_stride = 0;
+  std::int32_t kv_stride = 0;
 };
 
 /// Device addresses of the arrays in the plugin's definition, where T is the config's dtype. Arrays of T are
-/// aligned to 16 bytes.
+/// aligned to 16 bytes; q, k and v to their elements if head_dim is not a multiple of 8.
 struct PagedAttentionArrays {
-  const void* q = nullptr;                     ///< T [tokens, num_heads * head_dim]
-  const void* k = nullptr;                     ///< T [tokens, num_kv_heads * head_dim]
-  const void* v = nullptr;                     ///< T [tokens, num_kv_heads * head_dim]
+  const void* q = nullptr;                     ///< T [tokens, num_heads * head_dim], with a stride
+  const void* k = nullptr;                     ///< T [tokens, num_kv_heads * head_dim], with a stride
+  const void* v = nullptr;                     ///< T [tokens, num_kv_heads * head_dim], with a stride
   void* kv_pool = nullptr;                     ///< T [blocks, 2, num_kv_heads, tokens_per_block, head_dim]
   const std::int32_t* block_tables = nullptr;  ///< [sequences, max_blocks]
   const std::int32_t* sequence_offsets =
@@ -54,6 +58,8 @@ class PagedAttentionKernel {
  public:
   /// Throws ConfigError that names every field with an invalid value.
   explicit PagedAttentionKernel(const PagedAttentionConfig& config);
+
+  [[nodiscard]] const PagedAttentionConfig& config() const { return config_; }
 
   /// Size of the workspace for at most this many tokens and sequences, with any other sizes.
   [[nodiscard]] std::size_t workspace_bytes(std::int32_t max_tokens, std::int32_t max_sequences) const;

@@ -25,6 +25,8 @@ constexpr std::int32_t kMostHeadDim = 4096;
 constexpr std::int32_t kMostBlocks = 65535;
 /// Tokens of a KV block that the tensor core kernels process at once.
 constexpr std::int32_t kTokensTogether = 16;
+/// Elements that a thread loads at once.
+constexpr std::int32_t kWideElements = 8;
 
 constexpr std::size_t align(std::size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -76,11 +78,21 @@ void check(const PagedAttentionConfig& config, const PagedAttentionSizes& sizes)
   check_range(problems, "max_blocks * tokens_per_block",
               static_cast<std::int64_t>(sizes.max_blocks) * sizes.tokens_per_block, 1, kMost / 2);
   check_range(problems, "rotary_half", sizes.rotary_half, 1, config.head_dim / 2);
+  const auto check_stride = [&](const char* name, std::int32_t stride, std::int32_t heads) {
+    check_range(problems, name, stride, std::int64_t{heads} * config.head_dim, kMost);
+    if (config.head_dim % kWideElements == 0 && stride % kWideElements != 0) {
+      problems.add(std::string(name) + " is " + std::to_string(stride) + "; it must be a multiple of " +
+                   std::to_string(kWideElements));
+    }
+  };
+  check_stride("q_stride", sizes.q_stride, config.num_heads);
+  check_stride("kv_stride", sizes.kv_stride, config.num_kv_heads);
   problems.throw_if_any<ConfigError>("a PagedAttention kernel's step");
 }
 
-void check(const PagedAttentionArrays& arrays, const void* workspace) {
+void check(const PagedAttentionConfig& config, const PagedAttentionArrays& arrays, const void* workspace) {
   constexpr std::uintptr_t kPiece = 16;  // bytes that a thread loads at once
+  const std::uintptr_t of_rows = config.head_dim % kWideElements == 0 ? kPiece : size_of(config.dtype);
   Problems problems;
   const auto check_address = [&](const char* name, const void* address, std::uintptr_t alignment) {
     const auto value = reinterpret_cast<std::uintptr_t>(address);
@@ -88,9 +100,9 @@ void check(const PagedAttentionArrays& arrays, const void* workspace) {
     problems.add("the address of " + std::string(name) + " is " + std::to_string(value) +
                  "; it must be a multiple of " + std::to_string(alignment) + " and not 0");
   };
-  check_address("q", arrays.q, kPiece);
-  check_address("k", arrays.k, kPiece);
-  check_address("v", arrays.v, kPiece);
+  check_address("q", arrays.q, of_rows);
+  check_address("k", arrays.k, of_rows);
+  check_address("v", arrays.v, of_rows);
   check_address("kv_pool", arrays.kv_pool, kPiece);
   check_address("block_tables", arrays.block_tables, sizeof(std::int32_t));
   check_address("sequence_offsets", arrays.sequence_offsets, sizeof(std::int32_t));
@@ -116,7 +128,7 @@ std::size_t PagedAttentionKernel::workspace_bytes(std::int32_t max_tokens, std::
 void PagedAttentionKernel::enqueue(const PagedAttentionSizes& sizes, const PagedAttentionArrays& arrays,
                                    void* workspace, void* stream) const {
   check(config_, sizes);
-  check(arrays, workspace);
+  check(config_, arrays, workspace);
   const float softcap = config_.softcap / config_.scale;  // softcap of the unscaled products
   const AttentionStep step{.query = arrays.q,
                            .key = arrays.k,
@@ -133,6 +145,8 @@ void PagedAttentionKernel::enqueue(const PagedAttentionSizes& sizes, const Paged
                            .sequences = sizes.sequences,
                            .max_blocks = sizes.max_blocks,
                            .rotary_half = sizes.rotary_half,
+                           .query_stride = sizes.q_stride,
+                           .kv_stride = sizes.kv_stride,
                            .num_heads = config_.num_heads,
                            .num_kv_heads = config_.num_kv_heads,
                            .head_dim = config_.head_dim,

@@ -68,9 +68,11 @@ class RotateAndWrite {
     for (auto unit = static_cast<std::int32_t>(threadIdx.x); unit < query_units + key_units + value_units;
          unit += kThreads) {
       if (unit < query_units) {
-        const std::int64_t head = static_cast<std::int64_t>(token) * step.num_heads + unit / units_of_turned;
-        turn(step, token, unit % units_of_turned, static_cast<const T*>(step.query) + head * step.head_dim,
-             static_cast<T*>(step.rotated_query) + head * step.head_dim);
+        const std::int32_t head = unit / units_of_turned;
+        const std::int64_t from = static_cast<std::int64_t>(token) * step.query_stride + head * step.head_dim;
+        const std::int64_t to = (static_cast<std::int64_t>(token) * step.num_heads + head) * step.head_dim;
+        turn(step, token, unit % units_of_turned, static_cast<const T*>(step.query) + from,
+             static_cast<T*>(step.rotated_query) + to);
       } else if (unit < query_units + key_units) {
         const std::int32_t kv_head = (unit - query_units) / units_of_turned;
         turn(step, token, (unit - query_units) % units_of_turned, source(step, step.key, token, kv_head),
@@ -97,8 +99,8 @@ class RotateAndWrite {
 
   __device__ static const T* source(const AttentionStep& step, const void* from, std::int32_t token,
                                     std::int32_t kv_head) {
-    return static_cast<const T*>(from) +
-           (static_cast<std::int64_t>(token) * step.num_kv_heads + kv_head) * step.head_dim;
+    return static_cast<const T*>(from) + static_cast<std::int64_t>(token) * step.kv_stride +
+           kv_head * step.head_dim;
   }
 
   /// Rotates unit `unit` of a head: element i of the first half of the rotated part pairs with element i of

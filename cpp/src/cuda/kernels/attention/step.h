@@ -10,9 +10,9 @@ namespace adaptrt::cuda {
 /// Input of a step's attention kernels: device addresses, and sizes that the host knows. T is the element
 /// type that a kernel is compiled for.
 struct AttentionStep {
-  const void* query;                     // T [tokens, num_heads, head_dim], before RoPE
-  const void* key;                       // T [tokens, num_kv_heads, head_dim], before RoPE
-  const void* value;                     // T [tokens, num_kv_heads, head_dim]
+  const void* query;                     // T [tokens, num_heads, head_dim] with query_stride, before RoPE
+  const void* key;                       // T [tokens, num_kv_heads, head_dim] with kv_stride, before RoPE
+  const void* value;                     // T [tokens, num_kv_heads, head_dim] with kv_stride
   void* kv_pool;                         // T [blocks, 2, num_kv_heads, tokens_per_block, head_dim]
   const std::int32_t* block_tables;      // [sequences, max_blocks]
   const std::int32_t* sequence_offsets;  // [sequences + 1]
@@ -25,6 +25,8 @@ struct AttentionStep {
   std::int32_t sequences;
   std::int32_t max_blocks;
   std::int32_t rotary_half;
+  std::int32_t query_stride;  // elements between rows
+  std::int32_t kv_stride;
   std::int32_t num_heads;
   std::int32_t num_kv_heads;
   std::int32_t head_dim;
