@@ -31,6 +31,8 @@ class StepChecker {
     check_rows("logit_rows", input_.logit_rows);
     check_rows("hidden_rows", input_.hidden_rows);
     check_rows("prompt_embedding_rows", input_.prompt_embedding_rows);
+    check_rows("best_token_rows", input_.best_token_rows);
+    check_best_token_rows();
     if (!info_.has_logits && !input_.logit_rows.empty())
       add("logit_rows are given; the model has no lm_head");
     if (info_.hidden_size == 0 && !input_.hidden_rows.empty()) {
@@ -98,6 +100,7 @@ class StepChecker {
                static_cast<std::int64_t>(input_.state_copies_from.size()));
     check_size("prompt_embeddings", input_.prompt_embeddings,
                static_cast<std::int64_t>(input_.prompt_embedding_rows.size()));
+    check_size("best_tokens", input_.best_tokens, static_cast<std::int64_t>(input_.best_token_rows.size()));
   }
 
   void check_offsets() {
@@ -135,6 +138,20 @@ class StepChecker {
     for (const std::int64_t row : rows) {
       if (row <= before || row >= tokens_) add(std::string(name) + " do not ascend within the tokens");
       before = row;
+    }
+  }
+
+  void check_best_token_rows() {
+    const auto& rows = input_.best_token_rows;
+    if (rows.empty()) return;
+    if (!info_.finds_best_tokens) add("best_token_rows are given; the engine does not find best tokens");
+    if (!info_.has_logits) add("best_token_rows are given; the model has no lm_head");
+    auto logit_row = input_.logit_rows.begin();
+    for (const std::int32_t row : rows) {
+      logit_row = std::find_if(logit_row, input_.logit_rows.end(), [&](auto other) { return other >= row; });
+      if (logit_row != input_.logit_rows.end() && *logit_row == row) {
+        add("row " + text(row) + " is in logit_rows and in best_token_rows");
+      }
     }
   }
 

@@ -26,8 +26,7 @@ class GpuEngine final : public Engine {
         kv_pools_(description_),
         step_memory_(device_->allocate(arrays_.max_bytes())),
         staging_(device_->allocate_pinned(arrays_.max_bytes())),
-        logits_(device_->allocate(
-            logits_bytes(std::max(description_.prefill.max_logit_rows, description_.decode.max_logit_rows)))),
+        logits_(device_->allocate(logits_bytes(max_logit_rows()))),
         host_logits_(device_->allocate_pinned(logits_bytes(description_.max_batch_size))),
         model_(std::move(model)),
         stream_(device_->make_stream()) {
@@ -35,6 +34,12 @@ class GpuEngine final : public Engine {
     GpuModelArrays arrays;
     arrays.step_memory = step_memory_.data();
     arrays.logits = logits_.data();
+    if (description_.finds_best_tokens) {
+      best_tokens_ = device_->allocate(static_cast<std::size_t>(max_logit_rows()) * sizeof(std::int32_t));
+      host_best_tokens_ = device_->allocate_pinned(static_cast<std::size_t>(description_.max_batch_size) *
+                                                   sizeof(std::int32_t));
+      arrays.best_tokens = reinterpret_cast<std::int32_t*>(best_tokens_.data());
+    }
     if (table_) arrays.adapters = table_->arrays();
     model_->load(arrays_, arrays, *device_, *stream_);
     stream_->synchronize();
@@ -49,11 +54,25 @@ class GpuEngine final : public Engine {
   }
 
   using Engine::step;
-  /// The checker refuses hidden_rows, because models have no output for them.
-  void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& /*hidden_sink*/) override {
+  void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) override {
+    begin_step(input);
+    await_step(sink, hidden_sink);
+  }
+
+  void begin_step(const StepInput& input) override {
     checker_.check(input, info_, kv_pools_.num_blocks());
     try {
-      run(input, sink);
+      begin(input);
+    } catch (...) {
+      settle_after_failure();
+      throw;
+    }
+  }
+
+  /// The checker refuses hidden_rows, because models have no output for them.
+  void await_step(const LogitsSink& sink, const HiddenSink& /*hidden_sink*/) override {
+    try {
+      finish(sink);
     } catch (...) {
       settle_after_failure();
       throw;
@@ -71,28 +90,75 @@ class GpuEngine final : public Engine {
   }
 
  private:
+  [[nodiscard]] std::int32_t max_logit_rows() const {
+    return std::max(description_.prefill.max_logit_rows, description_.decode.max_logit_rows);
+  }
   [[nodiscard]] std::size_t logits_bytes(std::int64_t rows) const {
     return static_cast<std::size_t>(rows * description_.vocab_size) * sizeof(float);
   }
 
-  void run(const StepInput& input, const LogitsSink& sink) {
+  /// The step that has begun. Its rows of logits are computed in slices, one run for each; even a step
+  /// without rows has a run, which writes the KV pool.
+  struct BegunStep {
+    StepInput input;
+    std::span<const std::int32_t> slots;
+    bool is_decode = false;
+    bool has_adapters = true;
+    std::size_t max_slice = 1;
+    std::size_t first_row = 0;   ///< of the newest slice
+    std::size_t slice = 0;       ///< rows of the newest slice
+    std::size_t num_logits = 0;  ///< rows of the newest slice whose logits are wanted; they are its first
+  };
+
+  void begin(const StepInput& input) {
     kv_pools_.copy_blocks(input.copies_from, input.copies_to, *stream_);
-    const bool is_decode = input.token_ids.size() == input.prompt_lengths.size();
-    const std::span<const std::int32_t> slots = place_adapters(input);
-    const auto rows = input.logit_rows;
-    const auto slice = static_cast<std::size_t>(
-        is_decode ? description_.max_batch_size
-                  : std::min(description_.prefill.max_logit_rows, description_.max_batch_size));
-    std::size_t first = 0;
-    do {  // a step without logit rows must still write the KV pool
-      const auto slice_rows = rows.subspan(first, std::min(slice, rows.size() - first));
-      run_model(input, slots, slice_rows, is_decode);
-      if (!slice_rows.empty()) {
-        sink(static_cast<std::int64_t>(first), static_cast<std::int64_t>(slice_rows.size()),
+    begun_ = {.input = input, .slots = place_adapters(input)};
+    begun_.is_decode = input.token_ids.size() == input.prompt_lengths.size();
+    begun_.has_adapters =
+        !description_.skips_unused_adapters ||
+        std::ranges::any_of(begun_.slots, [](std::int32_t slot) { return slot != kNoSlot; });
+    begun_.max_slice = static_cast<std::size_t>(
+        begun_.is_decode ? description_.max_batch_size
+                         : std::min(description_.prefill.max_logit_rows, description_.max_batch_size));
+    // The wanted logits come first, so that one copy moves those of a slice.
+    rows_.assign(input.logit_rows.begin(), input.logit_rows.end());
+    rows_.insert(rows_.end(), input.best_token_rows.begin(), input.best_token_rows.end());
+    enqueue_slice(0);
+  }
+
+  void finish(const LogitsSink& sink) {
+    for (;;) {
+      stream_->synchronize();
+      const std::size_t first = begun_.first_row;
+      const auto* best = reinterpret_cast<const std::int32_t*>(host_best_tokens_.data());
+      for (std::size_t row = begun_.num_logits; row < begun_.slice; ++row) {
+        begun_.input.best_tokens[first + row - begun_.input.logit_rows.size()] = best[row];
+      }
+      if (begun_.num_logits > 0) {
+        sink(static_cast<std::int64_t>(first), static_cast<std::int64_t>(begun_.num_logits),
              reinterpret_cast<const float*>(host_logits_.data()));
       }
-      first += slice;
-    } while (first < rows.size());
+      if (first + begun_.slice == rows_.size()) return;
+      enqueue_slice(first + begun_.slice);
+    }
+  }
+
+  /// Enqueues the run of the rows from `first` on, and the copies of its results to the host.
+  void enqueue_slice(std::size_t first) {
+    const std::span rows = std::span<const std::int32_t>(rows_).subspan(first);
+    begun_.first_row = first;
+    begun_.slice = std::min(begun_.max_slice, rows.size());
+    const std::size_t num_logits = begun_.input.logit_rows.size();
+    begun_.num_logits = std::min(begun_.slice, num_logits - std::min(first, num_logits));
+    enqueue_run(rows.first(begun_.slice));
+    if (begun_.num_logits > 0) {
+      stream_->copy_to_host(host_logits_.data(), logits_.data(),
+                            logits_bytes(static_cast<std::int64_t>(begun_.num_logits)));
+    }
+    if (begun_.num_logits < begun_.slice) {
+      stream_->copy_to_host(host_best_tokens_.data(), best_tokens_.data(),
+                            begun_.slice * sizeof(std::int32_t));
+    }
   }
 
   [[nodiscard]] std::span<const std::int32_t> place_adapters(const StepInput& input) {
@@ -101,37 +167,37 @@ class GpuEngine final : public Engine {
     return no_slots_;
   }
 
-  void run_model(const StepInput& input, std::span<const std::int32_t> slots,
-                 std::span<const std::int32_t> rows, bool is_decode) {
-    const bool by_graph = is_decode && options_.cuda_graphs;
-    const RunShape shape = by_graph ? graph_shape(input) : exact_shape(input, rows);
-    const std::size_t bytes = arrays_.write(staging_.data(), shape, input, slots, rows);
+  void enqueue_run(std::span<const std::int32_t> rows) {
+    const StepInput& input = begun_.input;
+    const bool by_graph = begun_.is_decode && options_.cuda_graphs;
+    const RunShape shape = by_graph ? graph_shape() : exact_shape(rows);
+    const std::size_t bytes = arrays_.write(staging_.data(), shape, input, begun_.slots, rows);
     stream_->copy_to_device(step_memory_.data(), staging_.data(), bytes);
     if (by_graph) {
       graphs_.run(shape, *stream_, [&] { return model_->make_graph_work(shape); });
     } else {
-      model_->run(is_decode ? GpuStepKind::kDecode : GpuStepKind::kPrefill, shape, *stream_);
+      model_->run(begun_.is_decode ? GpuStepKind::kDecode : GpuStepKind::kPrefill, shape, *stream_);
     }
-    stream_->copy_to_host(host_logits_.data(), logits_.data(),
-                          logits_bytes(static_cast<std::int64_t>(rows.size())));
-    stream_->synchronize();
   }
 
   /// The minimum of a run is one row of logits, even if none is wanted.
-  [[nodiscard]] RunShape exact_shape(const StepInput& input, std::span<const std::int32_t> rows) const {
+  [[nodiscard]] RunShape exact_shape(std::span<const std::int32_t> rows) const {
+    const StepInput& input = begun_.input;
     return {.tokens = static_cast<std::int32_t>(input.token_ids.size()),
             .sequences = static_cast<std::int32_t>(input.prompt_lengths.size()),
             .blocks_per_sequence = arrays_.padded_blocks(input.max_blocks_per_sequence),
-            .logit_rows = std::max<std::int32_t>(1, static_cast<std::int32_t>(rows.size()))};
+            .logit_rows = std::max<std::int32_t>(1, static_cast<std::int32_t>(rows.size())),
+            .has_adapters = begun_.has_adapters};
   }
 
-  [[nodiscard]] RunShape graph_shape(const StepInput& input) const {
-    const auto power = static_cast<std::int32_t>(std::bit_ceil(input.prompt_lengths.size()));
+  [[nodiscard]] RunShape graph_shape() const {
+    const auto power = static_cast<std::int32_t>(std::bit_ceil(begun_.input.prompt_lengths.size()));
     const std::int32_t sequences = std::min(power, description_.max_batch_size);
     return {.tokens = sequences,
             .sequences = sequences,
-            .blocks_per_sequence = arrays_.padded_blocks(input.max_blocks_per_sequence),
-            .logit_rows = sequences};
+            .blocks_per_sequence = arrays_.padded_blocks(begun_.input.max_blocks_per_sequence),
+            .logit_rows = sequences,
+            .has_adapters = begun_.has_adapters};
   }
 
   /// Waits for work that already started, because it still reads the staging memory. If the device is lost,
@@ -155,12 +221,17 @@ class GpuEngine final : public Engine {
   Allocation staging_;
   Allocation logits_;
   Allocation host_logits_;
+  Allocation best_tokens_;
+  Allocation host_best_tokens_;
   std::optional<AdapterTable> table_;
   std::unique_ptr<GpuModel> model_;
   StepGraphs graphs_;
   /// Destroyed before the members that its work uses; its destructor waits for the work.
   std::unique_ptr<Stream> stream_;
   std::vector<std::int32_t> no_slots_;
+  BegunStep begun_;
+  /// Rows of the begun step: logit_rows, followed by best_token_rows.
+  std::vector<std::int32_t> rows_;
 };
 
 }  // namespace

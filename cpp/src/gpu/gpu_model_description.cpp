@@ -101,7 +101,8 @@ EngineInfo GpuModelDescription::engine_info(std::size_t kv_block_bytes) const {
                   .tokens_per_block = tokens_per_block,
                   .kv_block_bytes = kv_block_bytes,
                   .max_reusable_prompt_len = max_reusable_prompt_len,
-                  .lora = lora};
+                  .lora = lora,
+                  .finds_best_tokens = finds_best_tokens};
   info.lora.matrix_layout = MatrixLayout::kRows;
   info.lora.shifts_enabled = false;
   return info;

@@ -21,12 +21,13 @@ constexpr std::int64_t kVocabSize = 8;
 constexpr std::int32_t kTokensPerBlock = 4;
 
 /// A model without names or contexts: its KV pool holds token ids, and its logits tell the sum of a
-/// sequence's tokens up to a row's.
+/// sequence's tokens up to a row's. A row's best token is its sum.
 class SummingModel final : public GpuModel {
  public:
   /// Calls of the engine, in order; it outlives the model.
   struct Log {
     std::vector<GpuStepKind> runs;
+    std::vector<RunShape> shapes;  ///< of runs that are not captured, and of captures
     int graph_works = 0;
     bool fails_to_load = false;
   };
@@ -42,10 +43,12 @@ class SummingModel final : public GpuModel {
   void set_kv_pools(std::span<const DeviceArray> pools) override { pool_ = pools[0]; }
   void run(GpuStepKind kind, const RunShape& shape, Stream& stream) override {
     log_.runs.push_back(kind);
+    log_.shapes.push_back(shape);
     enqueue(shape, stream);
   }
   [[nodiscard]] std::function<void(Stream&)> make_graph_work(const RunShape& shape) override {
     ++log_.graph_works;
+    log_.shapes.push_back(shape);
     return [this, shape](Stream& stream) { enqueue(shape, stream); };
   }
 
@@ -71,7 +74,9 @@ class SummingModel final : public GpuModel {
     }
     auto* logits = reinterpret_cast<float*>(arrays_.logits);
     for (std::int32_t row = 0; row < shape.logit_rows; ++row) {
-      logits[row * kVocabSize] = sums[static_cast<std::size_t>(at(places.logit_rows)[row])];
+      const float sum = sums[static_cast<std::size_t>(at(places.logit_rows)[row])];
+      logits[row * kVocabSize] = sum;
+      if (arrays_.best_tokens != nullptr) arrays_.best_tokens[row] = static_cast<std::int32_t>(sum);
     }
   }
 
@@ -111,11 +116,30 @@ GpuModelDescription small_model() {
           .lora = {}};
 }
 
+GpuModelDescription model_with_best_tokens() {
+  GpuModelDescription model = small_model();
+  model.finds_best_tokens = true;
+  return model;
+}
+
+GpuModelDescription model_with_adapters(bool skips_unused_adapters) {
+  GpuModelDescription model = small_model();
+  model.num_adapter_slots = 4;
+  model.lora.dtype = DType::kFloat16;
+  model.lora.num_layers = 1;
+  model.lora.max_rank = 8;
+  model.lora.target_modules = {LoraModule::kAttnDense};
+  model.lora.sites = {{0, 8, {{LoraModule::kAttnDense, 8}}}};
+  model.skips_unused_adapters = skips_unused_adapters;
+  return model;
+}
+
 struct Fixture {
-  explicit Fixture(bool cuda_graphs = true, StreamTime time = StreamTime::kLate)
+  explicit Fixture(bool cuda_graphs = true, const GpuModelDescription& model = small_model(),
+                   StreamTime time = StreamTime::kLate)
       : device(std::make_shared<HostDevice>(std::size_t{1} << 20, time)) {
-    engine = make_gpu_engine(small_model(), std::make_unique<SummingModel>(log), device,
-                             {.cuda_graphs = cuda_graphs});
+    engine =
+        make_gpu_engine(model, std::make_unique<SummingModel>(log), device, {.cuda_graphs = cuda_graphs});
     engine->allocate_kv_blocks(8);
   }
 
@@ -124,6 +148,34 @@ struct Fixture {
     const std::vector<float> logits = logits_of(engine.get(), StepArrays(pieces).input());
     std::vector<float> sums;
     for (std::size_t row = 0; row < logits.size(); row += kVocabSize) sums.push_back(logits[row]);
+    return sums;
+  }
+
+  /// Runs a step. `wanted` says of each token whether its logits (l), its best token (b) or nothing (any
+  /// other letter) is wanted. Returns the sums of both kinds of rows, each in the order of the tokens.
+  struct Sums {
+    std::vector<float> logits;
+    std::vector<std::int32_t> best_tokens;
+  };
+  [[nodiscard]] Sums sums_of(const std::vector<Piece>& pieces, const std::string& wanted) const {
+    StepArrays arrays(pieces);
+    BOOST_TEST_REQUIRE(arrays.tokens.size() == wanted.size());
+    arrays.logit_rows.clear();
+    std::vector<std::int32_t> best_rows;
+    for (std::size_t token = 0; token < wanted.size(); ++token) {
+      if (wanted[token] == 'l') arrays.logit_rows.push_back(static_cast<std::int32_t>(token));
+      if (wanted[token] == 'b') best_rows.push_back(static_cast<std::int32_t>(token));
+    }
+    Sums sums{.logits = std::vector<float>(arrays.logit_rows.size(), -1.0F),
+              .best_tokens = std::vector<std::int32_t>(best_rows.size(), -1)};
+    StepInput input = arrays.input();
+    input.best_token_rows = best_rows;
+    input.best_tokens = sums.best_tokens;
+    engine->step(input, [&](std::int64_t first, std::int64_t rows, const float* logits) {
+      for (std::int64_t row = 0; row < rows; ++row) {
+        sums.logits.at(static_cast<std::size_t>(first + row)) = logits[row * kVocabSize];
+      }
+    });
     return sums;
   }
 
@@ -162,6 +214,113 @@ BOOST_AUTO_TEST_CASE(without_graphs_a_model_is_told_the_kind_of_each_step) {
              boost::test_tools::per_element());
   BOOST_TEST((f.log.runs == std::vector{GpuStepKind::kDecode, GpuStepKind::kPrefill}));
   BOOST_TEST(f.log.graph_works == 0);
+}
+
+BOOST_AUTO_TEST_CASE(best_tokens_come_with_logits_of_other_rows) {
+  for (const bool cuda_graphs : {false, true}) {
+    const Fixture f(cuda_graphs, model_with_best_tokens());
+    BOOST_TEST(f.engine->info().finds_best_tokens);
+    const std::vector<Piece> prefill{{.tokens = {1, 2}, .prompt_length = 2, .blocks = {5}},
+                                     {.tokens = {3, 4, 5}, .prompt_length = 3, .blocks = {2}}};
+    const auto check = [&](const std::vector<Piece>& pieces, const std::string& wanted,
+                           const std::vector<float>& logits, const std::vector<std::int32_t>& best) {
+      const Fixture::Sums sums = f.sums_of(pieces, wanted);
+      BOOST_TEST(sums.logits == logits, boost::test_tools::per_element());
+      BOOST_TEST(sums.best_tokens == best, boost::test_tools::per_element());
+    };
+    check(prefill, "-b--b", {}, {3, 12});
+    check(prefill, "-b--l", {12}, {3});
+    check(prefill, "blblb", {3, 7}, {1, 3, 12});  // two slices: four rows and one
+    check(prefill, "lllll", {1, 3, 3, 7, 12}, {});
+    check(prefill, "bbbbb", {}, {1, 3, 3, 7, 12});
+    check(prefill, "-----", {}, {});
+    const std::vector<Piece> decode{next_token(6, 2, {5}), next_token(7, 3, {2}), next_token(1, 0, {0})};
+    for (int time = 0; time < 3; ++time) {
+      check(decode, "blb", {19}, {9, 1});
+      check(decode, "bbb", {}, {9, 19, 1});
+      check(decode, "lll", {9, 19, 1}, {});
+      check(decode, "l-b", {9}, {1});
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(only_wanted_results_are_copied_to_the_host) {
+  const Fixture f(true, model_with_best_tokens());
+  const std::vector<Piece> decode{next_token(6, 0, {5}), next_token(7, 0, {2})};
+  const auto copies_of = [&](const std::string& wanted) {
+    const std::int64_t before = f.device->calls("copy_to_host");
+    (void)f.sums_of(decode, wanted);
+    return f.device->calls("copy_to_host") - before;
+  };
+  BOOST_TEST(copies_of("--") == 0);
+  BOOST_TEST(copies_of("bb") == 1);
+  BOOST_TEST(copies_of("ll") == 1);
+  BOOST_TEST(copies_of("bl") == 2);
+}
+
+BOOST_AUTO_TEST_CASE(a_model_without_best_tokens_refuses_them) {
+  const Fixture f;
+  BOOST_CHECK_EXCEPTION((void)f.sums_of({next_token(6, 0, {5})}, "b"), StepError, [](const StepError& error) {
+    return std::string(error.what()).find("best_token_rows are given") != std::string::npos;
+  });
+}
+
+BOOST_AUTO_TEST_CASE(a_step_begins_without_waiting_for_the_device) {
+  for (const bool cuda_graphs : {false, true}) {
+    const Fixture f(cuda_graphs);
+    // Five rows: the last one is in the second slice, whose run begins when the first is done.
+    const StepArrays arrays({{.tokens = {1, 2, 3, 4, 5}, .prompt_length = 5, .blocks = {5, 1}}});
+    const StepInput input = arrays.input();
+    for (int time = 0; time < 2; ++time) {
+      const std::int64_t waits = f.device->calls("synchronize");
+      const std::size_t runs = f.log.runs.size();
+      f.engine->begin_step(input);
+      BOOST_TEST(f.device->calls("synchronize") == waits);
+      BOOST_TEST(f.log.runs.size() == runs + 1);
+      std::vector<float> sums;
+      f.engine->await_step(
+          [&](std::int64_t first, std::int64_t rows, const float* logits) {
+            BOOST_TEST(first == static_cast<std::int64_t>(sums.size()));
+            for (std::int64_t row = 0; row < rows; ++row) sums.push_back(logits[row * kVocabSize]);
+          },
+          {});
+      BOOST_TEST(f.log.runs.size() == runs + 2);
+      BOOST_TEST(sums == (std::vector<float>{1, 3, 6, 10, 15}), boost::test_tools::per_element());
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_step_that_fails_at_any_call_does_not_break_the_next) {
+  const std::vector<Piece> prefill{{.tokens = {1, 2, 3, 4, 5}, .prompt_length = 5, .blocks = {5, 1}}};
+  for (const std::string call : {"copy_to_device", "copy_to_host", "synchronize"}) {
+    for (int successes = 0; successes < 2; ++successes) {
+      const Fixture f(true, model_with_best_tokens());
+      f.device->fail(call, Failure::kOnce, successes);
+      BOOST_CHECK_THROW((void)f.sums_of(prefill, "bbbbl"), StepError);
+      const Fixture::Sums sums = f.sums_of(prefill, "bbbbl");
+      BOOST_TEST(sums.logits == (std::vector<float>{15}), boost::test_tools::per_element());
+      BOOST_TEST(sums.best_tokens == (std::vector<std::int32_t>{1, 3, 6, 10}),
+                 boost::test_tools::per_element());
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(runs_tell_models_that_skip_unused_adapters_whether_there_are_adapters) {
+  for (const bool skips : {false, true}) {
+    const Fixture f(true, model_with_adapters(skips));
+    const DeviceAdapter adapter{.task_id = 1, .load_id = 1, .sites = std::vector<DeviceSite>(1)};
+    std::vector<Piece> pieces{next_token(6, 0, {5}), next_token(7, 0, {2})};
+    for (int time = 0; time < 2; ++time) {
+      pieces[1].adapter = nullptr;
+      (void)f.sums_of(pieces);
+      pieces[1].adapter = &adapter;
+      (void)f.sums_of(pieces);
+    }
+    // One graph for each.
+    std::vector<bool> have_adapters;
+    for (const RunShape& shape : f.log.shapes) have_adapters.push_back(shape.has_adapters);
+    BOOST_TEST((have_adapters == (skips ? std::vector{false, true} : std::vector{true})));
+  }
 }
 
 BOOST_AUTO_TEST_CASE(a_model_that_cannot_be_loaded_leaves_nothing) {

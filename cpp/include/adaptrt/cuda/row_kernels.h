@@ -96,11 +96,12 @@ struct FinishLogits {
 };
 void enqueue(const FinishLogits& work, void* stream);
 
-/// tokens[i] = the index of the largest value in row i, the smallest of equal ones.
+/// tokens[i] = the index of the largest value in row i, the smallest of equal ones; kUnusableLogits (-1) if a value
+/// is NaN or +infinity; otherwise kEveryTokenForbidden (-2) if all are -infinity.
 struct BestTokens {
   std::int64_t rows = 0;
   std::int64_t width = 0;
-  const float* logits = nullptr;   ///< [rows, width], no NaN
+  const float* logits = nullptr;   ///< [rows, width]
   std::int32_t* tokens = nullptr;  ///< [rows]
 };
 void enqueue(const BestTokens& work, void* stream);

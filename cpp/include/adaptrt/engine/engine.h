@@ -64,6 +64,8 @@ struct EngineInfo {
   /// Bytes of the states that one sequence keeps between steps, over all layers; 0: the network keeps none.
   /// An engine with states has has_kv_cache; kv_block_bytes is 0 if none of its layers has attention.
   std::size_t state_bytes = 0;
+  /// True if the engine takes StepInput::best_token_rows.
+  bool finds_best_tokens = false;
 
   /// Width of a row of logits: vocab_size, followed by room for the most new tokens of any adapter. Values
   /// after the new tokens of the row's adapter are undefined.
@@ -95,6 +97,10 @@ struct EncoderInputs {
   [[nodiscard]] std::int64_t count() const { return static_cast<std::int64_t>(adapters.size()); }
 };
 
+/// Values in StepInput::best_tokens for rows from which no token can be chosen.
+inline constexpr std::int32_t kUnusableLogits = -1;       ///< a logit is NaN or +infinity
+inline constexpr std::int32_t kEveryTokenForbidden = -2;  ///< all logits are -infinity
+
 /// T tokens of S sequences, one after the other; prefill chunks and decodes together. Spans are read only
 /// during the call.
 struct StepInput {
@@ -120,6 +126,12 @@ struct StepInput {
   std::span<const std::int32_t> prompt_embedding_rows = {};
   /// [G] pointers to float32 [prompt_embedding_size], which replace rows of the model's table.
   std::span<const float* const> prompt_embeddings = {};
+  // For engines that find best tokens (otherwise empty), which then copy 4 bytes of such a row to the host:
+  /// [A], ascending indices into the T tokens; none of them is in logit_rows.
+  std::span<const std::int32_t> best_token_rows = {};
+  /// [A] Before step() or await_step() returns, the engine writes the index of the largest of each row's
+  /// vocab_size logits, the smallest index of equal ones; or one of the values above.
+  std::span<std::int32_t> best_tokens = {};
   // For engines with states (otherwise empty). A step advances the state in a sequence's slot over all tokens
   // that the sequence has in the step. A sequence whose first position in the step is 0 starts with zeros,
   // whatever its slot holds.

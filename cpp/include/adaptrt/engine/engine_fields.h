@@ -51,7 +51,7 @@ constexpr auto sent_fields_of(const EngineInfo* /*type*/) {
 }
 
 /// All fields. Those that are not sent have an effect only in the engine's own process: an engine of another
-/// process has no second level of the KV cache and takes no embeddings.
+/// process has no second level of the KV cache, takes no embeddings and finds no best tokens.
 constexpr auto fields_of(const EngineInfo* type) {
   using C = EngineInfo;
   return std::tuple_cat(
@@ -60,7 +60,10 @@ constexpr auto fields_of(const EngineInfo* type) {
                        "Digest of everything that KV blocks depend on; empty: not known, or KV blocks cannot "
                        "be read."},
                  Field{"prompt_embedding_size", &C::prompt_embedding_size,
-                       "Width of PromptTuningConfig.embedding_table; 0: the engine takes none."}});
+                       "Width of PromptTuningConfig.embedding_table; 0: the engine takes none."},
+                 Field{"finds_best_tokens", &C::finds_best_tokens,
+                       "True if the engine finds the most likely tokens on its device, so that their rows of "
+                       "logits need not be copied to the host."}});
 }
 static_assert(lists_every_member<EngineInfo>());
 
@@ -81,8 +84,8 @@ struct StepInputArray {
   StepAxis axis;
 };
 
-/// All int32 arrays except prompt_embedding_rows, which belong to prompt_embeddings: only an engine of one
-/// process takes these.
+/// All int32 arrays except prompt_embedding_rows, best_token_rows and best_tokens, which only an engine of
+/// one process takes.
 inline constexpr std::array kStepInputArrays = {
     StepInputArray{&StepInput::token_ids, StepAxis::kTokens},
     StepInputArray{&StepInput::positions, StepAxis::kTokens},
@@ -101,8 +104,8 @@ inline constexpr std::array kStepInputArrays = {
     StepInputArray{&StepInput::encoder_lengths, StepAxis::kSequences},
     StepInputArray{&StepInput::cross_block_tables, StepAxis::kCrossBlocks}};
 /// Number of the other members of StepInput: two widths of tables, adapters, encoder inputs,
-/// prompt_embedding_rows and prompt_embeddings.
-inline constexpr std::size_t kOtherStepMembers = 6;
+/// prompt_embedding_rows, prompt_embeddings, best_token_rows and best_tokens.
+inline constexpr std::size_t kOtherStepMembers = 8;
 static_assert(kStepInputArrays.size() + kOtherStepMembers == num_members<StepInput>());
 
 /// The int32 arrays of encoder inputs.

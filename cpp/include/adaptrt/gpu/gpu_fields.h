@@ -40,7 +40,11 @@ constexpr auto fields_of(const GpuModelDescription* /*type*/) {
                     "Number of rows of the adapter tables; 0 without LoRA."},
       RequiredField{"prefill", &C::prefill, "Limits of any step."},
       RequiredField{"decode", &C::decode, "Limits of steps with one token per sequence."},
-      RequiredField{"lora", &C::lora, "Adapters that the engine accepts."}};
+      RequiredField{"lora", &C::lora, "Adapters that the engine accepts."},
+      Field{"finds_best_tokens", &C::finds_best_tokens,
+            "True if the model finds the largest logit of each row on the device."},
+      Field{"skips_unused_adapters", &C::skips_unused_adapters,
+            "True if the model does less work in steps without adapters."}};
 }
 static_assert(lists_every_member<GpuModelDescription>());
 

@@ -30,6 +30,9 @@ struct GpuModelArrays {
   std::byte* step_memory = nullptr;
   std::optional<AdapterArrays> adapters;  ///< nullopt without LoRA
   std::byte* logits = nullptr;            ///< float32 [logit rows, vocab_size]
+  /// [logit rows], written in every run like the logits (see StepInput::best_tokens); nullptr unless
+  /// GpuModelDescription::finds_best_tokens.
+  std::int32_t* best_tokens = nullptr;
 };
 
 /// Kinds of steps, each with limits of its own (GpuModelDescription).

@@ -41,6 +41,10 @@ struct GpuModelDescription {
   GpuStepLimits prefill;  ///< any step
   GpuStepLimits decode;   ///< steps of one token per sequence
   LoraLayout lora;
+  /// True if the model writes GpuModelArrays::best_tokens.
+  bool finds_best_tokens = false;
+  /// True if the model does less work in runs without RunShape::has_adapters.
+  bool skips_unused_adapters = false;
 
   /// Lists all inconsistencies.
   [[nodiscard]] Problems validate() const;

@@ -15,12 +15,14 @@ namespace adaptrt {
 /// Value in adapter_slots for the base model.
 inline constexpr std::int32_t kNoSlot = -1;
 
-/// Sizes of one run of the model; they determine all shapes of its inputs.
+/// Sizes of one run of the model, which determine all shapes of its inputs, and the work that it needs.
 struct RunShape {
   std::int32_t tokens = 0;
   std::int32_t sequences = 0;
   std::int32_t blocks_per_sequence = 0;
   std::int32_t logit_rows = 0;
+  /// False: no sequence of the run has an adapter, and the model skips unused adapters.
+  bool has_adapters = true;
 
   friend auto operator<=>(const RunShape&, const RunShape&) = default;
 };
@@ -61,7 +63,8 @@ class StepArrays {
   /// Logit rows keep their order. The rest of the shape is padded with one-token sequences without a block,
   /// and with rows of token 0.
   ///
-  /// `slots` [S]: the sequences' slots. `logit_rows`: the part of input.logit_rows that this run computes.
+  /// `slots` [S]: the sequences' slots. `logit_rows`: the rows of logits that this run computes, as indices
+  /// into the input's tokens.
   /// Returns the number of bytes written.
   std::size_t write(std::byte* memory, const RunShape& shape, const StepInput& input,
                     std::span<const std::int32_t> slots, std::span<const std::int32_t> logit_rows);
