@@ -7,23 +7,23 @@
 
 namespace adaptrt::cuda {
 
-// Kernels of a network's ops that compute each row by itself, on an NVIDIA GPU. T is the engine's type, float16
-// or bfloat16. All addresses are device addresses, aligned to 16 bytes. Each function enqueues one launch on
-// `stream` (a cudaStream_t), whose shape depends only on the sizes; it does nothing for 0 rows. It throws
-// ConfigError for invalid sizes and types, and StepError if CUDA rejects the launch. The order of every sum
-// depends only on the width, so a row's bits do not depend on the other rows.
+// Kernels of a network's ops that compute each row by itself, on an NVIDIA GPU. T is the engine's type,
+// float16 or bfloat16. All addresses are device addresses, aligned to 16 bytes. Each function enqueues one
+// launch on `stream` (a cudaStream_t), whose shape depends only on the sizes; it does nothing for 0 rows. It
+// throws ConfigError for invalid sizes and types, and StepError if CUDA rejects the launch. The order of
+// every sum depends only on the width, so a row's bits do not depend on the other rows.
 
 /// output[row] = table[token_ids[row]] * scale + positions[position_ids[row]].
 struct Embedding {
   DType dtype = DType::kBFloat16;
   std::int64_t tokens = 0;
-  std::int64_t width = 0;                       ///< a multiple of 8
-  const void* table = nullptr;                  ///< T [vocabulary, width]
-  const std::int32_t* token_ids = nullptr;      ///< [tokens]
+  std::int64_t width = 0;                   ///< a multiple of 8
+  const void* table = nullptr;              ///< T [vocabulary, width]
+  const std::int32_t* token_ids = nullptr;  ///< [tokens]
   float scale = 1.0F;
-  const void* positions = nullptr;              ///< T [positions, width]; nullptr: none
-  const std::int32_t* position_ids = nullptr;   ///< [tokens]
-  float* output = nullptr;                      ///< [tokens, width]
+  const void* positions = nullptr;             ///< T [positions, width]; nullptr: none
+  const std::int32_t* position_ids = nullptr;  ///< [tokens]
+  float* output = nullptr;                     ///< [tokens, width]
 };
 void enqueue(const Embedding& work, void* stream);
 
@@ -31,30 +31,30 @@ void enqueue(const Embedding& work, void* stream);
 /// With `row_ids`, output row i comes from row row_ids[i], and stream does not change.
 struct RmsNorm {
   DType dtype = DType::kBFloat16;
-  std::int64_t rows = 0;                     ///< rows of the output
-  std::int64_t width = 0;                    ///< a multiple of 8
-  float* stream = nullptr;                   ///< [tokens, width], the residual stream
-  const void* addend = nullptr;              ///< T [tokens, width]; nullptr: nothing is added
-  const std::int32_t* row_ids = nullptr;     ///< [rows]; nullptr: all tokens
-  const float* weight = nullptr;             ///< [width]
+  std::int64_t rows = 0;                  ///< rows of the output
+  std::int64_t width = 0;                 ///< a multiple of 8
+  float* stream = nullptr;                ///< [tokens, width], the residual stream
+  const void* addend = nullptr;           ///< T [tokens, width]; nullptr: nothing is added
+  const std::int32_t* row_ids = nullptr;  ///< [rows]; nullptr: all tokens
+  const float* weight = nullptr;          ///< [width]
   float epsilon = 0.0F;
-  void* output = nullptr;                    ///< T [rows, width]
+  void* output = nullptr;  ///< T [rows, width]
 };
 void enqueue(const RmsNorm& work, void* stream);
 
 /// stream += addend.
 struct Addition {
   DType dtype = DType::kBFloat16;
-  std::int64_t elements = 0;      ///< a multiple of 8
+  std::int64_t elements = 0;  ///< a multiple of 8
   float* stream = nullptr;
-  const void* addend = nullptr;   ///< T
+  const void* addend = nullptr;  ///< T
 };
 void enqueue(const Addition& work, void* stream);
 
 /// cosine and sine of a step's rotary angles: see RopeTableOp, whose fields these are.
 struct RopeTable {
   std::int64_t tokens = 0;
-  std::int64_t half = 0;                            ///< angles of a token
+  std::int64_t half = 0;  ///< angles of a token
   RopeKind kind = RopeKind::kStatic;
   float attention_scaling = 1.0F;
   float base = 10000.0F;
@@ -64,26 +64,26 @@ struct RopeTable {
   const float* long_inverse_frequencies = nullptr;  ///< [half], for RopeKind::kLong
   const std::int32_t* positions = nullptr;          ///< [tokens]
   std::int64_t sequences = 0;
-  const std::int32_t* sequence_offsets = nullptr;   ///< [sequences + 1]; read unless kind is kStatic
-  const std::int32_t* prompt_lengths = nullptr;     ///< [sequences]; read unless kind is kStatic
-  float* cosine = nullptr;                          ///< [tokens, half]
-  float* sine = nullptr;                            ///< [tokens, half]
+  const std::int32_t* sequence_offsets = nullptr;  ///< [sequences + 1]; read unless kind is kStatic
+  const std::int32_t* prompt_lengths = nullptr;    ///< [sequences]; read unless kind is kStatic
+  float* cosine = nullptr;                         ///< [tokens, half]
+  float* sine = nullptr;                           ///< [tokens, half]
 };
 void enqueue(const RopeTable& work, void* stream);
 
-/// Finishes a linear layer's output y, in float32, and rounds once: y = (product + bias) * scale, then the soft
-/// cap, then the epilogue. With a gate, product is [tokens, 2 width]: [gated | linear].
+/// Finishes a linear layer's output y, in float32, and rounds once: y = (product + bias) * scale, then the
+/// soft cap, then the epilogue. With a gate, product is [tokens, 2 width]: [gated | linear].
 struct Finish {
   DType dtype = DType::kBFloat16;
   std::int64_t tokens = 0;
-  std::int64_t width = 0;                                 ///< of the output, a multiple of 8
-  const void* product = nullptr;                          ///< T [tokens, width] or [tokens, 2 width]
-  const float* bias = nullptr;                            ///< as wide as the product; nullptr: none
+  std::int64_t width = 0;         ///< of the output, a multiple of 8
+  const void* product = nullptr;  ///< T [tokens, width] or [tokens, 2 width]
+  const float* bias = nullptr;    ///< as wide as the product; nullptr: none
   float scale = 1.0F;
-  float softcap = 0.0F;                                   ///< 0: none
-  LinearEpilogue epilogue = LinearEpilogue::kStore;       ///< not kAdd
-  float threshold = 0.0F;                                 ///< of ReLU gates
-  void* output = nullptr;                                 ///< T [tokens, width]; may be `product` without a gate
+  float softcap = 0.0F;                              ///< 0: none
+  LinearEpilogue epilogue = LinearEpilogue::kStore;  ///< not kAdd
+  float threshold = 0.0F;                            ///< of ReLU gates
+  void* output = nullptr;                            ///< T [tokens, width]; may be `product` without a gate
 };
 void enqueue(const Finish& work, void* stream);
 

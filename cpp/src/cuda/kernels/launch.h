@@ -20,7 +20,8 @@ struct LaunchShape {
   std::uint32_t y = 1;
   std::uint32_t z = 1;
   std::size_t shared_bytes = 0;
-  /// The kernel may start before the previous one ends, and waits for it itself (griddepcontrol.wait).
+  /// The kernel may start before the previous one ends, and calls wait_for_previous_kernel() itself. Machine
+  /// code for GPUs before sm_90 has no such wait, so it starts after the previous kernel.
   bool overlaps_previous = false;
 };
 
@@ -44,6 +45,23 @@ inline void throw_on_cuda_error(cudaError_t error, const char* what) {
   if (error != cudaSuccess) throw StepError(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
+/// True if the machine code of a kernel for the current device waits in wait_for_previous_kernel().
+template <typename Kernel>
+bool waits_for_previous_kernel() {
+  constexpr int kFirstVersion = 90;
+  thread_local int known_device = -1;
+  thread_local bool waits = false;
+  int device = 0;
+  throw_on_cuda_error(cudaGetDevice(&device), "the current device");
+  if (device != known_device) {
+    cudaFuncAttributes attributes{};
+    throw_on_cuda_error(cudaFuncGetAttributes(&attributes, kernel_entry<Kernel>), "a kernel's version");
+    waits = attributes.ptxVersion >= kFirstVersion;
+    known_device = device;
+  }
+  return waits;
+}
+
 /// Enqueues a kernel on `stream` (a cudaStream_t). Does nothing for an empty grid. Throws StepError.
 template <typename Kernel>
 void launch(const LaunchShape& shape, const typename Kernel::Parameters& parameters, void* stream) {
@@ -63,7 +81,7 @@ void launch(const LaunchShape& shape, const typename Kernel::Parameters& paramet
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &overlap;
-  config.numAttrs = shape.overlaps_previous ? 1 : 0;
+  config.numAttrs = shape.overlaps_previous && waits_for_previous_kernel<Kernel>() ? 1 : 0;
   throw_on_cuda_error(cudaLaunchKernelEx(&config, kernel_entry<Kernel>, parameters),
                       "the launch of a kernel");
 }

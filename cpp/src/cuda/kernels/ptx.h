@@ -90,6 +90,22 @@ __device__ inline void wait_copies() {
   asm volatile("cp.async.wait_group %0;" : : "n"(kPending) : "memory");
 }
 
+/// Lets the stream's next kernel begin when multiprocessors are free, if it was launched that way. Before
+/// sm_90 this does nothing, and so does the next function.
+__device__ inline void allow_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+#endif
+}
+
+/// Waits until the kernels before this one are complete and their writes are visible. If the launch overlaps
+/// the previous kernel, every block must call this before it ends.
+__device__ inline void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" : : : "memory");
+#endif
+}
+
 /// 16 bytes of global memory that no thread writes while the kernel runs. `address` is aligned to 16.
 __device__ inline Vector16 load_read_only_16(const void* address) {
   Vector16 v;

@@ -6,7 +6,14 @@ set(ADAPTRT_CUDA_KERNEL_SOURCES
     attention/paged_attention.cu
     attention/prefill.cu
     attention/rotate_and_write.cu
-    product/product.cu)
+    product/product.cu
+    rows/addition.cu
+    rows/best_tokens.cu
+    rows/embedding.cu
+    rows/finish.cu
+    rows/finish_logits.cu
+    rows/rms_norm.cu
+    rows/rope_table.cu)
 list(TRANSFORM ADAPTRT_CUDA_KERNEL_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
 # Sources for compute capability 9.0 only, compiled only by nvcc: they use instructions that no other GPU has.
 set(ADAPTRT_CUDA_HOPPER_SOURCES ${CMAKE_CURRENT_LIST_DIR}/product/hopper.cu)

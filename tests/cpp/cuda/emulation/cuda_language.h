@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 
 #include "emulation/grid.h"
@@ -125,6 +126,20 @@ inline int __popc(std::uint32_t bits) {
 }
 inline float __uint_as_float(std::uint32_t bits) {
   return std::bit_cast<float>(bits);
+}
+inline std::uint32_t __float_as_uint(float value) {
+  return std::bit_cast<std::uint32_t>(value);
+}
+
+// A GPU's results of these differ by a few units in the last place.
+inline float __expf(float x) {
+  return std::exp(x);
+}
+inline float __fdividef(float x, float y) {
+  return x / y;
+}
+inline float rsqrtf(float x) {
+  return 1.0F / std::sqrt(x);
 }
 
 }  // namespace adaptrt::cuda

@@ -122,6 +122,10 @@ void wait_copies() {
   emulation::wait_for_copy_groups(kPending);
 }
 
+// Emulated kernels run one after another.
+inline void allow_next_kernel() {}
+inline void wait_for_previous_kernel() {}
+
 inline Vector16 load_read_only_16(const void* address) {
   emulation::check_aligned(address, 16, "a load of 16 bytes");
   Vector16 vector;

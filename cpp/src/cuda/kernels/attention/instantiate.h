@@ -2,30 +2,14 @@
 
 #include <cstdint>
 
-#include "adaptrt/core/dtype.h"
-#include "cuda/kernels/types.h"
+#include "cuda/kernels/element_type.h"
 
 namespace adaptrt::cuda {
-
-template <typename T>
-struct TypeTag {
-  using Type = T;
-};
 
 template <int kValue>
 struct IntegerTag {
   static constexpr int value = kValue;
 };
-
-/// Calls function(TypeTag<T>) with the element type of a dtype, float16 or bfloat16.
-template <typename Function>
-void with_element_type(DType dtype, const Function& function) {
-  if (dtype == DType::kFloat16) {
-    function(TypeTag<Half>{});
-  } else {
-    function(TypeTag<BFloat16>{});
-  }
-}
 
 /// Calls function(IntegerTag<head_dim>) if the tensor core kernels are compiled for this head_dim. Returns
 /// true if they are.

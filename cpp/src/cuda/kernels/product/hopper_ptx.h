@@ -92,16 +92,6 @@ __device__ inline void warpgroup_barrier(int warpgroup) {
   asm volatile("bar.sync %0, 128;" : : "r"(warpgroup + 1) : "memory");
 }
 
-/// Lets the stream's next kernel begin when multiprocessors are free, if it was launched that way.
-__device__ inline void allow_next_kernel() {
-  asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
-}
-
-/// Waits until the kernels before this one are complete and their writes are visible.
-__device__ inline void wait_for_previous_kernel() {
-  asm volatile("griddepcontrol.wait;" : : : "memory");
-}
-
 /// Warpgroup: sets how many registers each of its threads may use.
 template <int kRegisters>
 __device__ inline void release_registers() {

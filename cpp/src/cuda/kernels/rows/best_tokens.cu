@@ -1,0 +1,110 @@
+#include <cstdint>
+#include <limits>
+
+#include "adaptrt/cuda/row_kernels.h"
+#include "cuda/kernels/launch.h"
+#include "cuda/kernels/rows/checks.h"
+
+namespace adaptrt::cuda {
+namespace {
+
+struct Best {
+  float value;
+  std::int32_t index;
+
+  /// Takes a later index only if its value is larger.
+  __device__ void take_later(float other, std::int32_t at) {
+    if (other > value) *this = {other, at};
+  }
+  __device__ void take(Best other) {
+    if (other.value > value || (other.value == value && other.index < index)) *this = other;
+  }
+  __device__ void take_from_warp() {
+    ADAPTRT_UNROLL
+    for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
+      take({__shfl_xor_sync(kAllLanes, value, distance), __shfl_xor_sync(kAllLanes, index, distance)});
+    }
+  }
+};
+
+/// One block per row. kWidth: floats of a load, 4, or 1 if the width is not a multiple of 4.
+template <int kWidth>
+class BestTokensRows {
+ public:
+  using Parameters = BestTokens;
+  static constexpr int kThreads = 1024;
+  static constexpr int kBlocksPerMultiprocessor = 1;
+  static constexpr int kWarps = kThreads / kWarpSize;
+  static constexpr std::size_t kSharedBytes = kWarps * sizeof(Best);
+
+  __device__ static void run(const BestTokens& work) {
+    allow_next_kernel();
+    wait_for_previous_kernel();
+    const float* row = work.logits + static_cast<std::int64_t>(blockIdx.x) * work.width;
+    const auto loads = static_cast<std::int32_t>(work.width / kWidth);
+    const auto thread = static_cast<std::int32_t>(threadIdx.x);
+    // The index is right even if all values are -infinity.
+    Best best{kLowest, thread < loads ? thread * kWidth : kNoIndex};
+    std::int32_t i = thread;
+    // Several loads are in flight at a time.
+    for (; i + (kLoads - 1) * kThreads < loads; i += kLoads * kThreads) {
+      Values values[kLoads];
+      ADAPTRT_UNROLL
+      for (int load = 0; load < kLoads; ++load) values[load] = load_values(row, i + load * kThreads);
+      ADAPTRT_UNROLL
+      for (int load = 0; load < kLoads; ++load) take(&best, values[load], i + load * kThreads);
+    }
+    for (; i < loads; i += kThreads) take(&best, load_values(row, i), i);
+    auto* shared = reinterpret_cast<Best*>(shared_memory());
+    best.take_from_warp();
+    if (thread % kWarpSize == 0) shared[thread / kWarpSize] = best;
+    __syncthreads();
+    if (thread >= kWarpSize) return;
+    best = shared[thread];
+    best.take_from_warp();
+    if (thread == 0) work.tokens[blockIdx.x] = best.index;
+  }
+
+ private:
+  static_assert(kWarps == kWarpSize, "one warp takes the results of all warps");
+  static constexpr int kLoads = 4;
+  static constexpr float kLowest = -std::numeric_limits<float>::infinity();
+  static constexpr std::int32_t kNoIndex = std::numeric_limits<std::int32_t>::max();
+
+  struct alignas(kWidth * sizeof(float)) Values {
+    float values[kWidth];
+  };
+
+  __device__ static Values load_values(const float* row, std::int32_t i) {
+    return reinterpret_cast<const Values*>(row)[i];
+  }
+
+  __device__ static void take(Best* best, const Values& values, std::int32_t i) {
+    ADAPTRT_UNROLL
+    for (int k = 0; k < kWidth; ++k) best->take_later(values.values[k], i * kWidth + k);
+  }
+};
+
+template <int kWidth>
+void launch_rows(const BestTokens& work, void* stream) {
+  using Kernel = BestTokensRows<kWidth>;
+  launch<Kernel>({.x = static_cast<std::uint32_t>(work.rows),
+                  .shared_bytes = Kernel::kSharedBytes,
+                  .overlaps_previous = true},
+                 work, stream);
+}
+
+}  // namespace
+
+void enqueue(const BestTokens& work, void* stream) {
+  constexpr int kWidth = 4;
+  constexpr std::int64_t kMaxWidth = std::int64_t{1} << 30;
+  rows::Checks().count("rows", work.rows).positive("width", work.width, kMaxWidth).done("BestTokens");
+  if (work.width % kWidth == 0) {
+    launch_rows<kWidth>(work, stream);
+  } else {
+    launch_rows<1>(work, stream);
+  }
+}
+
+}  // namespace adaptrt::cuda

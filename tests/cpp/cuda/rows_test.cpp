@@ -1,0 +1,307 @@
+#include <algorithm>
+#include <boost/test/data/monomorphic.hpp>
+#include <boost/test/data/test_case.hpp>
+#include <boost/test/unit_test.hpp>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "adaptrt/core/error.h"
+#include "adaptrt/cuda/row_kernels.h"
+#include "rows_case.h"
+
+BOOST_TEST_DONT_PRINT_LOG_VALUE(adaptrt::DType)
+
+namespace adaptrt::cuda {
+namespace {
+
+namespace data = boost::unit_test::data;
+
+constexpr std::int64_t kRowCounts[] = {1, 3, 17};
+/// The norm has blocks of 128 to 1024 threads, and reads wider rows twice.
+constexpr std::int64_t kWidths[] = {8, 96, 1032, 2056, 4096, 8200, 17000};
+
+auto says(const std::string& text) {
+  return
+      [text](const ConfigError& error) { return std::string(error.what()).find(text) != std::string::npos; };
+}
+
+BOOST_AUTO_TEST_SUITE(row_kernels)
+
+BOOST_DATA_TEST_CASE(embeddings_match_float64, data::make(kRowTypes) * data::make({8, 96, 4096}), dtype,
+                     width) {
+  constexpr std::int64_t kVocabulary = 37;
+  constexpr std::int64_t kPositions = 11;
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    const auto table = random_elements(dtype, kVocabulary * width, &random);
+    const auto positions = random_elements(dtype, kPositions * width, &random);
+    for (const std::int64_t tokens : kRowCounts) {
+      const auto ids = random_indices(tokens, kVocabulary, &random);
+      const auto places = random_indices(tokens, kPositions, &random);
+      for (const bool has_positions : {false, true}) {
+        Tensor<float> output(tokens * width);
+        const float scale = random.real(0.5, 60);
+        enqueue(Embedding{.dtype = dtype,
+                          .tokens = tokens,
+                          .width = width,
+                          .table = table.data(),
+                          .token_ids = ids.data(),
+                          .scale = scale,
+                          .positions = has_positions ? positions.data() : nullptr,
+                          .position_ids = has_positions ? places.data() : nullptr,
+                          .output = output.data()},
+                nullptr);
+        std::int64_t wrong = 0;
+        for (std::int64_t i = 0; i < tokens * width; ++i) {
+          const std::int64_t token = i / width;
+          const double scaled =
+              static_cast<double>(element(dtype, table[ids[token] * width + i % width])) * scale;
+          const double added =
+              has_positions ? element(dtype, positions[places[token] * width + i % width]) : 0.0;
+          const double bound = (std::abs(scaled) + std::abs(added)) * 0x1p-22;
+          wrong += static_cast<std::int64_t>(!(std::abs(output[i] - (scaled + added)) <= bound));
+        }
+        BOOST_TEST(wrong == 0);
+        BOOST_TEST(output.rest_is_unchanged());
+      }
+    }
+  }
+}
+
+struct NormCase {
+  DType dtype;
+  std::int64_t width;
+  Tensor<float> stream;
+  Tensor<std::uint16_t> addend;
+  Tensor<float> weight;
+
+  NormCase(DType type, std::int64_t tokens, std::int64_t row_width, FreshRandom* random)
+      : dtype(type),
+        width(row_width),
+        stream(random_floats(tokens * row_width, random)),
+        addend(random_elements(type, tokens * row_width, random)),
+        weight(random_floats(row_width, random)) {}
+
+  /// Runs the norm on `target`, a copy of the stream.
+  Tensor<std::uint16_t> run(Tensor<float>* target, std::int64_t rows, const std::int32_t* row_ids,
+                            bool has_addend) const {
+    Tensor<std::uint16_t> output(rows * width);
+    enqueue(RmsNorm{.dtype = dtype,
+                    .rows = rows,
+                    .width = width,
+                    .stream = target->data(),
+                    .addend = has_addend ? addend.data() : nullptr,
+                    .row_ids = row_ids,
+                    .weight = weight.data(),
+                    .epsilon = kEpsilon,
+                    .output = output.data()},
+            nullptr);
+    return output;
+  }
+
+  [[nodiscard]] float sum(std::int64_t index, bool has_addend) const {
+    return stream[index] + (has_addend ? element(dtype, addend[index]) : 0.0F);
+  }
+
+  /// Number of wrong elements of an output row, made from row `from`.
+  [[nodiscard]] std::int64_t wrong_elements(const Tensor<std::uint16_t>& output, std::int64_t row,
+                                            std::int64_t from, bool has_addend) const {
+    double squares = 0;
+    for (std::int64_t i = 0; i < width; ++i) {
+      const double value = sum(from * width + i, has_addend);
+      squares += value * value;
+    }
+    const double factor = 1 / std::sqrt(squares / static_cast<double>(width) + kEpsilon);
+    std::int64_t wrong = 0;
+    for (std::int64_t i = 0; i < width; ++i) {
+      const double expected = sum(from * width + i, has_addend) * factor * weight[i];
+      const bool right = is_rounded(expected, dtype, output[row * width + i], std::abs(expected) * 0x1p-19);
+      wrong += static_cast<std::int64_t>(!right);
+    }
+    return wrong;
+  }
+
+  static constexpr float kEpsilon = 0.01F;
+};
+
+BOOST_DATA_TEST_CASE(norms_match_float64, data::make(kRowTypes) * data::make(kWidths), dtype, width) {
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    for (const std::int64_t tokens : {1, 5}) {
+      const NormCase norm(dtype, tokens, width, &random);
+      for (const bool has_addend : {false, true}) {
+        Tensor<float> stream = norm.stream;
+        const auto output = norm.run(&stream, tokens, nullptr, has_addend);
+        std::int64_t wrong = 0;
+        for (std::int64_t row = 0; row < tokens; ++row)
+          wrong += norm.wrong_elements(output, row, row, has_addend);
+        BOOST_TEST(wrong == 0);
+        for (std::int64_t i = 0; i < stream.size(); ++i) {
+          wrong += static_cast<std::int64_t>(stream[i] != norm.sum(i, has_addend));
+        }
+        BOOST_TEST(wrong == 0);
+        BOOST_TEST(stream.rest_is_unchanged());
+        BOOST_TEST(output.rest_is_unchanged());
+      }
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(norms_of_gathered_rows_leave_the_stream, data::make(kRowTypes) * data::make({96, 17000}),
+                     dtype, width) {
+  constexpr std::int64_t kTokens = 6;
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    const NormCase norm(dtype, kTokens, width, &random);
+    Tensor<std::int32_t> rows(4);
+    for (const auto& [at, row] : {std::pair{0, 5}, {1, 2}, {2, 5}, {3, 0}}) rows[at] = row;
+    for (const bool has_addend : {false, true}) {
+      Tensor<float> stream = norm.stream;
+      const auto output = norm.run(&stream, rows.size(), rows.data(), has_addend);
+      std::int64_t wrong = 0;
+      for (std::int64_t row = 0; row < rows.size(); ++row) {
+        wrong += norm.wrong_elements(output, row, rows[row], has_addend);
+      }
+      BOOST_TEST(wrong == 0);
+      BOOST_TEST(output.rest_is_unchanged());
+      BOOST_TEST(stream.values(0, stream.size()) == norm.stream.values(0, stream.size()));
+      // A row has the same bits as in a norm of all rows.
+      const auto all = norm.run(&stream, kTokens, nullptr, has_addend);
+      for (std::int64_t row = 0; row < rows.size(); ++row) {
+        BOOST_TEST(output.values(row * width, width) == all.values(rows[row] * width, width));
+      }
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(a_norm_does_not_depend_on_the_other_rows,
+                     data::make(kRowTypes) * data::make({1032, 8200}), dtype, width) {
+  constexpr std::int64_t kTokens = 9;
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    NormCase norm(dtype, 1, width, &random);
+    Tensor<float> stream = norm.stream;
+    const auto alone = norm.run(&stream, 1, nullptr, true);
+    const int place = random.integer(0, kTokens - 1);
+    // All other rows are NaN.
+    NormCase many = norm;
+    many.stream = Tensor<float>(kTokens * width);
+    many.addend = Tensor<std::uint16_t>(kTokens * width);
+    std::copy_n(norm.stream.data(), width, many.stream.data() + place * width);
+    std::copy_n(norm.addend.data(), width, many.addend.data() + place * width);
+    const auto together = many.run(&many.stream, kTokens, nullptr, true);
+    BOOST_TEST(together.values(place * width, width) == alone.values(0, width));
+    BOOST_TEST(many.stream.values(place * width, width) == stream.values(0, width));
+  }
+}
+
+BOOST_DATA_TEST_CASE(additions_are_exact_sums, data::make(kRowTypes) * data::make({8, 24, 4096, 30000}),
+                     dtype, elements) {
+  FreshRandom random;
+  const auto before = random_floats(elements, &random);
+  const auto addend = random_elements(dtype, elements, &random);
+  Tensor<float> stream = before;
+  enqueue(Addition{.dtype = dtype, .elements = elements, .stream = stream.data(), .addend = addend.data()},
+          nullptr);
+  std::int64_t wrong = 0;
+  for (std::int64_t i = 0; i < elements; ++i) {
+    wrong += static_cast<std::int64_t>(stream[i] != before[i] + element(dtype, addend[i]));
+  }
+  BOOST_TEST(wrong == 0);
+  BOOST_TEST(stream.rest_is_unchanged());
+}
+
+BOOST_AUTO_TEST_CASE(logits_are_scaled_and_bounded) {
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    for (const std::int64_t elements : {1, 8, 2047, 5003}) {
+      for (const float softcap : {0.0F, 30.0F}) {
+        const auto before = random_floats(elements, &random, 200);
+        Tensor<float> logits = before;
+        const float scale = 0.37F;
+        enqueue(
+            FinishLogits{.elements = elements, .logits = logits.data(), .scale = scale, .softcap = softcap},
+            nullptr);
+        std::int64_t wrong = 0;
+        for (std::int64_t i = 0; i < elements; ++i) {
+          const double scaled = static_cast<double>(before[i]) * scale;
+          const double expected = softcap == 0.0F ? scaled : softcap * std::tanh(scaled / softcap);
+          wrong +=
+              static_cast<std::int64_t>(!(std::abs(logits[i] - expected) <= std::abs(expected) * 0x1p-20));
+        }
+        BOOST_TEST(wrong == 0);
+        BOOST_TEST(logits.rest_is_unchanged());
+      }
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(best_tokens_are_the_first_of_the_largest) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    for (const std::int64_t width : {1, 3, 8, 1021, 4096, 20004, 20005}) {
+      for (const std::int64_t rows : {1, 5}) {
+        auto logits = random_floats(rows * width, &random);
+        for (std::int64_t row = 0; row < rows; ++row) {
+          float* of_row = logits.data() + row * width;
+          if (row == 1) std::fill_n(of_row, width, -kInfinity);
+          if (row == 2) std::fill_n(of_row, width, 2.5F);
+          // Several equal maxima at any places.
+          for (int repeat = 0; row >= 3 && repeat < 4; ++repeat) {
+            of_row[random.integer(0, static_cast<int>(width) - 1)] = row == 3 ? 5.0F : kInfinity;
+          }
+        }
+        Tensor<std::int32_t> tokens(rows);
+        enqueue(BestTokens{.rows = rows, .width = width, .logits = logits.data(), .tokens = tokens.data()},
+                nullptr);
+        for (std::int64_t row = 0; row < rows; ++row) {
+          const float* of_row = logits.data() + row * width;
+          BOOST_TEST(tokens[row] == std::max_element(of_row, of_row + width) - of_row);
+        }
+        BOOST_TEST(tokens.rest_is_unchanged());
+      }
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(no_rows_need_no_memory) {
+  enqueue(Embedding{.width = 8}, nullptr);
+  enqueue(RmsNorm{.width = 8}, nullptr);
+  enqueue(Addition{}, nullptr);
+  enqueue(RopeTable{.half = 4}, nullptr);
+  enqueue(Finish{.width = 8}, nullptr);
+  enqueue(FinishLogits{}, nullptr);
+  enqueue(BestTokens{.width = 8}, nullptr);
+}
+
+BOOST_AUTO_TEST_CASE(invalid_sizes_are_refused_by_name) {
+  BOOST_CHECK_EXCEPTION(
+      enqueue(Embedding{.dtype = DType::kFloat32, .tokens = -1, .width = 12}, nullptr), ConfigError,
+      says("Embedding: dtype is float32; expected float16 or bfloat16; tokens is -1; expected 0 to "
+           "2147483647; width is 12; expected a multiple of 8 from 8 to "));
+  BOOST_CHECK_EXCEPTION(enqueue(RmsNorm{.rows = 1, .width = 0}, nullptr), ConfigError,
+                        says("RmsNorm: width is 0; expected a multiple of 8 from 8 to "));
+  BOOST_CHECK_EXCEPTION(enqueue(Addition{.elements = 4}, nullptr), ConfigError,
+                        says("Addition: elements is 4; expected a multiple of 8 from 0 to "));
+  BOOST_CHECK_EXCEPTION(enqueue(RopeTable{.half = 0}, nullptr), ConfigError,
+                        says("half is 0; expected 1 to "));
+  BOOST_CHECK_EXCEPTION(
+      enqueue(RopeTable{.half = 1, .kind = RopeKind::kDynamic}, nullptr), ConfigError,
+      says("half is 1; expected at least 2 for a dynamic base; original_max_position is not positive"));
+  BOOST_CHECK_EXCEPTION(enqueue(RopeTable{.half = 1, .kind = RopeKind::kLong}, nullptr), ConfigError,
+                        says("long_inverse_frequencies is missing"));
+  BOOST_CHECK_EXCEPTION(enqueue(Finish{.width = 8, .epilogue = LinearEpilogue::kAdd}, nullptr), ConfigError,
+                        says("epilogue is kAdd"));
+  BOOST_CHECK_EXCEPTION(enqueue(FinishLogits{.elements = -1}, nullptr), ConfigError, says("elements is -1"));
+  BOOST_CHECK_EXCEPTION(enqueue(BestTokens{.width = 0}, nullptr), ConfigError,
+                        says("width is 0; expected 1 to "));
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace adaptrt::cuda
