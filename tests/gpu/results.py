@@ -34,6 +34,37 @@ class Timing:
     other_microseconds: float
 
 
+@dataclass(frozen=True)
+class Row:
+    """A figure of a whole engine, and what it is compared with."""
+
+    name: str
+    value: float
+    unit: str
+    limit: float = 0.0
+    """The machine's limit, or the figure that this one is compared with, in the same unit; 0: neither."""
+    share: float = 0.0
+    """How much of the limit is reached; 0: there is none."""
+    target: float = 0.0
+    """Minimum share; 0: there is no target."""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """Time of a kernel, or a kind of copy, in steps that were profiled."""
+
+    of: str
+    """The steps."""
+    name: str
+    per_step: float
+    """Launches in a step."""
+    microseconds: float
+    """Mean time of a launch."""
+    share: float
+    """Share of the time of all kernels and copies."""
+
+
 @dataclass
 class Report:
     """All results of one run."""
@@ -42,6 +73,8 @@ class Report:
     rates: dict[str, float] = field(default_factory=dict)
     checks: list[Check] = field(default_factory=list)
     timings: list[Timing] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    kernels: list[KernelTime] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """Results of the run's parts, and parts that could not run."""
 
@@ -60,7 +93,19 @@ class Report:
         read = json.loads(path.read_text())
         read["checks"] = [Check(**check) for check in read["checks"]]
         read["timings"] = [Timing(**timing) for timing in read["timings"]]
+        read["rows"] = [Row(**row) for row in read["rows"]]
+        read["kernels"] = [KernelTime(**kernel) for kernel in read["kernels"]]
         return cls(**read)
+
+    def add(self, other: Report) -> None:
+        """Adds the results of another part of the same run."""
+        self.machine = {**self.machine, **other.machine}
+        self.rates = {**self.rates, **other.rates}
+        self.checks += other.checks
+        self.timings += other.timings
+        self.rows += other.rows
+        self.kernels += other.kernels
+        self.notes += other.notes
 
     def text(self) -> str:
         """Returns the report as text."""
@@ -69,6 +114,10 @@ class Report:
         lines += [f"  FAILED {check.name}: {check.detail}" for check in self.failed]
         if self.timings:
             lines += ["", *_table(_timing_rows(self.timings))]
+        if self.rows:
+            lines += ["", *_table([_ROW_HEADINGS, *map(row_cells, self.rows)])]
+        for of in dict.fromkeys(kernel.of for kernel in self.kernels):
+            lines += ["", f"kernels of {of}", *_table(_kernel_rows([one for one in self.kernels if one.of == of]))]
         lines += ["", *self.notes]
         return "\n".join(lines)
 
@@ -92,6 +141,34 @@ def _timing_rows(timings: Iterable[Timing]) -> list[tuple[str, ...]]:
                 f"{timing.other_microseconds / timing.microseconds:.1f}x",
             )
         )
+    return rows
+
+
+_ROW_HEADINGS = ("row", "figure", "unit", "limit", "share", "target", "", "note")
+
+
+def row_cells(row: Row) -> tuple[str, ...]:
+    """Returns a row's cells as text."""
+    has_target = row.target > 0
+    met = "" if not has_target else "met" if row.share >= row.target else "MISSED"
+    return (
+        row.name,
+        f"{row.value:.1f}",
+        row.unit,
+        f"{row.limit:.1f}" if row.limit else "",
+        f"{row.share:.1%}" if row.share else "",
+        f"{row.target:.1%}" if has_target else "",
+        met,
+        row.note,
+    )
+
+
+def _kernel_rows(kernels: Iterable[KernelTime]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [("kernel", "per step", "mean us", "us per step", "share")]
+    for kernel in kernels:
+        each = f"{kernel.microseconds:.2f}"
+        step = f"{kernel.microseconds * kernel.per_step:.1f}"
+        rows.append((kernel.name, f"{kernel.per_step:.1f}", each, step, f"{kernel.share:.1%}"))
     return rows
 
 

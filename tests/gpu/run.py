@@ -1,8 +1,8 @@
-"""Builds adaptrt._cuda for this machine's GPU, checks and times its kernels and requests served with them.
+"""Builds adaptrt._cuda for this machine's GPU, checks and times its kernels and its engine, and served requests.
 
 Needs an NVIDIA GPU, nvcc, and Python packages: torch, numpy, cmake, ninja, pybind11, scikit-build-core, transformers,
-peft, and those that the package itself needs. It uses no network and takes a few minutes. Results go to
-build/gpu/report.json and report.txt.
+peft, and those that the package itself needs. It uses no network and takes a few minutes. Each part runs in a process
+with a time limit. Results go to build/gpu/report.json and report.txt after each part.
 """
 
 from __future__ import annotations
@@ -19,17 +19,29 @@ from pathlib import Path
 from typing import TypeVar
 
 from results import Report
-from subsets import KERNELS, LOST_DEVICE, SESSION
+from subsets import ENGINE, ENGINE_TIMINGS, KERNELS, LOST_DEVICE, LOST_ENGINE, SESSION, SOAK, TIMINGS
 
 T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECK = Path(__file__).resolve().parent / "check.py"
-# compute-sanitizer's tools and the subset of checks for each: accesses outside of memory, and races on shared memory.
-SANITIZER_RUNS = (("memcheck", KERNELS), ("racecheck", KERNELS), ("memcheck", SESSION))
+SANITIZER = "sanitizer"
+# Parts in the order in which they run, with their time limits in seconds.
+LIMITS = {
+    KERNELS: 90,
+    ENGINE: 150,
+    ENGINE_TIMINGS: 240,
+    TIMINGS: 120,
+    SESSION: 90,
+    SOAK: 330,
+    LOST_DEVICE: 60,
+    LOST_ENGINE: 60,
+}
+DEFAULT = (*(part for part in LIMITS if part != SOAK), SANITIZER)
+# compute-sanitizer's tools and the part that each checks: accesses outside of memory, and races on shared memory.
+SANITIZER_RUNS = (("memcheck", KERNELS), ("racecheck", KERNELS), ("memcheck", SESSION), ("memcheck", ENGINE))
 SANITIZER_FOUND = 86
 SANITIZER_SECONDS = 150
-LOSS_SECONDS = 60
 
 
 def main() -> int:
@@ -38,23 +50,35 @@ def main() -> int:
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "gpu", help="folder for the build and results")
     parser.add_argument("--no-sanitizer", action="store_true", help="leave compute-sanitizer out")
     parser.add_argument("--no-build", action="store_true", help="use the package of the last run")
+    parser.add_argument(
+        "--parts", nargs="+", choices=(*LIMITS, SANITIZER), default=DEFAULT,
+        help=f"parts to run (default: all but {SOAK})",
+    )  # fmt: skip
+    parser.add_argument("--rows", nargs="+", default=[], help=f"rows of {ENGINE_TIMINGS}: large, small, peft, cache")
+    parser.add_argument("--soak-seconds", type=float, help=f"duration of a soak (default: 20; of {SOAK}: 300)")
+    parser.add_argument("--limit", type=float, default=1.0, help="factor of all time limits")
     arguments = parser.parse_args()
     arguments.build.mkdir(parents=True, exist_ok=True)
     if not arguments.no_build:
         _step("build", partial(build, arguments.build))
-    report = arguments.build / "report.json"
-    environment = {**os.environ, "PYTHONPATH": str(arguments.build / "package")}
-    status = _step("checks and timings", partial(check, report, environment))
-    notes = [f"checks and timings: exit status {status}"]
-    found, note = _step("a lost device", partial(lose_device, arguments.build, environment))
-    notes.append(note)
-    status = status or int(found)
-    if not arguments.no_sanitizer:
-        for tool, subset in SANITIZER_RUNS:
-            found, note = _step(f"{tool} of {subset}", partial(sanitize, tool, subset, arguments.build, environment))
-            notes.append(note)
-            status = status or int(found)
-    summarize(report, notes)
+    environment = {**os.environ, "PYTHONPATH": str(arguments.build / "package"), "PYTHONUNBUFFERED": "1"}
+    report, path, status = Report(), arguments.build / "report.json", 0
+    for part in (part for part in LIMITS if part in arguments.parts):
+        seconds = arguments.soak_seconds or (300.0 if part == SOAK else 20.0)
+        options = ["--soak-seconds", str(seconds), *(["--rows", *arguments.rows] if arguments.rows else [])]
+        limit = arguments.limit * LIMITS[part] + (seconds if part in (ENGINE, SOAK) else 0)
+        found, note = _step(part, partial(check, part, options, limit, arguments.build, environment))
+        report.add(found)
+        report.notes.append(note)
+        status = status or int(note != f"{part}: exit status 0")
+        summarize(report, path)
+    if SANITIZER in arguments.parts and not arguments.no_sanitizer:
+        for tool, part in SANITIZER_RUNS:
+            is_bad, note = _step(f"{tool} of {part}", partial(sanitize, tool, part, arguments.build, environment))
+            report.notes.append(note)
+            status = status or int(is_bad)
+            summarize(report, path)
+    print(report.text())
     return status
 
 
@@ -74,27 +98,22 @@ def build(folder: Path) -> None:
     subprocess.run(command, check=True)
 
 
-def check(report: Path, environment: dict[str, str]) -> int:
-    """Runs check.py, which writes `report`; returns its exit status."""
-    report.unlink(missing_ok=True)
-    return subprocess.run(
-        [sys.executable, str(CHECK), "--report", str(report)], env=environment, check=False
-    ).returncode
-
-
-def lose_device(folder: Path, environment: dict[str, str]) -> tuple[bool, str]:
-    """Loses the device in a separate process. Returns (True if that is handled badly, a line with the result)."""
-    command = [sys.executable, str(CHECK), "--subset", LOST_DEVICE, "--report", str(folder / f"{LOST_DEVICE}.json")]
+def check(part: str, options: list[str], limit: float, folder: Path, environment: dict[str, str]) -> tuple[Report, str]:
+    """Runs a part of check.py. Returns (what it found, as far as it came; a line with the result)."""
+    path = folder / f"{part}.json"
+    path.unlink(missing_ok=True)
+    command = [sys.executable, str(CHECK), "--parts", part, "--report", str(path), *options]
     try:
-        status = subprocess.run(command, env=environment, timeout=LOSS_SECONDS, check=False).returncode
+        status = subprocess.run(command, env=environment, timeout=limit, check=False).returncode
+        note = f"{part}: exit status {status}"
     except subprocess.TimeoutExpired:
-        return True, f"{LOST_DEVICE}: not finished after {LOSS_SECONDS} s"
-    return status != 0, f"{LOST_DEVICE}: exit status {status}"
+        note = f"{part}: not finished after {limit:.0f} s"
+    return (Report.read(path) if path.exists() else Report()), note
 
 
-def sanitize(tool: str, subset: str, folder: Path, environment: dict[str, str]) -> tuple[bool, str]:
+def sanitize(tool: str, part: str, folder: Path, environment: dict[str, str]) -> tuple[bool, str]:
     """Runs compute-sanitizer. Returns (True if it found a problem, a line with the result)."""
-    name = f"{tool}-{subset}"
+    name = f"{tool}-{part}"
     sanitizer = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
     if sanitizer is None:
         return False, f"{name}: not run, there is no compute-sanitizer on this machine"
@@ -105,9 +124,9 @@ def sanitize(tool: str, subset: str, folder: Path, environment: dict[str, str]) 
         *("--report-api-errors", "no"),
         # Excludes torch's own kernels from the check.
         *("--kernel-name", "kernel_substring=kernel_entry"),
-        *(sys.executable, str(CHECK), "--subset", subset, "--report", str(folder / f"{name}.json")),
+        *(sys.executable, str(CHECK), "--parts", part, "--few", "--report", str(folder / f"{name}.json")),
     ]
-    if subset == KERNELS:
+    if part == KERNELS:
         # Freed memory is returned at once, so that the memory after a tensor is not another tensor's. A session's
         # captured steps may not allocate.
         environment = {**environment, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
@@ -123,13 +142,10 @@ def sanitize(tool: str, subset: str, folder: Path, environment: dict[str, str]) 
     return True, f"{name}: exit status {status}, see {log.name}"
 
 
-def summarize(path: Path, notes: list[str]) -> None:
-    """Adds the notes to check.py's report, which is empty if check.py crashed, and writes it as text next to it."""
-    report = Report.read(path) if path.exists() else Report()
-    report.notes = notes
+def summarize(report: Report, path: Path) -> None:
+    """Writes what the parts have found so far, as JSON and as text."""
     report.write(path)
     path.with_suffix(".txt").write_text(report.text() + "\n")
-    print(report.text())
 
 
 def _step(name: str, work: Callable[[], T]) -> T:

@@ -89,7 +89,7 @@ def crowd_checks(
     engine = make_engine()
     actual, cache = answers_of(engine, adapters, config, crowds.mixed)
     name = f"session {dtype}: logits and tokens of {len(actual)} requests"
-    yield _agreement(name, actual, expected, TOLERANCE[dtype])
+    yield agreement(name, actual, expected, TOLERANCE[dtype])
     yield Check(
         f"session {dtype}: adapters are evicted from the device level",
         cache.device_evictions > 0,
@@ -162,7 +162,8 @@ def _large_crowds() -> Crowds:
     )
 
 
-def _agreement(name: str, actual: Sequence[Answer], expected: Sequence[Answer], tolerance: float) -> Check:
+def agreement(name: str, actual: Sequence[Answer], expected: Sequence[Answer], tolerance: float) -> Check:
+    """Compares logits, and tokens up to choices within the tolerance."""
     compared, worst = 0, 0.0
     for one, other in zip(actual, expected, strict=True):
         for field in ("context_logits", "generation_logits"):

@@ -1,0 +1,432 @@
+"""Checks of the native CUDA engine: served requests compared with the CPU engine and with transformers, equal bits in
+every crowd, failures, and requests for seconds or minutes."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from engine_models import BACKEND, TINY, Weights, start_engine
+from machine import Machine
+from results import Check
+from session_checks import agreement
+
+import adaptrt
+from adaptrt import ConfigError, _core
+from adaptrt.builder.build import build
+from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.runtime.cuda_engine import CudaEngine
+from adaptrt.runtime.engine import load_engine
+from adaptrt.runtime.loaded_engine import LoadedEngine
+from support.adapter_crowds import ADAPTERS, MAX_RANK, SMALL_CROWD, TOLERANCE, Asked, Model
+from support.models import ModelSpec, Reference, save_adapter, save_model
+from support.serving import Answer, collect, crowd_fields, make_request
+from support.stand_in_engine import difference
+
+SMALL = Model.of(
+    ModelSpec(
+        vocab_size=97,
+        hidden_size=64,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=64,
+        intermediate_size=80,
+        num_hidden_layers=2,
+    ),
+    max_batch_size=6,
+    max_num_tokens=24,
+    max_seq_len=96,
+    tokens_per_block=16,
+)
+LARGE = Model.of(
+    ModelSpec(
+        vocab_size=1000,
+        hidden_size=512,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=64,
+        intermediate_size=1024,
+        num_hidden_layers=4,
+        max_position_embeddings=9216,
+    ),
+    max_batch_size=64,
+    max_num_tokens=1024,
+    max_seq_len=9000,
+    tokens_per_block=64,
+)
+# Largest difference to the logits of transformers in float32, relative to their range. The engine rounds activations to
+# its type after every operator, and transformers does not round the adapters.
+_REFERENCE_TOLERANCE = {"float16": 0.008, "bfloat16": 0.06}
+_COMPARED = 0.5
+_LOST = "cannot be used any more"
+_WAIT_SECONDS = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Requests of the checks."""
+
+    model: Model
+    crowds: Sequence[Sequence[Asked]]
+    """Compared with the CPU engine."""
+    measured: Sequence[Asked]
+    """Their bits are compared alone and with `others`."""
+    others: Sequence[Asked]
+    referenced: Sequence[Asked]
+    """Compared with transformers."""
+    few_tokens: int
+    """Room in the KV cache for so few tokens that sequences of `pressed` are preempted."""
+    pressed: Sequence[Asked]
+
+
+@dataclasses.dataclass(frozen=True)
+class CudaServed(CudaEngine):
+    """A loaded engine directory of the cuda backend, on this machine's device or the emulated one."""
+
+    machine: Machine | None = None
+    cuda_graphs: bool = True
+
+    @classmethod
+    def load(cls, directory: Path, machine: Machine) -> CudaServed:
+        """Loads the directory."""
+        loaded = load_engine(directory)
+        assert isinstance(loaded, CudaEngine)
+        fields = {field.name: getattr(loaded, field.name) for field in dataclasses.fields(loaded)}
+        return cls(**fields, machine=machine)
+
+    def start(self, config: adaptrt.ExecutorConfig, *, beside: _core.Engine | None = None) -> _core.Engine:
+        """Makes an engine on a new device."""
+        assert self.machine is not None
+        return start_engine(self.machine, self.program, self.storage, cuda_graphs=self.cuda_graphs)
+
+
+class Case:
+    """A model of one type, its adapters, and its engines for both backends."""
+
+    def __init__(self, machine: Machine, model: Model, dtype: str, directory: Path) -> None:
+        self.model, self.dtype = model, dtype
+        self.saved = save_model(model.spec, directory / "model")
+        self.adapters = [
+            save_adapter(self.saved, directory / f"adapter-{number}", seed=number, **lora)
+            for number, lora in enumerate(ADAPTERS)
+        ]
+        convert_checkpoint(self.saved, directory / "checkpoint", dtype=_core.dtype_from_name(dtype))
+        build(directory / "checkpoint", model.sizes, directory / "native")
+        build(directory / "checkpoint", dataclasses.replace(model.sizes, backend=BACKEND), directory / BACKEND)
+        self.directory = directory / BACKEND
+        self.native = load_engine(directory / "native")
+        self.cuda = CudaServed.load(self.directory, machine)
+
+    def config(self, *, room: int = len(ADAPTERS), **fields: Any) -> adaptrt.ExecutorConfig:
+        """Returns a config whose device holds this number of adapters of the maximum rank."""
+        pages = room * MAX_RANK * self.model.spec.num_hidden_layers * 7
+        cache = adaptrt.PeftCacheConfig(
+            num_device_module_layer=pages, max_adapter_size=MAX_RANK, optimal_adapter_size=4, num_copy_streams=2
+        )
+        fields = {"enable_chunked_context": True, "num_threads": 1, "peft_cache_config": cache, **fields}
+        return adaptrt.ExecutorConfig(**fields)
+
+    def request(self, asked: Asked, *, whole: bool = True, weights: bool = True) -> Any:
+        """Returns a request. whole: with the logits of the prompt. weights: brings the adapter's weights along."""
+        lora = None
+        if asked.adapter is not None and weights:
+            lora = adaptrt.LoraConfig.from_peft(asked.adapter, self.adapters[asked.adapter], self.native)
+        elif asked.adapter is not None:
+            lora = adaptrt.LoraConfig(asked.adapter)
+        if whole:
+            return make_request(asked.prompt, asked.max_tokens, lora)
+        output = adaptrt.OutputConfig(
+            return_log_probs=True, top_log_probs=4, return_generation_logits=True, exclude_input_from_output=True
+        )
+        return adaptrt.Request(asked.prompt, asked.max_tokens, output_config=output, lora_config=lora)
+
+    def answers(
+        self,
+        engine: LoadedEngine,
+        config: adaptrt.ExecutorConfig,
+        groups: Sequence[Sequence[Asked]],
+        *,
+        whole: bool = True,
+    ) -> tuple[list[Answer], list[Any]]:
+        """Runs the groups one after the other. Returns the answers and the statistics of the steps."""
+        with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, config) as executor:
+            answers = []
+            for group in groups:
+                ids = executor.enqueue_requests([self.request(asked, whole=whole) for asked in group])
+                answers += [collect(executor, request_id) for request_id in ids]
+            return answers, executor.get_latest_iteration_stats()
+
+
+def engine_checks(machine: Machine, subset: bool, soak_seconds: float) -> Iterator[Check]:
+    """Checks both types. A `subset` uses a small model and few requests, and no soak."""
+    for dtype in TOLERANCE:
+        with tempfile.TemporaryDirectory(prefix="adaptrt-") as name:
+            plan = _small_plan() if subset else _large_plan()
+            case = Case(machine, plan.model, dtype, Path(name))
+            yield from _native_check(case, plan)
+            yield from _reference_check(case, plan)
+            yield from _bit_checks(case, plan)
+            if dtype == "bfloat16":
+                yield from _directory_check(machine, case, plan)
+                if not subset:
+                    yield from soak(case, soak_seconds)
+    yield from memory_checks(machine)
+
+
+def soak_checks(machine: Machine, subset: bool, seconds: float) -> Iterator[Check]:
+    """Serves requests for some time, with cancels and replaced adapters."""
+    with tempfile.TemporaryDirectory(prefix="adaptrt-") as name:
+        yield from soak(Case(machine, SMALL if subset else LARGE, "bfloat16", Path(name)), seconds)
+
+
+def lost_engine_checks(machine: Machine) -> Iterator[Check]:
+    """Checks that a lost device ends a running engine's request and its executor with the reason. Afterwards this
+    process cannot use CUDA."""
+    program, storage = Weights(machine, TINY).program(
+        max_batch_size=4, max_num_tokens=64, max_seq_len=96, tokens_per_block=16
+    )
+    executor = _core.Executor(start_engine(machine, program, storage), adaptrt.ExecutorConfig(), 1 << 30)
+    request = adaptrt.Request([5, 6, 7], 3)
+    executor.await_responses(executor.enqueue_request(request))
+    kernel = machine.kernels.LoraKernel(adaptrt.DType.FLOAT16.value, 0, [1], [8], 8, False)
+    nowhere = 16
+    kernel.enqueue(1, 8, 1, 1, [nowhere] * 6, [nowhere], nowhere, 0)
+    response = executor.await_responses(executor.enqueue_request(request))[-1]
+    yield Check("engine: the device's loss ends the request", _LOST in (response.error_msg or ""), response.error_msg)
+    try:
+        executor.await_responses(executor.enqueue_request(request))
+        yield Check("engine: the device's loss ends the executor", False, "it still accepts requests")
+    except adaptrt.ExecutorClosedError as error:
+        yield Check("engine: the device's loss ends the executor", _LOST in str(error), str(error))
+
+
+def _native_check(case: Case, plan: Plan) -> Iterator[Check]:
+    config = case.config(room=2)
+    expected, _ = case.answers(case.native, config, plan.crowds)
+    actual, stats = case.answers(case.cuda, config, plan.crowds)
+    name = f"engine {case.dtype}: logits and tokens of {len(actual)} requests as the CPU engine's"
+    yield agreement(name, actual, expected, TOLERANCE[case.dtype])
+    evictions = stats[-1].lora_cache_stats.device_evictions
+    yield Check(f"engine {case.dtype}: adapters were evicted", evictions > 0, f"{evictions} evictions")
+    roomy, _ = case.answers(case.cuda, case.config(), plan.crowds)
+    yield _same(f"engine {case.dtype}: bits after evictions", roomy, actual)
+    direct, _ = case.answers(dataclasses.replace(case.cuda, cuda_graphs=False), case.config(), plan.crowds)
+    yield _same(f"engine {case.dtype}: bits without graphs", roomy, direct)
+
+
+def _reference_check(case: Case, plan: Plan) -> Iterator[Check]:
+    """Compares logits with transformers for the engine's own tokens, and its tokens where they are no ties."""
+    answers, _ = case.answers(case.cuda, case.config(), [plan.referenced])
+    tolerance, worst, different, compared = _REFERENCE_TOLERANCE[case.dtype], 0.0, [], 0
+    for asked, answer in zip(plan.referenced, answers, strict=True):
+        adapter = None if asked.adapter is None else case.adapters[asked.adapter]
+        expected = Reference(case.saved, adapter).logits(asked.prompt, answer.tokens).numpy()
+        length = len(asked.prompt)
+        worst = max(worst, difference(answer.context_logits, expected[:length]))
+        generated = expected[length - 1 :]
+        worst = max(worst, difference(answer.generation_logits[: len(generated)], generated))
+        for logits, token in zip(generated, answer.tokens, strict=False):
+            compared += 1
+            gap = float(logits.max() - logits[token])
+            if gap > 2 * tolerance * float(logits.max() - logits.min()):
+                different.append((asked.adapter, token, gap))
+    detail = f"logits within {worst:.2g} of their range, {compared} tokens"
+    passed = worst <= tolerance and not different and compared > 0
+    yield Check(
+        f"engine {case.dtype}: logits and tokens as transformers' in float32", passed,
+        detail + (f", others: {different}" if different else ""),
+    )  # fmt: skip
+
+
+def _bit_checks(case: Case, plan: Plan) -> Iterator[Check]:
+    name = f"engine {case.dtype}: bits of {len(plan.measured)} requests"
+    alone, _ = case.answers(case.cuda, case.config(), [[asked] for asked in plan.measured])
+    crowd = [*plan.others[: len(plan.others) // 2], *plan.measured, *plan.others[len(plan.others) // 2 :]]
+    together, _ = case.answers(case.cuda, case.config(), [crowd])
+    first = len(plan.others) // 2
+    yield _same(f"{name} alone and among {len(crowd)}", alone, together[first : first + len(plan.measured)])
+    roomy, _ = case.answers(case.cuda, case.config(), [plan.pressed])
+    fields = crowd_fields("MAX_UTILIZATION", plan.few_tokens, reuse=False)
+    pressed, stats = case.answers(case.cuda, case.config(**fields), [plan.pressed])
+    paused = max(step.inflight_batching_stats.num_paused_requests for step in stats)
+    yield Check(f"engine {case.dtype}: requests were preempted", paused > 0, f"at most {paused} at a time")
+    yield _same(f"engine {case.dtype}: bits after preemption", roomy, pressed)
+    # Each request twice: the second one finds the first one's blocks.
+    groups = [[asked] for asked in plan.pressed for _ in range(2)]
+    kv = adaptrt.KvCacheConfig(enable_block_reuse=True)
+    reused, stats = case.answers(case.cuda, case.config(kv_cache_config=kv), groups, whole=False)
+    blocks = stats[-1].kv_cache_stats.reused_blocks
+    yield Check(f"engine {case.dtype}: prefixes were reused", blocks > 0, f"{blocks} blocks")
+    same = [
+        number
+        for number, asked_twice in enumerate(zip(reused[::2], reused[1::2], roomy, strict=True))
+        if any(_generated(one) != _generated(asked_twice[2]) for one in asked_twice[:2])
+    ]
+    yield Check(f"engine {case.dtype}: bits with reused prefixes", not same, f"requests {same} differ")
+
+
+def _directory_check(machine: Machine, case: Case, plan: Plan) -> Iterator[Check]:
+    """Checks that Executor serves the directory itself, which needs adaptrt._cuda."""
+    if not machine.is_gpu:
+        return
+    asked = plan.referenced[0]
+    expected, _ = case.answers(case.cuda, case.config(), [[asked]])
+    with adaptrt.Executor(case.directory, adaptrt.ModelType.DECODER_ONLY, case.config()) as executor:
+        answer = collect(executor, executor.enqueue_request(case.request(asked)))
+    yield _same("engine: bits of an executor of the directory", expected, [answer])
+
+
+def soak(case: Case, seconds: float) -> Iterator[Check]:
+    """Keeps requests running for `seconds`, cancels some, and replaces adapters. Some requests are asked again and
+    again, and must always get the same tokens."""
+    rng = random.Random(17)
+    vocab, most = case.model.spec.vocab_size, case.model.sizes.max_seq_len or 96
+    names = [None, *range(len(ADAPTERS))]
+    lengths = [min(most - 14, length) for length in (1, 5, 17, 60, 130, 700)]
+    # Tasks whose weights are never replaced.
+    repeated = [
+        Asked([rng.randrange(2, vocab) for _ in range(length)], name, 10)
+        for length, name in zip(lengths, names, strict=False)
+    ]
+    configs = [adaptrt.LoraConfig.from_peft(n, path, case.native) for n, path in enumerate(case.adapters)]
+    swapped = 100
+    config = case.config(room=2, kv_cache_config=adaptrt.KvCacheConfig(max_tokens=64 * most // 8))
+    wrong, errors = [], []
+    counts = {"requests": 0, "cancelled": 0, "replaced": 0, "compared": 0}
+    with adaptrt.Executor(case.cuda, adaptrt.ModelType.DECODER_ONLY, config) as executor:
+        for one in configs:
+            executor.put_adapter(one)
+        expected = [
+            _tokens(executor, executor.enqueue_request(case.request(asked, whole=False, weights=False)), errors)
+            for asked in repeated
+        ]
+        running: dict[int, int | None] = {}
+        end = time.monotonic() + seconds
+        while running or time.monotonic() < end:
+            while len(running) < case.model.sizes.max_batch_size + 8 and time.monotonic() < end:
+                number = rng.randrange(len(repeated)) if rng.random() < 0.3 else None
+                if number is not None:
+                    request = case.request(repeated[number], whole=False, weights=False)
+                else:
+                    if rng.random() < 0.1:
+                        other = configs[rng.randrange(len(configs))]
+                        executor.put_adapter(adaptrt.LoraConfig(swapped, other.weights, other.config, replace=True))
+                        counts["replaced"] += 1
+                    name = rng.choice([*names, swapped] if counts["replaced"] else names)
+                    prompt = [rng.randrange(2, vocab) for _ in range(rng.choice(lengths))]
+                    request = case.request(Asked(prompt, name, rng.randint(1, 12)), whole=False, weights=False)
+                running[executor.enqueue_request(request)] = number
+                counts["requests"] += 1
+            for request_id in [one for one, number in running.items() if number is None and rng.random() < 0.02]:
+                executor.cancel_request(request_id)
+                counts["cancelled"] += 1
+            request_id, number = next(iter(running.items()))
+            del running[request_id]
+            tokens = _tokens(executor, request_id, errors)
+            if number is not None:
+                counts["compared"] += 1
+                if tokens != expected[number]:
+                    wrong.append(number)
+        steps = executor.get_latest_iteration_stats()[-1].iter
+    detail = ", ".join(f"{count} {name}" for name, count in counts.items()) + f", {steps} steps"
+    passed = not wrong and not errors and counts["compared"] > 0 and counts["cancelled"] > 0
+    detail += f", others: {wrong[:9]}" if wrong else ""
+    detail += f", errors: {errors[:3]}" if errors else ""
+    yield Check(f"engine: {seconds:.0f} s with cancels and replaced adapters", passed, detail)
+
+
+def memory_checks(machine: Machine) -> Iterator[Check]:
+    """Checks that too little memory is refused with the reason, and that the device works afterwards."""
+    program, storage = Weights(machine, TINY).program(
+        max_batch_size=4, max_num_tokens=64, max_seq_len=96, tokens_per_block=16
+    )
+    if machine.is_gpu:
+        device = machine.kernels.CudaDevice()
+        held = _fill(device)
+    else:
+        device, held = machine.kernels.CudaDevice(total_bytes=1 << 16), []
+    try:
+        start_engine(machine, program, storage, device=device)
+        yield Check("engine: weights beyond the device's memory are refused", False, "no error")
+    except ConfigError as error:
+        yield Check("engine: weights beyond the device's memory are refused", True, str(error))
+    held.clear()
+    engine = start_engine(machine, program, storage, device=device if machine.is_gpu else None)
+    try:
+        engine.allocate_kv_blocks((1 << 31) - 1)
+        yield Check("engine: a KV pool beyond the device's memory is refused", False, "no error")
+    except ConfigError as error:
+        yield Check("engine: a KV pool beyond the device's memory is refused", True, str(error))
+    engine = start_engine(machine, program, storage, device=device if machine.is_gpu else None)
+    with _core.Executor(engine, adaptrt.ExecutorConfig(), 1 << 30) as executor:
+        response = executor.await_responses(executor.enqueue_request(adaptrt.Request([5, 6, 7], 3)))[-1]
+        yield Check("engine: the device works after that", not response.has_error(), str(response.error_msg))
+
+
+def _fill(device: Any) -> list[Any]:
+    """Allocates nearly all of a device's memory."""
+    held, size = [], device.memory().free_bytes
+    while size >= 1 << 12:
+        try:
+            held.append(device.allocate(size))
+        except ConfigError:
+            size //= 2
+    return held
+
+
+def _tokens(executor: adaptrt.Executor, request_id: int, errors: list[str]) -> list[int]:
+    response = executor.await_responses(request_id, _WAIT_SECONDS)
+    if not response:
+        errors.append(f"request {request_id} had no answer for {_WAIT_SECONDS:.0f} s")
+        return []
+    if response[-1].has_error():
+        errors.append(str(response[-1].error_msg))
+        return []
+    return list(response[-1].result.output_token_ids[0])
+
+
+def _same(name: str, some: Sequence[Answer], others: Sequence[Answer]) -> Check:
+    different = [n for n, (one, other) in enumerate(zip(some, others, strict=True)) if not one.same_bits(other)]
+    return Check(name, not different, f"{len(some)} requests, different: {different}")
+
+
+def _generated(answer: Answer) -> tuple[tuple[int, ...], bytes]:
+    return tuple(answer.tokens), np.ascontiguousarray(answer.generation_logits).tobytes()
+
+
+def _small_plan() -> Plan:
+    crowd = SMALL.ask((33, None, 4), (5, 3, 6), (1, 1, 5), (26, 2, 5), (17, 4, 3))
+    return Plan(
+        SMALL,
+        SMALL_CROWD[:1],
+        SMALL.ask((30, None, 3), (5, 1, 4), (40, 2, 3), seed=3),
+        crowd,
+        SMALL.ask((20, None, 4), (9, 1, 4), (12, 2, 4), seed=4),
+        80,
+        SMALL.ask((20, None, 20), (25, 1, 20), (30, 2, 15), (18, 3, 20), seed=5),
+    )
+
+
+def _large_plan() -> Plan:
+    rng = random.Random(23)
+    names = [None, *range(len(ADAPTERS))]
+    mixed = [(rng.choice((1, 2, rng.randint(3, 60), rng.randint(60, 500))), rng.choice(names), rng.randint(1, 12))
+             for _ in range(60)]  # fmt: skip
+    lengths = (1, 7, 65, 300, 1025, 4000, 8000)
+    measured = [(length, names[i % len(names)], 24) for i, length in enumerate(lengths)]
+    others = [(rng.choice((1, 30, rng.randint(60, 1500))), rng.choice(names), rng.randint(8, 40)) for _ in range(57)]
+    return Plan(
+        LARGE,
+        (LARGE.ask(*mixed, seed=21), LARGE.ask((90, 1, 30), seed=22)),
+        LARGE.ask(*measured, seed=23),
+        LARGE.ask(*others, seed=24),
+        LARGE.ask(*((40 + 30 * i, name, 8) for i, name in enumerate(names)), seed=25),
+        1024,
+        LARGE.ask(*((150 + 20 * i, names[i % len(names)], 60) for i in range(10)), seed=26),
+    )
