@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from machine import Machine
@@ -45,9 +46,17 @@ def _product(machine: Machine, shape: ProductShape) -> Iterator[Check]:
     wrong = step.wrong_elements(step.run())
     yield Check(f"product {shape}", wrong == 0, f"{wrong} wrong elements with seed {seed}")
     wide = ProductStep.random(machine, shape, generator, _EXPONENTS[shape.dtype])
-    portable = ProductStep(machine, wide.x, wide.weights, portable=True)
-    equal = same_bits(wide.run(), portable.run())
+    rounded = wide.run()
+    equal = same_bits(rounded, replace(wide, portable=True).run())
     yield Check(f"product {shape}: bits of the portable kernel", equal, f"they differ with seed {seed}")
+    for portable in (False, True):
+        unrounded = replace(wide, portable=portable, float32_output=True).run()
+        equal = same_bits(rounded, unrounded.to(shape.dtype))
+        name = f"product {shape}: float32 output{' of the portable kernel' if portable else ''}, rounded"
+        yield Check(name, equal, f"bits differ with seed {seed}")
+    step = replace(step, float32_output=True)
+    wrong = step.wrong_elements(step.run())
+    yield Check(f"product {shape}: float32 output", wrong == 0, f"{wrong} wrong elements with seed {seed}")
 
 
 def _invariance(machine: Machine, dtype: torch.dtype, *, subset: bool) -> Iterator[Check]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from machine import KERNEL_DTYPES, Machine
 
 # Tensor cores may truncate where float32 addition would round.
 _SUM_ROUNDING = 2.0**-20
-_ROUNDING = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+_ROUNDING = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
 _SMALLEST = 2.0**-24
 
 
@@ -36,12 +36,15 @@ class ProductStep:
     x: torch.Tensor
     weights: torch.Tensor
     portable: bool = False
+    float32_output: bool = False
 
     def __post_init__(self) -> None:
         """Creates the kernel."""
         out_size, in_size = self.weights.shape
         dtype = KERNEL_DTYPES[self.x.dtype].value
-        self._kernel = self.machine.kernels.ProductKernel(dtype, in_size, out_size, portable=self.portable)
+        self._kernel = self.machine.kernels.ProductKernel(
+            dtype, in_size, out_size, portable=self.portable, float32_output=self.float32_output
+        )
 
     @classmethod
     def random(
@@ -62,11 +65,12 @@ class ProductStep:
 
     def with_x(self, x: torch.Tensor) -> ProductStep:
         """Returns the same weights with another x."""
-        return ProductStep(self.machine, x.contiguous(), self.weights, self.portable)
+        return replace(self, x=x.contiguous())
 
     def empty_result(self) -> torch.Tensor:
         """Returns a y filled with NaN."""
-        return self.machine.poisoned((self.x.shape[0], self.weights.shape[0]), self.x.dtype)
+        dtype = torch.float32 if self.float32_output else self.x.dtype
+        return self.machine.poisoned((self.x.shape[0], self.weights.shape[0]), dtype)
 
     def enqueue(self, y: torch.Tensor) -> None:
         """Enqueues the product on torch's stream."""

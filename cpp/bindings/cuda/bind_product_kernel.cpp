@@ -16,9 +16,12 @@ namespace {
 using cuda::ProductKernel;
 
 std::unique_ptr<ProductKernel> make_product_kernel(int dtype, std::int32_t in_size, std::int32_t out_size,
-                                                   bool portable) {
-  return std::make_unique<ProductKernel>(ProductKernel::Config{
-      .dtype = dtype_of(dtype), .in_size = in_size, .out_size = out_size, .portable = portable});
+                                                   bool portable, bool float32_output) {
+  return std::make_unique<ProductKernel>(ProductKernel::Config{.dtype = dtype_of(dtype),
+                                                               .in_size = in_size,
+                                                               .out_size = out_size,
+                                                               .portable = portable,
+                                                               .float32_output = float32_output});
 }
 
 void enqueue_product(const ProductKernel& kernel, std::int64_t tokens, const std::vector<Address>& inputs,
@@ -36,10 +39,12 @@ void bind_product_kernel(py::module_& module) {
   // Local, since the tests have another module with this class.
   py::class_<ProductKernel>(module, "ProductKernel", py::module_local(),
                             "A linear layer's product. A token's bits do not depend on the other tokens.")
-      .def(py::init(&make_product_kernel), py::arg("dtype"), py::arg("in_size"), py::arg("out_size"),
-           py::kw_only(), py::arg("portable") = false,
-           "dtype: a value of DType, float16 or bfloat16. Sizes are multiples of 8. portable: use the kernel "
-           "that runs on every GPU, with the same bits. Raises ConfigError.")
+      .def(
+          py::init(&make_product_kernel), py::arg("dtype"), py::arg("in_size"), py::arg("out_size"),
+          py::kw_only(), py::arg("portable") = false, py::arg("float32_output") = false,
+          "dtype: a value of DType, float16 or bfloat16. Sizes are multiples of 8. portable: use the kernel "
+          "that runs on every GPU, with the same bits. float32_output: y is float32, and not rounded. Raises "
+          "ConfigError.")
       .def("enqueue", &enqueue_product, py::arg("tokens"), py::arg("inputs"), py::arg("outputs"),
            py::arg("stream"),
            "Enqueues one launch in a stream: y[tokens, out] = x[tokens, in] weights[out, in]^T. inputs: "

@@ -12,6 +12,7 @@
 #include "adaptrt/cuda/product_kernel.h"
 #include "cuda/kernels/product/tiles.h"
 #include "lora_case.h"
+#include "rows_case.h"
 
 BOOST_TEST_DONT_PRINT_LOG_VALUE(adaptrt::DType)
 
@@ -101,6 +102,33 @@ BOOST_DATA_TEST_CASE(products_match_float64, data::make(kDTypes) * data::make({1
       const Matrix x = random_matrix(dtype, tokens, in_size, &random);
       const Matrix y = multiply(dtype, x, tokens, weights, out_size);
       BOOST_TEST(wrong_elements(dtype, x, tokens, weights, out_size, y) == 0);
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(float32_outputs_round_to_the_others, data::make(kDTypes) * data::make({1, 31, 33}),
+                     dtype, tokens) {
+  for (const auto& [in_size, out_size] : {std::pair{8, 8}, {200, 72}, {328, 136}}) {
+    FreshRandom random;
+    BOOST_TEST_CONTEXT("seed " << random.seed() << ", " << in_size << " to " << out_size) {
+      const Matrix weights = random_matrix(dtype, out_size, in_size, &random);
+      const Matrix x = random_matrix(dtype, tokens, in_size, &random);
+      const Matrix rounded = multiply(dtype, x, tokens, weights, out_size);
+      Tensor<float> y(std::int64_t{tokens} * out_size);
+      const ProductKernel kernel(
+          {.dtype = dtype, .in_size = in_size, .out_size = out_size, .float32_output = true});
+      kernel.enqueue(tokens, {.x = x.data(), .weights = weights.data()}, y.data(), nullptr);
+      std::int64_t wrong = 0;
+      std::int64_t exact = 0;
+      for (std::int64_t i = 0; i < y.size(); ++i) {
+        const auto bits = dtype == DType::kFloat16 ? float_to_float16(y[i]) : float_to_bfloat16(y[i]);
+        wrong += static_cast<std::int64_t>(bits != rounded.data()[i]);
+        exact += static_cast<std::int64_t>(y[i] == to_float(dtype, bits));
+      }
+      BOOST_TEST(wrong == 0);
+      // They are not rounded to 16 bits.
+      BOOST_TEST(exact < y.size() / 2);
+      BOOST_TEST(y.rest_is_unchanged());
     }
   }
 }

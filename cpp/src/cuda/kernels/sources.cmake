@@ -16,4 +16,5 @@ set(ADAPTRT_CUDA_KERNEL_SOURCES
     rows/rope_table.cu)
 list(TRANSFORM ADAPTRT_CUDA_KERNEL_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
 # Sources for compute capability 9.0 only, compiled only by nvcc: they use instructions that no other GPU has.
-set(ADAPTRT_CUDA_HOPPER_SOURCES ${CMAKE_CURRENT_LIST_DIR}/product/hopper.cu)
+set(ADAPTRT_CUDA_HOPPER_SOURCES product/hopper.cu product/hopper_float32.cu product/tensor_map.cu)
+list(TRANSFORM ADAPTRT_CUDA_HOPPER_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)

@@ -1,90 +1,11 @@
-#include <cudaTypedefs.h>
-
-#include <algorithm>
-#include <cstdint>
-#include <string>
-#include <utility>
-
-#include "adaptrt/core/error.h"
-#include "cuda/kernels/launch.h"
 #include "cuda/kernels/product/hopper.h"
-#include "cuda/kernels/product/hopper_kernel.h"
-#include "cuda/kernels/product/tiles.h"
+#include "cuda/kernels/product/hopper_launch.h"
 
 namespace adaptrt::cuda::product {
-namespace {
-
-/// The driver's function. The CUDA runtime finds it without linking to the driver.
-PFN_cuTensorMapEncodeTiled_v12000 find_encoder() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found{};
-#if CUDART_VERSION >= 12050
-  throw_on_cuda_error(
-      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
-      "cuTensorMapEncodeTiled");
-#else
-  throw_on_cuda_error(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found),
-                      "cuTensorMapEncodeTiled");
-#endif
-  if (found != cudaDriverEntryPointSuccess) {
-    throw StepError("the driver has no cuTensorMapEncodeTiled; expected a driver of CUDA 12.0 or newer");
-  }
-  return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
-}
-
-/// Describes boxes of `box_rows` rows and 64 columns of a matrix of 2-byte elements.
-CUtensorMap map_of(DType dtype, const void* matrix, std::int64_t rows, std::int64_t columns, int box_rows) {
-  static const auto encode = find_encoder();
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t row_bytes[] = {static_cast<cuuint64_t>(columns) * 2};
-  const cuuint32_t box[] = {64, static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t element_strides[] = {1, 1};
-  CUtensorMap map;
-  const auto type =
-      dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  const auto result = encode(&map, type, 2, const_cast<void*>(matrix), sizes, row_bytes, box, element_strides,
-                             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS) {
-    throw StepError("cuTensorMapEncodeTiled of a matrix of " + std::to_string(rows) + " x " +
-                    std::to_string(columns) + " failed with error " + std::to_string(result));
-  }
-  return map;
-}
-
-template <typename T, std::size_t kTile>
-void enqueue_tile(const ProductKernel::Config& config, int tokens, const ProductKernel::Inputs& inputs,
-                  void* y, int multiprocessors, void* stream) {
-  using Kernel = Hopper<T, kTile>;
-  constexpr Tile kShape = Kernel::kShape;
-  const auto tiles = divide_up(config.out_size, kShape.outputs()) * divide_up(tokens, kShape.tokens);
-  launch<Kernel>(
-      {.x = static_cast<std::uint32_t>(std::min<std::int64_t>(tiles, multiprocessors)),
-       .shared_bytes = Kernel::kSharedBytes,
-       .overlaps_previous = true},
-      {.weights = map_of(config.dtype, inputs.weights, config.out_size, config.in_size, kShape.outputs()),
-       .x = map_of(config.dtype, inputs.x, tokens, config.in_size, kShape.tokens),
-       .y = map_of(config.dtype, y, tokens, config.out_size, Kernel::kStoredTokens),
-       .in = config.in_size,
-       .out = config.out_size,
-       .tokens = tokens},
-      stream);
-}
-
-}  // namespace
 
 void enqueue_on_hopper(const ProductKernel::Config& config, std::int64_t tokens,
                        const ProductKernel::Inputs& inputs, void* y, int multiprocessors, void* stream) {
-  with_tile(
-      choose_tile(tokens, config.in_size, config.out_size, multiprocessors),
-      [&](auto tile) {
-        if (config.dtype == DType::kFloat16) {
-          enqueue_tile<Half, tile>(config, static_cast<int>(tokens), inputs, y, multiprocessors, stream);
-        } else {
-          enqueue_tile<BFloat16, tile>(config, static_cast<int>(tokens), inputs, y, multiprocessors, stream);
-        }
-      },
-      std::make_index_sequence<kTiles.size()>{});
+  enqueue_best_tile<false>(config, tokens, inputs, y, multiprocessors, stream);
 }
 
 }  // namespace adaptrt::cuda::product

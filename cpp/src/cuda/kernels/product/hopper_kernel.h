@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/kernels/platform.h"
 #include "cuda/kernels/product/hopper_ptx.h"
@@ -19,16 +20,20 @@ namespace adaptrt::cuda::product {
 ///
 /// Grid: x one block per multiprocessor, or fewer; each computes one tile after another. One thread loads
 /// stages of weights and x into shared memory with the copy engine (TMA), and prefetches the next tile's.
-/// Each warpgroup multiplies 64 outputs, and stores them through shared memory.
-template <typename T, std::size_t kTile>
+/// Each warpgroup multiplies 64 outputs. It stores them through shared memory, or directly if `Output` is
+/// float instead of T.
+template <typename T, std::size_t kTile, typename Output = T>
 class Hopper {
  public:
   static constexpr Tile kShape = kTiles[kTile];
 
+  static constexpr bool kIsRounded = std::is_same_v<Output, T>;
+
   struct Parameters {
     CUtensorMap weights;  ///< [out, in], boxes of kShape.outputs() x kColumns
     CUtensorMap x;        ///< [tokens, in], boxes of kShape.tokens x kColumns
-    CUtensorMap y;        ///< [tokens, out], boxes of kStoredTokens x kOutputs
+    /// [tokens, out]; a map has boxes of kStoredTokens x kOutputs.
+    std::conditional_t<kIsRounded, CUtensorMap, float*> y;
     int in;
     int out;
     int tokens;
@@ -48,7 +53,7 @@ class Hopper {
   static constexpr int kWeightBytes = kShape.outputs() * kRowBytes;
   static constexpr int kXBytes = kShape.tokens * kRowBytes;
   static constexpr int kStageBytes = kShape.steps * (kWeightBytes + kXBytes);
-  static constexpr int kStoreBytes = kStoredTokens * kRowBytes;
+  static constexpr int kStoreBytes = kIsRounded ? kStoredTokens * kRowBytes : 0;
   static constexpr int kSwizzleBytes = 1024;
   static constexpr int kBarrierBytes = 8;
   /// Number of adjacent token tiles per group. The tiles of a group share weights and run at the same time.
@@ -213,10 +218,36 @@ class Hopper {
       for (int i = 0; i < kShape.tokens / 2; ++i) asm volatile("" : "+f"(sums[i]) : : "memory");
       if (leads) arrive(buffers.empty(previous));
       const Corner corner = corner_of(p, tile);
-      store(p, sums, buffers.stored(warpgroup), warpgroup,
-            {corner.output + warpgroup * kOutputs, corner.token});
+      const Corner own = {corner.output + warpgroup * kOutputs, corner.token};
+      if constexpr (kIsRounded) {
+        store(p, sums, buffers.stored(warpgroup), warpgroup, own);
+      } else {
+        store_directly(p, sums, own);
+      }
     }
-    if (leads) wait_stores();
+    if (kIsRounded && leads) wait_stores();
+  }
+
+  /// Stores sums from registers. The threads that hold neighbouring outputs of a token write 32 bytes at
+  /// once.
+  static __device__ void store_directly(const Parameters& p, const float (&sums)[kShape.tokens / 2],
+                                        Corner corner) {
+    const int thread = static_cast<int>(threadIdx.x) % 128;
+    const int lane = thread % kWarpSize;
+    const int output = corner.output + thread / kWarpSize * 16 + lane / 4;
+    const int first_token = corner.token + lane % 4 * 2;
+    const bool has_first = output < p.out;
+    const bool has_second = output + 8 < p.out;
+    float* y = p.y + static_cast<std::int64_t>(first_token) * p.out + output;
+    ADAPTRT_UNROLL
+    for (int i = 0; i < kShape.tokens / 4; ++i) {
+      // Tokens 0 and 1, then 8 and 9, ...
+      const int token = i / 2 * 8 + i % 2;
+      if (first_token + token >= p.tokens) continue;
+      float* of_token = y + static_cast<std::int64_t>(token) * p.out;
+      if (has_first) of_token[0] = sums[i / 2 * 4 + i % 2];
+      if (has_second) of_token[8] = sums[i / 2 * 4 + 2 + i % 2];
+    }
   }
 
   static __device__ void store(const Parameters& p, const float (&sums)[kShape.tokens / 2],

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/kernels/platform.h"
 #include "cuda/kernels/ptx.h"
@@ -13,7 +14,9 @@ namespace adaptrt::cuda::product {
 ///
 /// Grid: x tiles of outputs, y tiles of tokens. A warp computes 16 outputs, the rows of the mma, for all
 /// tokens of the tile, its columns. cp.async prefetches weights and x into shared memory, two stages ahead.
-template <typename T>
+///
+/// `Output` is T or float.
+template <typename T, typename Output = T>
 class Portable {
  public:
   struct Parameters {
@@ -33,6 +36,8 @@ class Portable {
       static_cast<std::size_t>(3) * (kOutputs + kTokens) * (64 + 8) * sizeof(T);
 
   static __device__ void run(const Parameters& p) {
+    allow_next_kernel();
+    wait_for_previous_kernel();
     const int first_output = static_cast<int>(blockIdx.x) * kOutputs;
     const int first_token = static_cast<int>(blockIdx.y) * kTokens;
     T* buffers = reinterpret_cast<T*>(shared_memory());
@@ -109,8 +114,12 @@ class Portable {
         const int row = output + i / 2 * 8;
         const int token = first_token + tokens * 8 + thread % 4 * 2 + i % 2;
         if (row < p.out && token < p.tokens) {
-          static_cast<T*>(p.y)[static_cast<std::int64_t>(token) * p.out + row] =
-              from_float<T>(sums[tokens][i]);
+          const std::int64_t at = static_cast<std::int64_t>(token) * p.out + row;
+          if constexpr (std::is_same_v<Output, float>) {
+            static_cast<float*>(p.y)[at] = sums[tokens][i];
+          } else {
+            static_cast<T*>(p.y)[at] = from_float<T>(sums[tokens][i]);
+          }
         }
       }
     }

@@ -4,6 +4,7 @@
 
 #include "adaptrt/core/error.h"
 #include "adaptrt/cuda/product_kernel.h"
+#include "cuda/kernels/element_type.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/product/portable_kernel.h"
 #include "cuda/kernels/product/tiles.h"
@@ -25,19 +26,21 @@ bool is_aligned(const void* address) {
   return reinterpret_cast<std::uintptr_t>(address) % kAlignment == 0;
 }
 
-template <typename T>
+template <typename T, typename Output>
 void enqueue_portable(const ProductKernel::Config& config, std::int64_t tokens,
                       const ProductKernel::Inputs& inputs, void* y, void* stream) {
-  launch<Portable<T>>({.x = static_cast<std::uint32_t>(divide_up(config.out_size, Portable<T>::kOutputs)),
-                       .y = static_cast<std::uint32_t>(divide_up(tokens, Portable<T>::kTokens)),
-                       .shared_bytes = Portable<T>::kSharedBytes},
-                      {.x = inputs.x,
-                       .weights = inputs.weights,
-                       .y = y,
-                       .in = config.in_size,
-                       .out = config.out_size,
-                       .tokens = static_cast<int>(tokens)},
-                      stream);
+  using Kernel = Portable<T, Output>;
+  launch<Kernel>({.x = static_cast<std::uint32_t>(divide_up(config.out_size, Kernel::kOutputs)),
+                  .y = static_cast<std::uint32_t>(divide_up(tokens, Kernel::kTokens)),
+                  .shared_bytes = Kernel::kSharedBytes,
+                  .overlaps_previous = true},
+                 {.x = inputs.x,
+                  .weights = inputs.weights,
+                  .y = y,
+                  .in = config.in_size,
+                  .out = config.out_size,
+                  .tokens = static_cast<int>(tokens)},
+                 stream);
 }
 
 #ifdef __CUDACC__
@@ -81,16 +84,20 @@ void ProductKernel::enqueue(std::int64_t tokens, const Inputs& inputs, void* y, 
   if (tokens == 0) return;
 #ifdef __CUDACC__
   if (!config_.portable && has_hopper_kernel()) {
-    product::enqueue_on_hopper(config_, tokens, inputs, y, device_attribute(cudaDevAttrMultiProcessorCount),
-                               stream);
+    const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+    const auto enqueue_kernel =
+        config_.float32_output ? product::enqueue_float32_on_hopper : product::enqueue_on_hopper;
+    enqueue_kernel(config_, tokens, inputs, y, multiprocessors, stream);
     return;
   }
 #endif
-  if (config_.dtype == DType::kFloat16) {
-    enqueue_portable<Half>(config_, tokens, inputs, y, stream);
-  } else {
-    enqueue_portable<BFloat16>(config_, tokens, inputs, y, stream);
-  }
+  with_element_type(config_.dtype, [&]<typename T>(TypeTag<T>) {
+    if (config_.float32_output) {
+      enqueue_portable<T, float>(config_, tokens, inputs, y, stream);
+    } else {
+      enqueue_portable<T, T>(config_, tokens, inputs, y, stream);
+    }
+  });
 }
 
 }  // namespace adaptrt::cuda
