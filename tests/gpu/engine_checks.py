@@ -4,6 +4,7 @@ every crowd, failures, and requests for seconds or minutes."""
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
 import tempfile
 import time
@@ -129,7 +130,12 @@ class Case:
         cache = adaptrt.PeftCacheConfig(
             num_device_module_layer=pages, max_adapter_size=MAX_RANK, optimal_adapter_size=4, num_copy_streams=2
         )
-        fields = {"enable_chunked_context": True, "num_threads": 1, "peft_cache_config": cache, **fields}
+        fields = {
+            "enable_chunked_context": True,
+            "num_threads": min(8, os.cpu_count() or 1),
+            "peft_cache_config": cache,
+            **fields,
+        }
         return adaptrt.ExecutorConfig(**fields)
 
     def request(self, asked: Asked, *, whole: bool = True, weights: bool = True) -> Any:

@@ -11,8 +11,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from device_trace import Event, activity_of, device_events
 from engine_models import LLAMA_1B, LLAMA_8B, TINY, TINY_TIED, RandomAdapter, Shape, Weights, start_engine
 from machine import Machine
 from rates import limit_microseconds
@@ -59,7 +59,8 @@ class Scale:
     prompt: int = 2048
     prompt_repeats: int = 6
     profiled_tokens: int = 400
-    profiled_seconds: float = 0.4
+    profiled_tokens_alone: int = 2000
+    profiled_seconds: float = 0.25
     peer_requests: int = 16
     peer_prompt: int = 128
     peer_tokens: int = 24
@@ -154,11 +155,11 @@ class Server:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def put(self, count: int) -> float:
-        """Stores adapters 1 to count on the host level. Returns the seconds."""
+    def put(self, tasks: Iterable[int]) -> float:
+        """Stores adapters on the host level. Returns the seconds."""
         begin = time.monotonic()
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(lambda task: self.executor.put_adapter(self.adapter.named(task)), range(1, count + 1)))
+            list(pool.map(lambda task: self.executor.put_adapter(self.adapter.named(task)), tasks))
         return time.monotonic() - begin
 
     def prompt(self, length: int) -> list[int]:
@@ -237,11 +238,9 @@ def _large(machine: Machine, scale: Scale, rates: dict[str, float]) -> Iterator[
         yield _prompt_row(server.shape, scale, rates, prompt)
         if machine.is_gpu:
             yield from _kernels(server, scale, base)
-        else:
-            _busy([("kernel", 0.0, 1.0), ("copy", 0.5, 2.0), ("kernel", 3.0, 1.0)])
     with Server(machine, weights, scale, max_batch_size=scale.requests, room=scale.requests) as server:
-        seconds = server.put(scale.requests)
-        yield Row(f"{name}: put {scale.requests} adapters on the host level", seconds, "s")
+        yield Row(f"{name}: put {scale.requests} adapters on the host level", server.put(many), "s")
+        yield _load_row(server, many, _pinned_rate(machine))
         server.decode(scale.requests, scale.context, scale.batch_tokens // 2)
         unused = server.decode(scale.requests, scale.context, scale.batch_tokens)
         yield _batch_row(server, scale, rates, unused, "LoRA unused", 0, 0.80)
@@ -278,8 +277,8 @@ def _peft(machine: Machine, scale: Scale, rates: dict[str, float]) -> Iterator[R
     """The small model with as many adapters as requests, compared with transformers + PEFT."""
     count = scale.peer_requests
     with Server(machine, Weights(machine, scale.small), scale, max_batch_size=count, room=count) as server:
-        server.put(count)
         adapters = list(range(1, count + 1))
+        server.put(adapters)
         context = scale.peer_prompt + scale.peer_tokens
         server.decode(count, context, 2 * scale.peer_tokens, adapters)
         ours = server.decode(count, context, 2 * scale.peer_tokens, adapters)
@@ -295,30 +294,31 @@ def _peft(machine: Machine, scale: Scale, rates: dict[str, float]) -> Iterator[R
 def _cache(machine: Machine, scale: Scale, rates: dict[str, float]) -> Iterator[Row | KernelTime]:
     """Loads of adapters, and requests for more adapters than the device holds, compared with room for all."""
     weights = Weights(machine, scale.small)
-    link = _pinned_rate(machine)
-    popularity = np.arange(1, scale.adapters + 1, dtype=np.float64) ** -0.9
-    names = np.random.default_rng(9).choice(scale.adapters, size=scale.cache_requests, p=popularity / popularity.sum())
+    tasks = range(1, scale.adapters + 1)
+    popularity = np.array(tasks, np.float64) ** -0.9
+    drawn = np.random.default_rng(9).choice(tasks, size=scale.cache_requests, p=popularity / popularity.sum())
     rates_of: list[float] = []
     for room in (scale.room, scale.adapters):
         with Server(
             machine, weights, scale, max_batch_size=scale.at_once, room=room, adapters=scale.adapters
         ) as server:
-            seconds = server.put(scale.adapters)
-            size = server.shape.adapter_bytes(RANK)
             if room == scale.room:
-                note = f"{scale.adapters * size / seconds / 1e9:.1f} GB/s"
-                yield Row(f"put {scale.adapters} adapters on the host level", seconds, "s", note=note)
-                yield _load_row(server, scale, link)
+                seconds = server.put(tasks)
+                rate = scale.adapters * server.shape.adapter_bytes(RANK) / seconds / 1e9
+                yield Row(f"put {scale.adapters} adapters on the host level", seconds, "s", note=f"{rate:.1f} GB/s")
+                yield _load_row(server, tasks[: scale.room], _pinned_rate(machine))
             else:
-                for task in range(1, room + 1):
+                # Adapters that no request names would only take time.
+                used = sorted(set(drawn.tolist()))
+                server.put(used)
+                for task in used:
                     server.executor.pin_adapter(task)
-            ask = [server.ask(scale.cache_prompt, scale.cache_tokens, int(name) + 1) for name in names]
-            server.run(ask[: scale.at_once])  # captures graphs
+            requests = [server.ask(scale.cache_prompt, scale.cache_tokens, int(task)) for task in drawn]
+            _in_flight(server, requests[: 2 * scale.at_once], scale.at_once)  # captures graphs
             before = server.executor.lora_cache_stats()
-            tokens = scale.cache_tokens * len(ask)
-            rates_of.append(tokens / _in_flight(server, ask, scale.at_once))
-            after = server.executor.lora_cache_stats()
-            note = f"{after.device_misses - before.device_misses} loads"
+            rates_of.append(scale.cache_tokens * len(requests) / _in_flight(server, requests, scale.at_once))
+            loads = server.executor.lora_cache_stats().device_misses - before.device_misses
+            note = f"{len(requests)} requests of {len(set(drawn.tolist()))} adapters, {loads} loads"
             yield Row(f"{scale.adapters} adapters, room for {room}", rates_of[-1], "tokens/s", note=note)
     some, every = rates_of
     yield Row(
@@ -379,9 +379,7 @@ def _batch_row(
     server: Server, scale: Scale, rates: dict[str, float], steps: Steps, what: str, adapters: int, target: float
 ) -> Row:
     count = scale.requests
-    limit = step_limit(
-        server.shape, rates, count, [scale.context] * count, adapters=adapters, logits=count
-    )  # fmt: skip
+    limit = step_limit(server.shape, rates, count, [scale.context] * count, adapters=adapters, logits=count)
     name = f"{server.shape.name}: decode of {count} requests at {scale.context}, {what}"
     return Row(name, steps.period, "us", limit, limit / steps.period, target, steps.describe())
 
@@ -397,10 +395,10 @@ def _prompt_row(shape: Shape, scale: Scale, rates: dict[str, float], steps: Step
     return Row(f"{shape.name}: prompt of {tokens}", steps.engine, "us", limit, limit / steps.engine, 0.75, note)
 
 
-def _load_row(server: Server, scale: Scale, link: float) -> Row:
-    """Times copies of adapters to the device, one after the other."""
+def _load_row(server: Server, tasks: Sequence[int], link: float) -> Row:
+    """Times copies of adapters to the device, one after the other. link: bytes per second from pinned memory."""
     times = []
-    for task in range(1, scale.room + 1):
+    for task in tasks:
         begin = time.monotonic()
         server.executor.pin_adapter(task)
         times.append(time.monotonic() - begin)
@@ -410,8 +408,9 @@ def _load_row(server: Server, scale: Scale, link: float) -> Row:
     rate = size / statistics.median(times)
     note = f"{size / 1e6:.1f} MB each"
     if stats.load_seconds > 0:
-        note += f"; copies alone {stats.device_misses * size / stats.load_seconds / 1e9:.1f} GB/s"
-    return Row("adapter from host to device", rate / 1e9, "GB/s", link / 1e9, rate / link, 0.80, note)
+        note += f"; copies without waits {stats.device_misses * size / stats.load_seconds / 1e9:.1f} GB/s"
+    name = f"{server.shape.name}: adapter from host to device"
+    return Row(name, rate / 1e9, "GB/s", link / 1e9, rate / link, 0.80, note)
 
 
 def _in_flight(server: Server, requests: Sequence[Request], at_once: int) -> float:
@@ -428,13 +427,12 @@ def _kernels(
     """Profiles decodes: the time for which the device is idle, and the kernels of a step."""
     count = count or scale.requests
     what = f"{server.shape.name}: decode of {count} requests" + (", adapters" if adapters[0] is not None else "")
-    prompt = scale.context // 2
-    requests = [server.ask(prompt, scale.profiled_tokens, adapters[i % len(adapters)]) for i in range(count)]
+    _traced(0.0)  # The first use of the profiler takes longer.
+    tokens = scale.profiled_tokens if count > 1 else scale.profiled_tokens_alone
+    requests = [server.ask(scale.context // 2, tokens, adapters[i % len(adapters)]) for i in range(count)]
     server.executor.get_latest_iteration_stats()
     ids = server.executor.enqueue_requests(requests)
     try:
-        # The first use of the profiler takes longer.
-        _traced(0.0)
         deadline = time.monotonic() + _WAIT_SECONDS
         while not _decodes_only(server, count):
             if time.monotonic() > deadline:
@@ -446,21 +444,17 @@ def _kernels(
             server.executor.cancel_request(request_id)
         for request_id in ids:
             server.wait(request_id)
-    busy = _busy(events)
-    if busy is None:
-        yield Row(f"{what}: busy", 0.0, "us", note=f"the profiler saw {len(events)} events, and no whole step")
+    found = activity_of(events)
+    if found is None:
+        yield Row(f"{what}: device busy", 0.0, "us", note=f"the profiler saw {len(events)} events and no whole step")
         return
-    note = (
-        f"{busy.steps} steps of {busy.period:.0f} us when profiled, idle between steps {busy.pause:.1f} us, "
-        f"{busy.launches:.0f} launches"
-    )
-    share = busy.busy / unprofiled.period
-    yield Row(f"{what}: device busy", busy.busy, "us", unprofiled.period, share, 0.97, note)
-    yield Row(
-        f"{what}: idle between steps", busy.pause, "us", unprofiled.period, 1 - busy.pause / unprofiled.period, 0.97
-    )
-    for name, (launches, microseconds) in busy.kernels.items():
-        yield KernelTime(what, name, launches / busy.steps, microseconds / launches, microseconds / busy.total)
+    note = f"{found.steps} steps of {found.period:.0f} us when profiled, {found.launches:.0f} launches"
+    period = unprofiled.period
+    yield Row(f"{what}: device busy", found.busy, "us", period, found.busy / period, 0.97, note)
+    yield Row(f"{what}: longest pause of a step", found.pause, "us", period, 1 - found.pause / period, 0.97)
+    for name, kernel in found.kernels.items():
+        mean = kernel.microseconds / kernel.count
+        yield KernelTime(what, name, kernel.count / found.steps, mean, kernel.microseconds / found.microseconds)
 
 
 def _decodes_only(server: Server, count: int) -> bool:
@@ -471,79 +465,14 @@ def _decodes_only(server: Server, count: int) -> bool:
     )
 
 
-_Event = tuple[str, float, float]
-"""Name, begin and duration in microseconds."""
-
-
-@dataclass(frozen=True)
-class _Busy:
-    steps: int
-    period: float
-    busy: float
-    """Microseconds of a step in which at least one kernel or copy ran."""
-    pause: float
-    """The longest time without one, the median over the steps."""
-    launches: float
-    kernels: dict[str, tuple[int, float]]
-    """(launches, microseconds) by name, longest first."""
-    total: float
-
-
-def _traced(seconds: float) -> list[_Event]:
+def _traced(seconds: float) -> list[Event]:
     """Returns the device's kernels and copies of the next seconds."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         time.sleep(seconds)
     with tempfile.TemporaryDirectory(prefix="adaptrt-") as name:
         path = Path(name) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
-    return [
-        (event["name"], float(event["ts"]), float(event["dur"]))
-        for event in events
-        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") and "dur" in event
-    ]
-
-
-def _busy(events: list[_Event]) -> _Busy | None:
-    """Cuts a trace into steps, at the launches of a kernel that each step has once."""
-    events = sorted(events, key=lambda event: event[1])
-    counts = Counter(name for name, _, _ in events)
-    per_step = [name for name in counts if "embed" in name.lower()] or sorted(counts, key=lambda name: counts[name])
-    if not per_step or counts[per_step[0]] < 2:
-        return None
-    begins = [begin for name, begin, _ in events if name == per_step[0]]
-    first, last, steps = begins[0], begins[-1], len(begins) - 1
-    inside = [event for event in events if first <= event[1] < last]
-    kernels: dict[str, list[float]] = defaultdict(list)
-    busy, reached, pauses, longest, step = 0.0, first, [], 0.0, 1
-    for name, begin, duration in inside:
-        if step < len(begins) - 1 and begin >= begins[step]:
-            pauses.append(longest)
-            longest, step = 0.0, step + 1
-        longest = max(longest, begin - reached)
-        busy += max(0.0, begin + duration - max(begin, reached))
-        reached = max(reached, begin + duration)
-        kernels[short_name(name)].append(duration)
-    pauses.append(longest)
-    ordered = sorted(kernels.items(), key=lambda item: -sum(item[1]))
-    return _Busy(
-        steps, (last - first) / steps, busy / steps, statistics.median(pauses), len(inside) / steps,
-        {name: (len(times), sum(times)) for name, times in ordered},
-        sum(sum(times) for times in kernels.values()),
-    )  # fmt: skip
-
-
-def short_name(name: str) -> str:
-    """Returns a kernel's name without return type, namespaces and arguments."""
-    for noise in ("void ", "adaptrt::cuda::", "adaptrt::", "(anonymous namespace)::", "kernels::"):
-        name = name.replace(noise, "")
-    depth, end = 0, len(name)
-    for at, character in enumerate(name):
-        depth += (character == "<") - (character == ">")
-        if character == "(" and depth == 0:
-            end = at
-            break
-    return name[:end][:100]
+        return device_events(json.loads(path.read_text()))
 
 
 def _steps(stats: Sequence[Any], counts: Callable[[Any], bool], cpu: float) -> Steps:
