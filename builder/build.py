@@ -16,11 +16,12 @@ from ..common.progress import Progress, SilentProgress
 from ..formats.checkpoint.config import CheckpointConfig
 from ..formats.checkpoint.quantization import QuantConfig
 from ..formats.checkpoint.quantizer import QuantizationError
-from ..formats.engine.build_config import DISABLE, ENABLE, NATIVE, TENSORRT, BuildConfig, LoraBuildConfig
+from ..formats.engine.build_config import CUDA, DISABLE, ENABLE, NATIVE, TENSORRT, BuildConfig, LoraBuildConfig
 from ..formats.engine.engine_quality import EngineQuality, QualityMeasure
 from ..formats.engine.tensorrt.package import Package
 from ..formats.engine.weight_usage import UsageMeasure, usage_names
 from ..formats.network.ops import Experts
+from .compile.cuda_support import problems_of_network
 from .compile.native import CompiledNetwork
 from .compile.tensorrt.compiled_plans import CompiledPlans
 from .compile.tensorrt.process import describe_package
@@ -196,7 +197,7 @@ def _checked_config(
     timing_cache: Path | None,
     dumps_onnx: bool,
 ) -> tuple[BuildConfig, Package | None]:
-    """The config with all defaults filled in, and TensorRT's package; None: the native compiler is used.
+    """The config with all defaults filled in, and TensorRT's package; None: another backend compiles.
 
     Raises ConfigError that lists all problems, and AdapterError for adapters that the engine could not serve.
     """
@@ -234,10 +235,13 @@ def _checked_config(
         if quantization is not None and config.sparse_predictors is not None:
             problems.append("sparse_predictors and quantization: quantised weights are read whole; choose one")
     else:
-        if any(isinstance(op, Experts) for op in checkpoint.network.ops):
-            problems.append(f"{checkpoint.config.architecture} has experts, which need backend {NATIVE}")
-        if any(op.sinks is not None for op in checkpoint.network.attentions):
-            problems.append(f"{checkpoint.config.architecture} has attention sinks, which need backend {NATIVE}")
+        if config.backend == CUDA:
+            problems += problems_of_network(checkpoint.network)
+        else:
+            if any(isinstance(op, Experts) for op in checkpoint.network.ops):
+                problems.append(f"{checkpoint.config.architecture} has experts, which need backend {NATIVE}")
+            if any(op.sinks is not None for op in checkpoint.network.attentions):
+                problems.append(f"{checkpoint.config.architecture} has attention sinks, which need backend {NATIVE}")
         if not checkpoint.config.has_lm_head:
             problems.append(f"{checkpoint.config.architecture} has no lm_head; such models need backend {NATIVE}")
         published = checkpoint.config.quantization

@@ -8,7 +8,9 @@ from pathlib import Path
 from .._core import EngineError
 from ..builder.model_cache.store import key_of_engine
 from ..common.json_fields import parse_json_object
+from ..formats.engine.build_config import CUDA
 from ..formats.engine.engine_config import EngineConfig
+from .cuda_engine import cuda_engine_in_memory, load_cuda_engine
 from .loaded_engine import IN_MEMORY, LoadedEngine
 from .native_engine import load_native_engine, native_engine_in_memory
 from .ranks import rank_in
@@ -44,6 +46,8 @@ def _load(directory: Path, weight_memory: int | None) -> LoadedEngine:
         raise EngineError(f"{directory}: is not a directory; accepted: the directory of an engine")
     config = EngineConfig.load(directory)
     if config.tensorrt is None:
+        if config.build_config.backend == CUDA:
+            return load_cuda_engine(directory, config).with_weight_memory(weight_memory)
         rank = rank_in(config.pretrained_config.mapping.world_size)
         return load_native_engine(directory, config, rank, weight_memory)
     try:
@@ -58,7 +62,7 @@ def _load(directory: Path, weight_memory: int | None) -> LoadedEngine:
 
 
 def load_engine_bytes(engine: bytes | bytearray | memoryview, config: str) -> LoadedEngine:
-    """Loads a native engine from the bytes of its rank0.engine and the text of its config.json.
+    """Loads a native or CUDA engine from the bytes of its rank0.engine and the text of its config.json.
 
     The bytes are copied in memory to an address that suits the kernels, so the caller may free them afterwards.
     Adapters in the engine's directory are not loaded.
@@ -67,9 +71,13 @@ def load_engine_bytes(engine: bytes | bytearray | memoryview, config: str) -> Lo
     """
     parsed = EngineConfig.from_json(parse_json_object(config, str(IN_MEMORY), EngineError), str(IN_MEMORY))
     if parsed.tensorrt is not None:
-        raise EngineError(f"{IN_MEMORY}: is a TensorRT engine; accepted: native engines, or the engine's directory")
+        raise EngineError(
+            f"{IN_MEMORY}: is a TensorRT engine; accepted: native and CUDA engines, or the engine's directory"
+        )
     ranks = parsed.pretrained_config.mapping.world_size
     if ranks > 1:
         raise EngineError(f"{IN_MEMORY}: is an engine of {ranks} ranks; accepted: of one, or the engine's directory")
     without_adapters = dataclasses.replace(parsed, adapter_checksums=())
+    if parsed.build_config.backend == CUDA:
+        return cuda_engine_in_memory(IN_MEMORY, without_adapters, engine)
     return native_engine_in_memory(IN_MEMORY, without_adapters, engine)

@@ -1,6 +1,6 @@
-"""Reads weights from an engine file without its memory mapping.
+"""Reads the weights of an engine file: from its memory mapping, or without it.
 
-If the file is truncated meanwhile, a read fails instead of the process (SIGBUS).
+Without the mapping, a read fails if the file is truncated meanwhile, instead of the process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from .._core import EngineError, PanelMatrix, VectorView
+from .._core import EngineError, PanelMatrix, VectorView, dtype_name
+from ..formats.checkpoint.casting import to_float32
 from ..formats.engine.engine_file import EngineFile
 
 FloatArray = npt.NDArray[np.float32]
@@ -27,6 +28,23 @@ class MappedWeights:
     def values(self, vector: VectorView) -> FloatArray:
         """Returns all values as float32 [size]."""
         return vector.values()
+
+
+class RowMajorWeights(MappedWeights):
+    """Weights of an engine whose matrices are row-major, read from its mapping."""
+
+    def __init__(self, storage: EngineFile) -> None:
+        """storage: has the mapping that the program points to, which stays alive with this object."""
+        self._bytes: Final = storage.file_bytes
+        self._begin: Final = int(self._bytes.__array_interface__["data"][0])
+
+    def rows(self, matrix: PanelMatrix, first: int, last: int) -> FloatArray:
+        """See MappedWeights."""
+        dtype = np.dtype(dtype_name(matrix.dtype))
+        offset = matrix.address - self._begin
+        row_bytes = matrix.k * dtype.itemsize
+        content = self._bytes[offset + first * row_bytes : offset + last * row_bytes]
+        return np.asarray(to_float32(content.view(dtype)), np.float32).reshape(last - first, matrix.k)
 
 
 class FileWeights(MappedWeights):

@@ -12,6 +12,7 @@ from ..builder.model_cache import EngineOptions, EnginePlan, plan_engine
 from ..common.progress import Progress
 from ..formats.adapter.adapter_copy import TOKENIZER_FILE
 from ..formats.engine.bind import bind_program
+from ..formats.engine.build_config import NATIVE
 from ..formats.engine.engine_config import EngineConfig, engine_file
 from ..formats.engine.engine_file import EngineLayout
 from ..formats.sources import Source
@@ -80,7 +81,7 @@ def check_config(config: ExecutorConfig, model: ModelOrEngine, draft: ModelOrEng
     """Raises the ConfigError with which Executor would refuse a configuration with these engines.
 
     Builds nothing. Reads weights only if their sizes depend on them: if they are compressed, and config.weight_memory
-    is set. TensorRT engines are not checked here.
+    is set. Engines of GPUs are not checked here.
     """
     config = checked_config(config)
     engine = _Planned.of(model, config)
@@ -104,13 +105,15 @@ class _Planned:
 
     @classmethod
     def of(cls, model: ModelOrEngine, config: ExecutorConfig) -> _Planned | None:
-        """Returns None for a TensorRT engine."""
+        """Returns None for an engine that does not run on the CPU."""
         if model.plan is not None:
+            if model.plan.build_config.backend != NATIVE:
+                return None
             compiled = model.plan.compile()
             layout, built_with = EngineLayout.planned(compiled.program, compiled.tensors), None
         else:
             of_engine = EngineConfig.load(model.directory)
-            if of_engine.tensorrt is not None:
+            if of_engine.build_config.backend != NATIVE:
                 return None
             layout = EngineLayout.of_file(model.directory / engine_file(0))
             built_with = of_engine.build_config.weight_memory

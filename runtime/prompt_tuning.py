@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,11 @@ import numpy.typing as npt
 from .._core import AdapterError, PromptTuningConfig, Request, RequestError
 from ..formats.adapter import is_prompt_tuned, read_prompt_embeddings
 from ..formats.adapter.recognise import CONFIG_FILE
+from ..formats.engine.build_config import CUDA, NATIVE, TENSORRT
 from .engine import LoadedEngine, load_engine
+
+_KINDS: Final = {TENSORRT: "of TensorRT", CUDA: f"of backend {CUDA}"}
+"""Descriptions of engines that take no virtual tokens, by backend."""
 
 
 def table_from_peft(directory: str | Path, engine: LoadedEngine | str | Path) -> npt.NDArray[np.float32]:
@@ -33,8 +38,9 @@ def prompt_of_directory(directory: Path, engine: LoadedEngine) -> PromptTuningCo
 
 def _table_of(directory: Path, engine: LoadedEngine) -> npt.NDArray[np.float32]:
     _, table = read_prompt_embeddings(directory, engine.adapted_modules)
-    if engine.num_ranks > 1 or engine.config.tensorrt is not None:
-        kind = "of TensorRT" if engine.config.tensorrt is not None else f"of {engine.num_ranks} ranks"
+    backend = engine.config.build_config.backend
+    if engine.num_ranks > 1 or backend != NATIVE:
+        kind = _KINDS[backend] if backend != NATIVE else f"of {engine.num_ranks} ranks"
         raise AdapterError(
             f"{directory}: is an adapter of virtual tokens, and {engine.directory} is an engine {kind}; accepted: "
             "native engines of one rank"

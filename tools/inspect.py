@@ -8,7 +8,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from .._core import ConfigError, EngineError, cpu_engine_info, cpu_kernels, dtype_name, impossible_cpu_kernels
+from .._core import (
+    ConfigError,
+    EngineError,
+    MatrixLayout,
+    cpu_engine_info,
+    cpu_kernels,
+    dtype_name,
+    impossible_cpu_kernels,
+)
 from ..builder.compile.tensorrt.compiled_plans import plan_file
 from ..common.progress import format_bytes
 from ..common.safetensors_stream import SafetensorsReader, TensorSpec
@@ -16,6 +24,7 @@ from ..formats.adapter.recognise import CONFIG_FILE as ADAPTER_CONFIG
 from ..formats.checkpoint.config import LEARNED_POSITIONS, RELATIVE_POSITIONS, CheckpointConfig
 from ..formats.checkpoint.rank_file import rank_file
 from ..formats.engine.bind import bind_program
+from ..formats.engine.build_config import NATIVE
 from ..formats.engine.engine_config import EngineConfig, engine_file
 from ..formats.engine.engine_file import EngineFile
 from ..formats.engine.engine_quality import EngineQuality
@@ -45,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", type=Path, help="adapters only: check that this engine can serve the adapter")
     parser.add_argument(
         "--context", type=int, nargs="+", metavar="N",
-        help="native engines only: context lengths in tokens for which to show the KV cache's size (default: powers "
-        "of two up to max_seq_len)",
+        help="native and CUDA engines only: context lengths in tokens for which to show the KV cache's size (default: "
+        "powers of two up to max_seq_len)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="adapters only: print every module as JSON")
 
@@ -130,13 +139,16 @@ def _describe_native_engine(path: Path, tensors: bool, contexts: Sequence[int] |
         "weights": by_ranks(f"{len(file.tensors)} tensors, {format_bytes(file.num_bytes)}" for file in files),
         "activations": by_ranks(format_bytes(file.program.arena_bytes) for file in files),
         "contexts": by_ranks(_describe_contexts(file, lengths) for file in files),
-        "kernels": _describe_kernels(),
     }
+    if config.build_config.backend == NATIVE:
+        rows["kernels"] = _describe_kernels()
     if config.build_config.weight_memory is not None:
         rows["weights"] += f", of which {format_bytes(config.build_config.weight_memory)} in memory"
     if config.build_config.sparse_predictors is not None:
         rows["predictors"] = f"{config.build_config.sparse_predictors}, which close gates before they are computed"
-    print_table(f"{path}: engine", _engine_rows(config, rows))
+    backend = config.build_config.backend
+    kind = "engine" if backend == NATIVE else f"engine of backend {backend}"
+    print_table(f"{path}: {kind}", _engine_rows(config, rows))
     for file in files if tensors else ():
         specs = (TensorSpec(name, array.dtype, array.shape) for name, array in file.tensors.items())
         _print_tensors(file.path.name, specs)
@@ -164,7 +176,8 @@ def _usual_contexts(max_seq_len: int) -> list[int]:
 
 
 def _describe_contexts(file: EngineFile, lengths: Sequence[int]) -> str:
-    """KV cache size of a request for each length, in the engine's type and as int8, and the size of its states."""
+    """KV cache size of a request for each length, and the size of its states. Native engines also show the other type
+    that the KV cache can have."""
     program = bind_program(file.program, file.tensors, str(file.path))
     block = {is_int8: program.kv_block_bytes(is_int8) for is_int8 in (False, True)}
     state_bytes = cpu_engine_info(program).state_bytes
@@ -178,8 +191,10 @@ def _describe_contexts(file: EngineFile, lengths: Sequence[int]) -> str:
     def size(length: int, is_int8: bool) -> str:
         return format_bytes(-(-length // tokens) * block[is_int8])
 
+    can_choose = program.matrix_layout is MatrixLayout.PANELS
     each = ", ".join(
-        f"{length} tokens {size(length, used)} (as {names[other]} {size(length, other)})" for length in lengths
+        f"{length} tokens {size(length, used)}" + (f" (as {names[other]} {size(length, other)})" if can_choose else "")
+        for length in lengths
     )
     return f"KV cache of a request with {each}" + (f", and {states}" if states else "")
 

@@ -70,7 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("compiler")
     output.add_argument(
         "--backend", default=NATIVE, choices=BACKENDS,
-        help="native compiles for CPUs, tensorrt for NVIDIA GPUs (default: %(default)s)",
+        help="native compiles for CPUs; cuda for NVIDIA GPUs, with AdaptRT's kernels; tensorrt for NVIDIA GPUs, with "
+        "TensorRT (default: %(default)s)",
     )  # fmt: skip
     output.add_argument(
         "--workers", type=integer(1, MAX_INT32), default=1, metavar="N",
@@ -295,8 +296,10 @@ def _tensorrt_config_of(args: argparse.Namespace) -> TensorRtBuildConfig | None:
 def run(args: argparse.Namespace) -> int:
     """Builds the engine and prints a summary."""
     prompt_rows = getattr(args, PROMPT_TABLE)
-    if prompt_rows > 0 and args.backend == TENSORRT:
-        raise ConfigError(f"{PROMPT_TABLE} is {prompt_rows}; expected 0 with backend {TENSORRT}, or backend {NATIVE}")
+    if prompt_rows > 0 and args.backend != NATIVE:
+        raise ConfigError(
+            f"{PROMPT_TABLE} is {prompt_rows}; expected 0 with backend {args.backend}, or backend {NATIVE}"
+        )
     if args.model_dir is not None:
         args.model_dir = find_model(args.model_dir)
     quantization, quality = quantization_of(args), _quality_of(args)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from rich import box
 from rich.table import Table
 
 from ...common.progress import format_bytes
-from ...formats.engine.build_config import DEFAULT_TARGET_MODULES
+from ...formats.engine.build_config import CUDA, DEFAULT_TARGET_MODULES, NATIVE, TENSORRT
 from ..build import BuildReport
 from ..compile.native import CompiledNetwork
 from ..compile.tensorrt.compiled_plans import CompiledPlans
+
+_TARGETS: Final = {NATIVE: "CPUs", CUDA: "NVIDIA GPUs from compute capability 8.0 on", TENSORRT: "NVIDIA GPUs"}
 
 
 def summary(report: BuildReport) -> Table:
@@ -21,6 +25,7 @@ def summary(report: BuildReport) -> Table:
     rows = [
         ("model", f"{checkpoint.architecture}, {checkpoint.describe_depth()}, {checkpoint.describe_weights()}"),
         ("engine", f"{format_bytes(report.engine_bytes)}, built in {report.seconds:.1f} s"),
+        ("backend", f"{config.backend}, for {_TARGETS[config.backend]}"),
         *(
             _plan_rows(report, report.compiled)
             if isinstance(report.compiled, CompiledPlans)

@@ -6,9 +6,9 @@ import argparse
 from typing import Any, Final
 
 from ...common.byte_size import weight_memory
-from ...formats.engine.build_config import AUTO, SPARSE_MLP
+from ...formats.engine.build_config import AUTO, NATIVE, SPARSE_MLP
 from ...formats.engine.limits import chosen_limits
-from ..model_cache.options import SERVING_DEFAULTS, SERVING_LIMITS, VLLM_LIMITS, EngineOptions
+from ..model_cache.options import SERVING_BACKENDS, SERVING_DEFAULTS, SERVING_LIMITS, VLLM_LIMITS, EngineOptions
 from .dtype_flag import add_dtype, dtype_of
 from .limit_flags import add_limits
 from .quantization_flags import add_quantization, quantization_of
@@ -29,6 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags. engine_for() rejects them if the path is already an engine directory."""
     group = parser.add_argument_group("engines built on first use")
     add_dtype(group)
+    group.add_argument(
+        "--backend", default=NATIVE, choices=SERVING_BACKENDS,
+        help="native runs on the CPU, cuda on an NVIDIA GPU (default: %(default)s)",
+    )  # fmt: skip
     add_limits(group, SERVING_LIMITS, defaults=_DEFAULTS, aliases=VLLM_LIMITS)
     add_quantization(group)
     group.add_argument("--int8_kv_cache", action="store_true", help=INT8_KV_CACHE_HELP)
@@ -60,4 +64,5 @@ def engine_options_of(args: argparse.Namespace) -> EngineOptions:
         int8_kv_cache=args.int8_kv_cache,
         compress_weights=args.compress_weights,
         sparse_mlp=args.sparse_mlp,
+        backend=args.backend,
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from ...common.number_flags import MAX_INT32, integer
-from ...formats.engine.build_config import AUTO, DISABLE, ENABLE, TENSORRT
+from ...formats.engine.build_config import AUTO, DISABLE, ENABLE, NATIVE
 
 PROMPT_TABLE: Final = "max_prompt_embedding_table_size"
 
@@ -144,7 +144,7 @@ def add_trtllm_flags(group: Any) -> None:
         group.add_argument(f"--{name}", action=_Refuse, nargs="?", dest=argparse.SUPPRESS, metavar="VALUE", help=reason)
     group.add_argument(
         f"--{PROMPT_TABLE}", "--max_multimodal_len", type=integer(0, MAX_INT32), default=0, dest=PROMPT_TABLE,
-        metavar="N", help=f"requests may have prompt tables of any size, except with backend {TENSORRT}",
+        metavar="N", help=f"requests may have prompt tables of any size with backend {NATIVE}; other backends accept 0",
     )  # fmt: skip
 
 

@@ -15,10 +15,11 @@ from ...formats.engine.plan import Buffer, BufferName, LoraLayout, Op, Program
 from .arena import Arena, Lifetime, plan_arena
 from .emit import EmittedProgram
 from .emitted import EmittedOp
+from .storage import Storage
 
 
 def assemble(
-    emitted: EmittedProgram, checkpoint: CheckpointConfig, config: BuildConfig, rank: int
+    emitted: EmittedProgram, checkpoint: CheckpointConfig, config: BuildConfig, rank: int, storage: Storage
 ) -> tuple[Program, Arena]:
     """Returns the program of a rank and its arena. `config` is complete, see BuildConfig.with_defaults()."""
     roots = _buffer_roots(emitted)
@@ -50,6 +51,7 @@ def assemble(
         num_layers=stage_layers(num_layers, num_stages, stage)[1],
         num_encoder_layers=stage_layers(num_encoder_layers, num_stages, stage)[1],
         **{name: getattr(config, name) or 0 for name in LIMITS},
+        matrix_layout=storage.layout,
         int8_kv_cache=checkpoint.int8_kv_cache,
         num_ranks=num_ranks,
         num_stages=num_stages,

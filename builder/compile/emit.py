@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from ..._core import DType, RopeKind, RowKind, activation_dtype
+from ..._core import DType, RopeKind, RowKind
 from ...formats.checkpoint.rotary import DynamicScaling, LongRopeScaling
 from ...formats.engine.plan import (
     AllHeadsNormOp,
@@ -39,6 +39,7 @@ from .emit_linear import LinearEmitter
 from .emitted import Compression, EmittedOp, Weights, as_float32, buffer_of
 from .logit_rows import with_logit_rows_alone
 from .lora_sites import SiteNumbers
+from .storage import PANELS, Storage
 
 _SameFieldsOp = ops.Cast | ops.CrossAttention | ops.CrossKeys | ops.GatedAdd | ops.Gather | ops.Receive | ops.Send
 _SAME_FIELDS: Final[dict[type[_SameFieldsOp], type[Op]]] = {
@@ -75,6 +76,7 @@ class EmittedProgram:
 
 def emit(
     network: Network,
+    storage: Storage = PANELS,
     *,
     lora: bool,
     fully_sharded: bool = False,
@@ -86,6 +88,7 @@ def emit(
 ) -> EmittedProgram:
     """Emits the program of a network.
 
+    storage: types of the activations, and how matrices are stored.
     lora: adapters act on linear layers and on the embedding.
     fully_sharded: tensor-parallel ranks split both adapter matrices of each layer that they split.
     first_site: number of the first adapter site.
@@ -98,9 +101,9 @@ def emit(
         assert logits is not None  # builder/engine/problems.py checks this.
         logits = replace(logits, width=logits.width + max_extra_tokens)
     weights = Weights(network.config.quantization, compression)
-    numbers = SiteNumbers(first_site, lora=lora, fully_sharded=fully_sharded)
-    linears = LinearEmitter(network, weights, numbers, logits, sparse_mlp=sparse_mlp, neurons=neurons)
-    emitter = _Emitter(network, weights, numbers, linears)
+    numbers = SiteNumbers(first_site, lora=lora, fully_sharded=fully_sharded, layers_only=storage.adapts_layers_only)
+    linears = LinearEmitter(network, storage, weights, numbers, logits, sparse_mlp=sparse_mlp, neurons=neurons)
+    emitter = _Emitter(network, storage, weights, numbers, linears)
     emitted = [emitter.emit(op) for op in network.ops]
     for layer in network.pooling_layers:
         for tensor in layer.tensors:
@@ -110,7 +113,7 @@ def emit(
     return EmittedProgram(
         encoder=tuple(op for op in emitted if op.rows is RowKind.ENCODER_TOKENS),
         encoder_output=network.encoder_output,
-        body=with_logit_rows_alone(body, head) if head else body,
+        body=with_logit_rows_alone(body, head) if head and storage.keeps_logit_rows else body,
         head=head,
         logits=logits,
         hidden=network.hidden,
@@ -120,11 +123,13 @@ def emit(
 
 
 class _Emitter:
-    def __init__(self, network: Network, weights: Weights, sites: SiteNumbers, linears: LinearEmitter) -> None:
+    def __init__(
+        self, network: Network, storage: Storage, weights: Weights, sites: SiteNumbers, linears: LinearEmitter
+    ) -> None:
         self._weights = weights
         self._sites = sites
         self._linears = linears
-        self._activation = activation_dtype(network.config.dtype)
+        self._activation = storage.activation_type(network.config.dtype)
 
     def emit(self, op: ops.Op) -> EmittedOp:
         if isinstance(op, ops.Embedding):

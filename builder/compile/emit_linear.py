@@ -9,7 +9,6 @@ from ..._core import (
     DType,
     LinearEpilogue,
     RowKind,
-    activation_dtype,
     can_have_columns,
     can_have_neurons,
     can_have_rows,
@@ -22,6 +21,7 @@ from ...formats.network.ops import Experts, Linear
 from ...formats.network.weights import LinearWeight
 from .emitted import EmittedOp, Weights, as_float32, buffer_of
 from .lora_sites import SiteNumbers
+from .storage import Storage
 
 # Epilogues of gated layers and of experts.
 _GATED: Final = {
@@ -46,6 +46,7 @@ class LinearEmitter:
     def __init__(
         self,
         network: Network,
+        storage: Storage,
         weights: Weights,
         sites: SiteNumbers,
         logits: Value | None,
@@ -58,7 +59,8 @@ class LinearEmitter:
         self._sites = sites
         self._logits = logits
         self._dtype = network.config.dtype
-        self._activation = activation_dtype(network.config.dtype)
+        self._activation = storage.activation_type(self._dtype)
+        self._stored = storage.stored_type(self._dtype)
         self._sparse_mlp = sparse_mlp
         self._sparse_values: set[str] = set()
         self._neurons = _neuron_pairs(network) if neurons and sparse_mlp else {}
@@ -96,10 +98,16 @@ class LinearEmitter:
             op=made,
             reads=(op.input, *(value for value in others if value is not None)),
             writes=(output,),
-            dtype=DType.FLOAT32 if op.activation is None else self._activation,
+            dtype=self._output_type(op, output),
             sites=sites,
             in_place=op.add_to,
         )
+
+    def _output_type(self, op: Linear, output: Value) -> DType:
+        if op.activation is not None:
+            return self._activation
+        is_sum = op.add_to is not None or output == self._logits
+        return DType.FLOAT32 if is_sum else self._stored
 
     def experts(self, op: Experts) -> EmittedOp:
         """Emits a layer's experts and their routing."""

@@ -84,7 +84,7 @@ class Weights:
     neurons: dict[str, tuple[NeuronTable, WeightNeurons]] = field(default_factory=dict)
 
     def table(self, tensor: Tensor) -> Matrix:
-        """Panels of a weight that is read row by row. A matrix that is also a table is stored like the table."""
+        """A weight that is read row by row. A matrix that is also a table is stored like the table."""
         name, (size, k) = str(tensor.name), tensor.shape
         return self._matrix(name, WeightRows(name, range(size)), size, k, None)
 

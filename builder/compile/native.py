@@ -1,4 +1,4 @@
-"""The native compiler: compiles a network to an engine file."""
+"""The compiler of the backends native and cuda: compiles a network to an engine file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..._core import ConfigError
 from ...formats.checkpoint.rank_tensors import RankTensors
-from ...formats.engine.build_config import DISABLE, BuildConfig
+from ...formats.engine.build_config import CUDA, DISABLE, BuildConfig
 from ...formats.engine.engine_file import EngineTensor, write_engine_file
 from ...formats.engine.plan import LinearOp, LoraSite, Matrix, Program
 from ...formats.network.network import Network
@@ -22,6 +22,7 @@ from .compression import places_for_outliers
 from .emit import emit
 from .lora_sites import lora_sites, new_token_sites
 from .pack import engine_tensors
+from .storage import PANELS, ROWS, Storage
 
 
 @dataclass(frozen=True)
@@ -71,25 +72,28 @@ def compile_network(network: Network, tensors: RankTensors, config: BuildConfig,
     """Compiles the program of a rank and plans its buffers. `network` is the whole model's, `tensors` the rank's.
 
     config: complete, see BuildConfig.with_defaults(). With a weight_memory, sparse ReLU-gated MLPs are also stored
-    neuron by neuron, to be streamed from the file that way.
+    neuron by neuron, to be streamed from the file that way. For backend cuda, the network is one that
+    cuda_support.problems_of_network() has no problem with.
 
     Raises ConfigError if adapters may divide rotary positions but the network's layers use several rotations.
     """
     checkpoint, lora = network.config, config.accepted_adapters
+    storage = ROWS if config.backend == CUDA else PANELS
     compression = partial(places_for_outliers, tensors) if config.compress_weights else None
     if lora is not None and lora.long_lora_scaling_factors:
         _require_one_rotation(network)
     fully_sharded = lora is not None and lora.fully_sharded_loras
-    sites = _sites_of_stages(network, rank, fully_sharded=fully_sharded) if lora is not None else []
+    sites = _sites_of_stages(network, rank, storage, fully_sharded=fully_sharded) if lora is not None else []
     max_extra_tokens = 0 if lora is None else lora.max_extra_tokens
     stage = rank // checkpoint.mapping.tp_size
     emitted = emit(
         network_of_rank(network, rank),
+        storage,
         lora=lora is not None,
         fully_sharded=fully_sharded,
         first_site=sum(map(len, sites[:stage])),
         compression=compression,
-        sparse_mlp=config.sparse_mlp != DISABLE and not config.compress_weights,
+        sparse_mlp=storage.has_copies and config.sparse_mlp != DISABLE and not config.compress_weights,
         neurons=config.weight_memory is not None,
         max_extra_tokens=max_extra_tokens,
     )
@@ -98,8 +102,9 @@ def compile_network(network: Network, tensors: RankTensors, config: BuildConfig,
         checkpoint,
         config,
         rank,
+        storage,
     )
-    return CompiledNetwork(program, arena, engine_tensors(emitted.weights, tensors, checkpoint.dtype))
+    return CompiledNetwork(program, arena, engine_tensors(emitted.weights, tensors, checkpoint.dtype, storage))
 
 
 def _require_one_rotation(network: Network) -> None:
@@ -112,12 +117,16 @@ def _require_one_rotation(network: Network) -> None:
         )
 
 
-def _sites_of_stages(network: Network, rank: int, *, fully_sharded: bool) -> list[list[LoraSite]]:
+def _sites_of_stages(network: Network, rank: int, storage: Storage, *, fully_sharded: bool) -> list[list[LoraSite]]:
     """Sites of a rank, and of the ranks of other stages that have the same tensor-parallel share. Every rank knows them
     all, so that all ranks agree on an adapter's page count."""
     mapping = network.config.mapping
     ranks = range(rank % mapping.tp_size, mapping.world_size, mapping.tp_size)
     return [
-        [site for op in network_of_rank(network, each).ops for site in lora_sites(op, fully_sharded=fully_sharded)]
+        [
+            site
+            for op in network_of_rank(network, each).ops
+            for site in lora_sites(op, fully_sharded=fully_sharded, layers_only=storage.adapts_layers_only)
+        ]
         for each in ranks
     ]

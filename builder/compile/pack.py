@@ -1,4 +1,4 @@
-"""Streams a checkpoint's tensors into engine tensors: matrices as panels, vectors as float32."""
+"""Streams a checkpoint's tensors into engine tensors: matrices as panels or row by row, vectors as float32."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from ...formats.engine import plan
 from ...formats.engine.engine_file import EngineTensor
 from ...formats.engine.plan import Matrix, NeuronTable
 from .emitted import ChosenRows, WeightNeurons, WeightRows, Weights
+from .storage import PANELS, Storage
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -37,13 +38,19 @@ _PANEL_ROWS: Final = 64
 _PIECE_BYTES: Final = 8 << 20
 
 
-def engine_tensors(weights: Weights, tensors: RankTensors, dtype: DType) -> list[EngineTensor]:
+def engine_tensors(
+    weights: Weights, tensors: RankTensors, dtype: DType, storage: Storage = PANELS
+) -> list[EngineTensor]:
     """Tensors of an engine whose matrices are of `dtype`, small ones first."""
     made = []
     for name, (vector, values) in weights.vectors.items():
         made.append(EngineTensor(name, np.dtype(np.float32), vector.size, partial(_vector_pieces, tensors, values)))
     numpy_dtype = np.dtype(dtype_name(dtype))
     for name, (matrix, source) in weights.matrices.items():
+        if storage is not PANELS:
+            pieces = partial(_row_pieces, tensors, matrix.k, source)
+            made.append(EngineTensor(name, numpy_dtype, matrix.n * matrix.k, pieces))
+            continue
         if matrix.quantization is not None:
             made.append(_quantized_tensor(tensors, matrix, source))
             continue
@@ -85,6 +92,12 @@ def _vector_pieces(tensors: RankTensors, source: WeightRows | ChosenRows | Array
         yield values + np.float32(1.0) if source.plus_one else values
 
 
+def _row_pieces(tensors: RankTensors, k: int, source: WeightRows) -> Iterator[Array]:
+    """The plain rows, one after another."""
+    for piece in tensors.rows(source.tensor, source.rows, _rows_of_a_piece(k * 4)):
+        yield np.ascontiguousarray(piece)
+
+
 def _panel_bytes(tensors: RankTensors, k: int, source: WeightRows, dtype: DType) -> Iterator[Array]:
     for _, panels in panel_pieces(tensors, k, source, dtype):
         yield panels
@@ -93,8 +106,7 @@ def _panel_bytes(tensors: RankTensors, k: int, source: WeightRows, dtype: DType)
 def _panels_and_rows(tensors: RankTensors, k: int, source: WeightRows, dtype: DType) -> Iterator[Array]:
     """The panels, followed by the plain rows."""
     yield from _panel_bytes(tensors, k, source, dtype)
-    for piece in tensors.rows(source.tensor, source.rows, _rows_of_a_piece(k * 4)):
-        yield np.ascontiguousarray(piece)
+    yield from _row_pieces(tensors, k, source)
 
 
 def _panels_and_columns(tensors: RankTensors, k: int, source: WeightRows, dtype: DType) -> Iterator[Array]:

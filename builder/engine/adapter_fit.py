@@ -6,8 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..._core import AdapterError, dtype_name, lora_modules
-from ...formats.adapter import MAGNITUDE, ConvertedAdapter, convert_adapter, is_prompt_tuned, read_prompt_embeddings
-from ...formats.engine.build_config import NATIVE, BuildConfig
+from ...formats.adapter import (
+    MAGNITUDE,
+    SHIFT,
+    ConvertedAdapter,
+    convert_adapter,
+    is_prompt_tuned,
+    read_prompt_embeddings,
+)
+from ...formats.engine.build_config import CUDA, NATIVE, BuildConfig
 from ...formats.network.adapter_sites import AdaptedModules, is_target
 from ...formats.network.network import Network
 
@@ -36,6 +43,8 @@ def adapter_for(
     problems = []
     if (adapter.config[0, :, 3] & MAGNITUDE).any() and not config.dora_enabled:
         problems.append("the adapter has factors (DoRA or IA3), which need an engine with dora_plugin enable")
+    if config.backend == CUDA and (adapter.config[0, :, 3] & SHIFT).any():
+        problems.append(f"the adapter has shifts (of biases), which need backend {NATIVE}")
     missing = [name for name in modules_of(adapter) if target_modules and name not in target_modules]
     if missing:
         problems.append(f"the adapter changes {', '.join(missing)}, which lora_target_modules does not include")

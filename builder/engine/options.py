@@ -16,7 +16,7 @@ class CompilerOptions:
     """Options that change how an engine is compiled, but not the result."""
 
     package: Package | None
-    """TensorRT's package; None: the native compiler."""
+    """TensorRT's package; None: another backend compiles."""
     workers: int = 1
     """Number of TensorRT plans, or of ranks' files, that are made at a time."""
     timing_cache: Path | None = None

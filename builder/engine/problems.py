@@ -10,6 +10,7 @@ from ...formats.engine.build_config import (
     AUTO,
     BACKENDS,
     CONSTANTS,
+    CUDA,
     DISABLE,
     ENABLE,
     EXTERNAL,
@@ -101,13 +102,13 @@ def _encoder_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list
     limit = checkpoint.max_position_embeddings
     if length > limit and checkpoint.position_embedding_type != RELATIVE_POSITIONS:
         found.append(f"max_encoder_input_len {length} is above the model's max_position_embeddings {limit}")
-    if config.backend != NATIVE:
+    if config.backend == TENSORRT:  # cuda_support.py lists what backend cuda lacks.
         found.append(f"{checkpoint.architecture} has an encoder and cross attention, which need backend {NATIVE}")
     return found
 
 
 def _state_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
-    if not checkpoint.has_states or config.backend == NATIVE:
+    if not checkpoint.has_states or config.backend != TENSORRT:  # cuda_support.py lists what backend cuda lacks.
         return []
     return [f"{checkpoint.architecture} has linear attention, which needs backend {NATIVE}"]
 
@@ -230,22 +231,26 @@ def _backend_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list
     if config.backend not in BACKENDS:
         return [f"backend is {config.backend}; accepted: {', '.join(BACKENDS)}"]
     tensorrt = config.tensorrt_config
-    if config.backend != TENSORRT:
-        return [] if tensorrt is None else [f"compute_capability and weights need backend {TENSORRT}"]
-    assert tensorrt is not None
     found = []
+    if config.backend != TENSORRT and tensorrt is not None:
+        found.append(f"compute_capability and weights need backend {TENSORRT}")
+    if config.backend == NATIVE:
+        return found
     if checkpoint.dtype == DType.FLOAT32:
         found.append(
-            f"a {dtype_name(checkpoint.dtype)} checkpoint cannot be built with backend {TENSORRT}, whose kernels "
+            f"a {dtype_name(checkpoint.dtype)} checkpoint cannot be built with backend {config.backend}, whose kernels "
             "multiply 16-bit numbers; convert the checkpoint with --dtype float16 or bfloat16"
         )
     if checkpoint.quantization is not None:
         found.append(
             f"a checkpoint of {checkpoint.quantization.quant_algo.name} weights cannot be built with backend "
-            f"{TENSORRT} yet; convert it without --use_weight_only"
+            f"{config.backend} yet; convert it without --use_weight_only"
         )
     if checkpoint.int8_kv_cache:
         found.append(f"an int8 KV cache needs backend {NATIVE}; leave out --int8_kv_cache, here and in the conversion")
+    if config.backend != TENSORRT:
+        return found
+    assert tensorrt is not None
     if tensorrt.weights not in WEIGHTS:
         found.append(f"weights is {tensorrt.weights}; accepted: {', '.join(WEIGHTS)}")
     return found + _capability_problems(tensorrt.compute_capability)
@@ -259,6 +264,8 @@ def _weight_memory_problems(config: BuildConfig, checkpoint: CheckpointConfig) -
         found.append(f"weight_memory is {config.weight_memory}; it must be at least 1")
     if config.weight_memory > MOST_WEIGHT_MEMORY:
         found.append(f"weight_memory is {config.weight_memory}; it must be at most {MOST_WEIGHT_MEMORY}")
+    if config.backend == CUDA:
+        found.append(f"weight_memory needs backend {NATIVE} or {TENSORRT}")
     if config.tensorrt_config is not None and config.tensorrt_config.weights == EXTERNAL:
         found.append(
             f"weight_memory needs weights {CONSTANTS}: TensorRT streams the constants of a plan, but not its inputs"

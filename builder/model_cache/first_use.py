@@ -143,7 +143,9 @@ class EnginePlan:
             if file.is_of_checkpoint and config.quantization is not None:
                 problems.append(f"quantization: the weights are already {config.quantization.describe()}")
             config = replace(config, quantization=options.quantization)
-        problems += problems_of(build_config, config) or _memory_problems(build_config)
+        problems += problems_of(build_config, config)
+        if not problems and build_config.backend == NATIVE:
+            problems += _memory_problems(build_config)
         if problems:
             raise ConfigError(f"{directory}: " + "; ".join(problems))
         return cls(directory, files, source, config, build_config, options, origin)
@@ -218,18 +220,19 @@ class EnginePlan:
         quantised = report.kept or report.dequantization
         published = "" if quantised is None else f" from {quantised.format}"
         compressed = ", compressed" if build.compress_weights else ""
+        backend = "" if build.backend == NATIVE else f", backend {build.backend}"
         sizes = (
             f"max_batch_size {build.max_batch_size}, max_num_tokens {build.max_num_tokens}, max_seq_len "
             f"{build.max_seq_len}, max_input_len {build.max_input_len}, max_lora_rank {build.lora_config.max_lora_rank}"
         )
-        return f"{report.checkpoint.describe_types()}{published}{compressed}, {sizes}"
+        return f"{report.checkpoint.describe_types()}{published}{compressed}{backend}, {sizes}"
 
     def key(self, model_digest: str) -> str:
         """Cache key of 16 hexadecimal digits. It changes with everything that the engine depends on."""
         parts: dict[str, Any] = {
             "adaptrt": __version__,
             "code": self._code,
-            "formats": [FORMAT_VERSIONS[NATIVE], engine_file.FORMAT_VERSION],
+            "formats": [FORMAT_VERSIONS[self.build_config.backend], engine_file.FORMAT_VERSION],
             "model": model_digest,
             "eos_token_id": list(self.config.eos_token_id),
             "build_config": self.build_config.to_dict(),

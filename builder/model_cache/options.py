@@ -11,7 +11,17 @@ from ..._core import ConfigError, DType
 from ...common.shown_value import shown
 from ...formats.checkpoint.config import CheckpointConfig
 from ...formats.checkpoint.quantization import QuantConfig
-from ...formats.engine.build_config import AUTO, ENABLE, LIMITS, LORA_LIMITS, BuildConfig, LoraBuildConfig, PluginConfig
+from ...formats.engine.build_config import (
+    AUTO,
+    CUDA,
+    ENABLE,
+    LIMITS,
+    LORA_LIMITS,
+    NATIVE,
+    BuildConfig,
+    LoraBuildConfig,
+    PluginConfig,
+)
 from ...formats.engine.limits import Limit, chosen_limits
 
 SERVING_DEFAULTS: Final = {
@@ -23,6 +33,8 @@ SERVING_DEFAULTS: Final = {
     "max_seq_len": 8192,
 }
 """Defaults that differ from those of `adaptrt build`."""
+SERVING_BACKENDS: Final = (NATIVE, CUDA)
+"""Backends whose engines can be built on first use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +71,8 @@ class EngineOptions:
     int8_kv_cache: bool = False
     compress_weights: bool = False
     sparse_mlp: str = AUTO
+    backend: str = NATIVE
+    """Processor that runs the engine: `native` for CPUs, `cuda` for NVIDIA GPUs."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError with all sizes that are out of range."""
@@ -74,6 +88,8 @@ class EngineOptions:
             most = "or more" if limit.maximum is None else f"to {limit.maximum}"
             numbers = "a list of integers, each " if limit.is_list else ""
             problems.append(f"{name} is {shown(value)}{alias}; expected {numbers}{limit.minimum} {most}")
+        if self.backend not in SERVING_BACKENDS:
+            problems.append(f"backend is {shown(self.backend)}; expected {' or '.join(SERVING_BACKENDS)}")
         if problems:
             raise ConfigError("; ".join(problems))
 
@@ -90,6 +106,7 @@ class EngineOptions:
             **{**SERVING_DEFAULTS, "max_seq_len": longest, **chosen_limits(LIMITS, vars(self))},
             compress_weights=self.compress_weights,
             sparse_mlp=self.sparse_mlp,
+            backend=self.backend,
             lora_config=lora,
             plugin_config=PluginConfig(lora_plugin=AUTO, dora_plugin=ENABLE),
         )

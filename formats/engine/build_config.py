@@ -22,9 +22,10 @@ DISABLE: Final = "disable"
 PAGED: Final = "paged"
 NATIVE: Final = "native"
 TENSORRT: Final = "tensorrt"
+CUDA: Final = "cuda"
 SPARSE_MLP: Final = (AUTO, ENABLE, DISABLE)
-BACKENDS: Final = (NATIVE, TENSORRT)
-"""Backend that compiles: for this CPU, or for NVIDIA GPUs."""
+BACKENDS: Final = (NATIVE, CUDA, TENSORRT)
+"""Compilers: for CPUs, for NVIDIA GPUs with AdaptRT's kernels, and for NVIDIA GPUs with TensorRT."""
 CONSTANTS: Final = "constants"
 EXTERNAL: Final = "external"
 WEIGHTS: Final = (CONSTANTS, EXTERNAL)

@@ -1,6 +1,7 @@
 """config.json of an engine directory.
 
-Native engines have `engine_checksum`, the checksum of their one file, or `engine_checksums`, one per rank's file.
+Native and CUDA engines have `engine_checksum`, the checksum of their one file. Native engines of several ranks have
+`engine_checksums`, one per rank's file.
 TensorRT engines have `tensorrt`, their plans.
 """
 
@@ -21,17 +22,17 @@ from ...common.json_fields import JsonFields, describe, load_json_object
 from ..checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig
 from ..models.registry import declare, read_config
 from ..network.network import Network
-from .build_config import NATIVE, TENSORRT, BuildConfig
+from .build_config import CUDA, NATIVE, TENSORRT, BuildConfig
 from .engine_quality import EngineQuality
 from .tensorrt.plan_config import TensorRtPlans, plans_from_fields, plans_to_json
 
-FORMAT_VERSIONS: Final = {NATIVE: 1, TENSORRT: 2}
-"""Versions by backend, so that releases which only know native engines refuse the others."""
+FORMAT_VERSIONS: Final = {NATIVE: 1, TENSORRT: 2, CUDA: 3}
+"""Versions by backend, so that releases which do not know a backend refuse its engines."""
 ADAPTERS_DIRECTORY: Final = "lora"
 
 
 def engine_file(rank: int | str) -> str:
-    """Name of a native engine's file with the program and weights of a rank; "*" matches all ranks."""
+    """Name of the file with the program and weights of a rank; "*" matches all ranks."""
     return f"rank{rank}.engine"
 
 
@@ -44,9 +45,9 @@ class EngineConfig:
     pretrained_config: CheckpointConfig
     build_config: BuildConfig
     engine_checksums: tuple[str, ...] = ()
-    """Checksums of a native engine's files, by rank; see formats/engine/engine_file.py."""
+    """Checksums of the engine files, by rank; see formats/engine/engine_file.py."""
     tensorrt: TensorRtPlans | None = None
-    """Plans of a TensorRT engine; None for a native engine."""
+    """Plans of a TensorRT engine; None for other engines."""
     adapter_checksums: tuple[str, ...] = ()
     """Checksums of the copies in build_config.lora_config.lora_dir; see adapter_copy.py."""
     quality: EngineQuality | None = None
@@ -68,7 +69,7 @@ class EngineConfig:
         adapter_checksums: tuple[str, ...] = (),
         source: str | None = None,
     ) -> EngineConfig:
-        """Makes the config of a new engine; `engine` is a native engine's checksums, or the plans."""
+        """Makes the config of a new engine; `engine` is the engine files' checksums, or the plans."""
         return cls(
             version=__version__,
             pretrained_config=pretrained_config,
@@ -164,7 +165,8 @@ def _check_kind(data: Mapping[str, Any], subject: str) -> None:
     if "format_version" not in data or "build_config" not in data:
         raise EngineError(f"{subject}: is not the config of an engine of AdaptRT; `adaptrt build` makes engines")
     if data["format_version"] not in FORMAT_VERSIONS.values() or isinstance(data["format_version"], bool):
-        known = " and ".join(map(str, FORMAT_VERSIONS.values()))
+        *others, last = map(str, sorted(FORMAT_VERSIONS.values()))
+        known = f"{', '.join(others)} and {last}"
         raise EngineError(
             f"{subject}: has format_version {describe(data['format_version'])}, this release reads {known}; "
             "build the engine again"

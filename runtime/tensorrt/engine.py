@@ -10,10 +10,11 @@ from ..._core import ConfigError, EngineError, ExecutorConfig
 from ...common.safetensors_stream import SafetensorsReader
 from ...formats.engine.engine_config import EngineConfig
 from ...plugins.definition import VERSION
+from ..cuda_module import import_cuda
 from ..loaded_engine import engine_adapters
 from .layout import engine_sites, lora_layout
 from .loaded_plans import LoadedPlans
-from .packages import import_cuda, import_tensorrt
+from .packages import import_tensorrt
 from .session import start_session
 
 

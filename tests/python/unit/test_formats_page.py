@@ -34,8 +34,8 @@ def test_every_activation_is_listed(page: str) -> None:
 
 def test_the_versions_are_those_that_are_written(page: str) -> None:
     assert f"`version` = {FORMAT_VERSION} and" in page
-    assert row(page, "`format_version`").startswith("1: native, 2: TensorRT;")
-    assert FORMAT_VERSIONS == {"native": 1, "tensorrt": 2}
+    assert row(page, "`format_version`").startswith("1: native, 2: TensorRT, 3: CUDA;")
+    assert FORMAT_VERSIONS == {"native": 1, "tensorrt": 2, "cuda": 3}
 
 
 def test_the_modules_have_their_ids(page: str) -> None:

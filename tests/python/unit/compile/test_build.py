@@ -111,12 +111,12 @@ def with_lora(**fields) -> BuildConfig:
     ("config", "complaints"),
     [
         (
-            BuildConfig(max_beam_width=2049, kv_cache_type="continuous", logits_dtype="float16", backend="cuda"),
+            BuildConfig(max_beam_width=2049, kv_cache_type="continuous", logits_dtype="float16", backend="rocm"),
             [
                 "max_beam_width 2049 is above max_batch_size 2048",
                 "always paged",
                 "computed in float32",
-                "backend is cuda; accepted: native, tensorrt",
+                "backend is rocm; accepted: native, cuda, tensorrt",
             ],
         ),
         (

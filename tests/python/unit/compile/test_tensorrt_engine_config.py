@@ -137,7 +137,8 @@ def test_native_engines_are_as_they_were() -> None:
         ),
         (lambda c: c["build_config"]["tensorrt_config"].update(weights="inline"), "weights"),
         (lambda c: c.update(format_version=1), "engine_checksum is missing"),
-        (lambda c: c.update(format_version=3), "format_version 3, this release reads 1 and 2"),
+        (lambda c: c.update(format_version=3), "engine_checksum is missing"),
+        (lambda c: c.update(format_version=4), "format_version 4, this release reads 1, 2 and 3"),
         (lambda c: c.update(format_version=True), "format_version true"),
     ],
 )

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from adaptrt.formats.engine.build_config import BuildConfig
 from adaptrt.runtime import adapter_store
 from adaptrt.runtime.adapter_store import AdapterStore
 
@@ -30,7 +31,7 @@ def virtual_tokens(directory: Path, count: int) -> Path:
 
 @pytest.fixture
 def store(tmp_path: Path) -> AdapterStore:
-    config = SimpleNamespace(tensorrt=None, adapter_checksums=(), source=None)
+    config = SimpleNamespace(build_config=BuildConfig(), adapter_checksums=(), source=None)
     engine: Any = SimpleNamespace(directory=tmp_path, config=config, num_ranks=1, adapted_modules=None, adapters={})
     return AdapterStore(engine)
 

@@ -218,7 +218,7 @@ def rewrite_config(engine: Path, change: Callable[[dict], None]) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda c: c.update(format_version=3), "format_version 3"),
+        (lambda c: c.update(format_version=4), "format_version 4"),
         (lambda c: c.update(extra=1), "extra is unknown"),
         (
             lambda c: c["build_config"].update(max_batch_size=9),

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from adaptrt._core import AdapterError
+from adaptrt.formats.engine.build_config import BuildConfig
 from adaptrt.runtime import prompt_tuning
 from adaptrt.runtime.prompt_tuning import prompt_of_directory, table_from_peft
 
 TABLE = np.ones((3, 8), np.float32)
 
 
-ENGINE: Any = SimpleNamespace(directory=Path("engine"), config=SimpleNamespace(tensorrt=None), num_ranks=1,
+ENGINE: Any = SimpleNamespace(directory=Path("engine"), config=SimpleNamespace(build_config=BuildConfig()), num_ranks=1,
                               adapted_modules=None)  # fmt: skip
 
 

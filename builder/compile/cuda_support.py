@@ -1,0 +1,137 @@
+"""The networks that backend cuda runs: a list of ops and of the values that their fields may have.
+
+An op or field that is not in the list is refused, so nothing that is added to networks later is ignored by mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from typing import Any, Final
+
+from ..._core import AttentionKind
+from ...formats.checkpoint.activation import Activation
+from ...formats.engine.build_config import CUDA, NATIVE
+from ...formats.network.network import Network
+from ...formats.network.ops import Attention, Embedding, Linear, Op, RmsNorm, Rotary
+from ...formats.network.weights import LinearWeight
+
+WIDTH_MULTIPLE: Final = 8
+"""Kernels read rows in pieces of this many elements."""
+MOST_HEAD_DIM: Final = 256
+
+_Problem = str | None
+_Check = Callable[[Any], _Problem]
+
+
+def problems_of_network(network: Network) -> list[str]:
+    """Lists everything for which backend cuda has no kernel, each once."""
+    architecture = network.config.architecture
+    found = dict.fromkeys(problem for op in network.ops for problem in _problems_of_op(op))
+    problems = [
+        f"{architecture} needs {missing}, which backend {CUDA} does not have; use backend {NATIVE}" for missing in found
+    ]
+    sizes = dict.fromkeys(problem for op in network.ops for problem in _size_problems(op))
+    return problems + [f"{architecture} has {problem}; use backend {NATIVE}" for problem in sizes]
+
+
+def _problems_of_op(op: Op) -> Iterator[str]:
+    """Yields what an op needs: the op itself, or one of its fields."""
+    name = type(op).__name__
+    accepted = _ACCEPTED.get(type(op))
+    if accepted is None:
+        yield f"the op {name}"
+        return
+    for field in fields(op):
+        check = accepted.get(field.name, _needs_default)
+        problem = check(getattr(op, field.name))
+        if problem is not None:
+            yield f"the op {name} with {field.name}{problem}"
+    if isinstance(op, Linear):
+        yield from _problems_of_linear(op)
+
+
+def _problems_of_linear(op: Linear) -> Iterator[str]:
+    """Yields the combinations of a linear layer's fields that no kernel computes."""
+    is_gated = len(op.weights) == 2
+    if op.activation is not None:
+        accepted = _GATED if is_gated else _ACTIVATED
+        if op.activation not in accepted:
+            yield f"the op Linear with the activation {op.activation.value} and {'a' if is_gated else 'no'} gate"
+        if op.add_to is not None:
+            yield "the op Linear with activation and add_to"
+    if op.layer is None and (op.activation is not None or op.add_to is not None):
+        yield "the op Linear with activation or add_to in lm_head"
+    if op.layer is None and any(weight.bias for weight in op.weights):
+        yield "the op Linear with bias in lm_head"
+
+
+def _size_problems(op: Op) -> Iterator[str]:
+    if isinstance(op, Attention):
+        size = op.shape.head_dim
+        if size % WIDTH_MULTIPLE or size > MOST_HEAD_DIM:
+            accepted = f"a multiple of {WIDTH_MULTIPLE} up to {MOST_HEAD_DIM}"
+            yield f"a head_dim of {size}; expected {accepted} with backend {CUDA}"
+    if isinstance(op, Linear):
+        for weight in op.weights:
+            for what, size in (("inputs", weight.inputs), *(("outputs", part.outputs) for part in weight.parts)):
+                if size % WIDTH_MULTIPLE:
+                    yield (
+                        f"a linear layer of {size} {what}; expected a multiple of {WIDTH_MULTIPLE} with backend {CUDA}"
+                    )
+
+
+def _any(value: Any) -> _Problem:
+    return None
+
+
+def _needs_default(value: Any) -> _Problem:
+    """The check of fields that are not in the list: the field must not be set."""
+    return None if value in (None, False, 0, 0.0, ()) else ""
+
+
+def _causal(kind: AttentionKind) -> _Problem:
+    return None if kind is AttentionKind.CAUSAL else f" {kind.name}"
+
+
+def _one_or_two(weights: tuple[LinearWeight, ...]) -> _Problem:
+    return None if len(weights) in (1, 2) else f" of {len(weights)} matrices"
+
+
+_GATED: Final = frozenset(
+    (
+        Activation.SILU,
+        Activation.GELU,
+        Activation.GELU_TANH,
+        Activation.RELU,
+        Activation.RELU_BOTH,
+        Activation.CLAMPED_SILU,
+    )
+)
+_ACTIVATED: Final = frozenset((Activation.GELU, Activation.GELU_TANH, Activation.RELU))
+
+_ACCEPTED: Final[Mapping[type[Op], Mapping[str, _Check]]] = {
+    Embedding: {
+        "scope": _any,
+        "output": _any,
+        "table": _any,
+        "scale": _any,
+        # Only requests with embeddings in place of tokens use it, and the engine refuses them.
+        "inputs_embeds_scale": _any,
+        # Adapters do not act on the embedding.
+        "as_linear": _any,
+    },
+    Rotary: dict.fromkeys(("scope", "output", "size", "base", "scaling", "max_position_embeddings"), _any),
+    RmsNorm: dict.fromkeys(("scope", "input", "output", "weight", "epsilon", "gather_logit_rows"), _any),
+    Attention: {
+        **dict.fromkeys(("scope", "layer", "qkv", "rotary", "output", "shape", "scale", "window", "softcap"), _any),
+        "kind": _causal,
+    },
+    Linear: {
+        **dict.fromkeys(
+            ("scope", "input", "output", "layer", "activation", "threshold", "add_to", "scale", "softcap"), _any
+        ),
+        "weights": _one_or_two,
+    },
+}
+"""Checks by op and field. A field without one must not be set: None, False or 0."""

@@ -1,0 +1,73 @@
+"""Engines of the CUDA backend: maps the engine file, checks every byte, and starts it on an NVIDIA GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from .. import _core
+from .._core import ConfigError, ExecutorConfig
+from ..formats.engine.engine_config import EngineConfig, engine_file
+from ..formats.engine.engine_file import EngineFile
+from .compiled_engine import CompiledEngine, checked_program
+from .cuda_module import import_cuda
+from .engine_weights import EngineBase
+from .file_weights import RowMajorWeights
+from .loaded_engine import engine_adapters
+
+
+@dataclass(frozen=True)
+class CudaEngine(CompiledEngine):
+    """An engine whose weights are memory-mapped, and copied to the GPU when it starts."""
+
+    def base_weights(self) -> EngineBase:
+        """Returns the weights in the engine file."""
+        return self._base
+
+    @cached_property
+    def _base(self) -> EngineBase:
+        return EngineBase([(self.program, self.storage)], self.directory, RowMajorWeights(self.storage))
+
+    def with_weight_memory(self, num_bytes: int | None) -> CudaEngine:
+        """See LoadedEngine.with_weight_memory."""
+        if num_bytes:
+            raise ConfigError(
+                f"weight_memory is {num_bytes}; accepted: None and 0, {self.directory} is a CUDA engine, all of whose "
+                "weights are on the GPU"
+            )
+        return self
+
+    def start(self, config: ExecutorConfig, *, beside: _core.Engine | None = None) -> _core.Engine:
+        """Starts the engine on the first GPU.
+
+        Raises ConfigError for kernels of the CPU, if this install or this machine cannot run CUDA engines, and if the
+        GPU has too little memory.
+        """
+        if config.kernels:
+            raise ConfigError(
+                f"{self.directory}: kernels is '{config.kernels}'; expected '': a CUDA engine runs on a GPU"
+            )
+        cuda = import_cuda(str(self.directory))
+        engine: _core.Engine = cuda.CudaEngine(self.program, cuda.CudaDevice(0))
+        return engine
+
+
+def load_cuda_engine(directory: Path, config: EngineConfig) -> CudaEngine:
+    """Loads an engine directory. Needs no GPU.
+
+    Raises EngineError for an engine file that is damaged or disagrees with config.json.
+    """
+    storage = EngineFile(directory / engine_file(0), config.engine_checksums[0])
+    return _checked(directory, config, storage, engine_adapters(config, directory))
+
+
+def cuda_engine_in_memory(subject: Path, config: EngineConfig, engine: bytes | bytearray | memoryview) -> CudaEngine:
+    """Loads the bytes of an engine file, which are copied. It carries no adapters. subject: path for messages."""
+    return _checked(subject, config, EngineFile(subject / engine_file(0), config.engine_checksums[0], engine), {})
+
+
+def _checked(directory: Path, config: EngineConfig, storage: EngineFile, adapters: Mapping[str, Path]) -> CudaEngine:
+    program = checked_program(directory, config, storage)
+    return CudaEngine(directory, config, adapters, program, storage)

@@ -1,0 +1,38 @@
+"""Imports adaptrt._cuda, the module with the CUDA device, kernels and engine."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+from .._core import ConfigError
+from .._version import __version__
+
+_CUDA = "adaptrt._cuda"
+_REMEDY = "In a checkout of AdaptRT, with CUDA's compiler (nvcc) installed: pip install ./package/cuda"
+
+
+def import_cuda(subject: str) -> Any:
+    """Returns the module _cuda. Raises ConfigError with the remedy if it is missing or of another version; `subject`
+    begins the message.
+    """
+    if importlib.util.find_spec(_CUDA) is None:
+        raise ConfigError(
+            f"{subject}: is for NVIDIA GPUs, and the CUDA kernels are not installed: {_CUDA} is missing. {_REMEDY}"
+        )
+    module = import_installed(_CUDA, subject)
+    if module.__version__ != __version__:
+        raise ConfigError(
+            f"{subject}: adaptrt-cuda is version {module.__version__}, and adaptrt is {__version__}; "
+            f"they must be the same. {_REMEDY}"
+        )
+    return module
+
+
+def import_installed(name: str, subject: str) -> Any:
+    """Returns a module that is installed. Raises ConfigError with the reason if it cannot be loaded."""
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError) as reason:
+        raise ConfigError(f"{subject}: {name} is installed, but cannot be loaded: {reason}") from reason

@@ -1,0 +1,411 @@
+"""Engines of backend cuda: what their files hold, what a build refuses by name, and how they are loaded."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adaptrt
+from adaptrt._core import AdapterError, ConfigError, DType, EngineError, LinearEpilogue, MatrixLayout, lora_modules
+from adaptrt.builder.build import build
+from adaptrt.builder.cli import main as command_line
+from adaptrt.builder.compile import cuda_support
+from adaptrt.builder.compile.cuda_support import problems_of_network
+from adaptrt.builder.conversion.checkpoint import Checkpoint
+from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.common.safetensors_stream import SafetensorsReader
+from adaptrt.formats.adapter import convert_adapter
+from adaptrt.formats.checkpoint.activation import Activation
+from adaptrt.formats.checkpoint.casting import to_float32
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
+from adaptrt.formats.engine.engine_config import EngineConfig
+from adaptrt.formats.engine.engine_file import EngineFile
+from adaptrt.formats.engine.plan import AttentionOp, KeepLogitRowsOp, LinearOp, Program, RmsNormOp
+from adaptrt.formats.models.registry import FAMILIES, specimen
+from adaptrt.formats.network.network import Network
+from adaptrt.formats.network.ops import Attention, Linear, Op, RmsNorm
+from adaptrt.runtime import cuda_engine
+from adaptrt.runtime.cuda_engine import CudaEngine
+from adaptrt.runtime.engine import load_engine, load_engine_bytes
+from adaptrt.runtime.engine_weights import EngineBase
+from support.engines import make_checkpoint
+from support.models import ModelSpec, save_adapter, save_model
+from support.prompts import save_virtual_tokens
+from support.serving import run_command
+
+SPEC = ModelSpec(
+    vocab_size=72, hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=8, intermediate_size=40
+)
+SIZES = BuildConfig(max_batch_size=4, max_num_tokens=24, max_seq_len=64, tokens_per_block=16, backend="cuda")
+WITH_LORA = replace(
+    SIZES,
+    lora_config=LoraBuildConfig(max_lora_rank=8),
+    plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"),
+)
+LAYERS = ("attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Makes a model, its checkpoint in bfloat16, and an engine of backend cuda and a native one."""
+    directory = tmp_path_factory.mktemp("cuda")
+    checkpoint = make_checkpoint(SPEC, directory, DType.BFLOAT16)
+    build(checkpoint, WITH_LORA, directory / "cuda")
+    build(checkpoint, replace(WITH_LORA, backend="native"), directory / "native")
+    return directory
+
+
+def program_of(engine: Path) -> Program:
+    config = EngineConfig.load(engine)
+    return EngineFile(engine / "rank0.engine", config.engine_checksums[0]).program
+
+
+def test_the_engine_has_a_format_version_of_its_own(root: Path) -> None:
+    config = EngineConfig.load(root / "cuda")
+    assert config.build_config.backend == "cuda"
+    assert config.to_dict()["format_version"] == 3
+    assert sorted(path.name for path in (root / "cuda").iterdir()) == [
+        "config.json",
+        "generation_config.json",
+        "rank0.engine",
+    ]
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
+@pytest.mark.parametrize("tied", [False, True])
+def test_matrices_are_the_checkpoints_rows(dtype: DType, tied: bool, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(replace(SPEC, tie_word_embeddings=tied), tmp_path, dtype)
+    build(checkpoint, SIZES, tmp_path / "engine")
+    file = EngineFile(tmp_path / "engine" / "rank0.engine", EngineConfig.load(tmp_path / "engine").engine_checksums[0])
+    source = SafetensorsReader(checkpoint / "rank0.safetensors")
+    matrices = [name for name, array in file.tensors.items() if array.dtype != np.float32]
+    compared = set()
+    for name in matrices:
+        weight, _, rows = name.partition("[")
+        first, last = map(int, rows.rstrip("]").split(":")) if rows else (0, source.specs[weight].shape[0])
+        expected = np.concatenate(list(source.rows(weight, first, last)))
+        np.testing.assert_array_equal(
+            file.tensors[name].view(np.uint16), expected.reshape(-1).view(np.uint16), err_msg=name
+        )
+        compared.add(weight)
+    two_dimensional = {name for name, spec in source.specs.items() if len(spec.shape) == 2}
+    assert compared == two_dimensional
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
+def test_activations_are_of_the_checkpoints_type(dtype: DType, tmp_path: Path) -> None:
+    build(make_checkpoint(SPEC, tmp_path, dtype), WITH_LORA, tmp_path / "engine")
+    program = program_of(tmp_path / "engine")
+    assert program.matrix_layout is MatrixLayout.ROWS
+    assert program.dtype is dtype
+    buffers = {buffer.name: buffer for buffer in program.buffers}
+    for op in program.ops:
+        assert not isinstance(op, KeepLogitRowsOp)
+        if isinstance(op, LinearOp):
+            is_sum = op.epilogue is LinearEpilogue.ADD or op.output == program.logits
+            assert buffers[op.output].dtype is (DType.FLOAT32 if is_sum else dtype)
+            assert buffers[op.input].dtype is dtype
+            assert (op.neurons, op.scores, op.has_sparse_input) == (None, None, False)
+            for part in op.parts:
+                weight = part.weight
+                stored_otherwise = (weight.quantization, weight.outliers, weight.has_rows, weight.has_columns)
+                assert stored_otherwise == (None, None, False, False)
+        elif isinstance(op, (RmsNormOp, AttentionOp)):
+            assert buffers[op.output].dtype is dtype
+    assert load_engine(tmp_path / "engine").program.validate() == []
+
+
+def test_a_relu_model_has_no_second_copies_of_its_weights(tmp_path: Path) -> None:
+    spec = replace(SPEC, intermediate_size=64, hidden_size=64, head_dim=16, extra=(("hidden_act", "relu"),))
+    build(make_checkpoint(spec, tmp_path, DType.BFLOAT16), SIZES, tmp_path / "engine")
+    program = program_of(tmp_path / "engine")
+    linears = [op for op in program.ops if isinstance(op, LinearOp)]
+    assert any(op.epilogue is LinearEpilogue.RELU_MUL for op in linears)
+    assert not any(part.weight.is_stored_twice for op in linears for part in op.parts)
+
+
+def test_adapters_act_only_on_layers(root: Path) -> None:
+    ids = {info.id: info.name for info in lora_modules()}
+    lora = load_engine(root / "cuda").lora
+    assert {ids[part.module] for site in lora.sites for part in site.parts} == set(LAYERS)
+    assert {ids[module] for module in lora.target_modules} == set(LAYERS)
+    native = load_engine(root / "native").lora
+    of_layers = [site for site in native.sites if ids[site.parts[0].module] in LAYERS]
+    assert [(site.layer, site.in_size) for site in lora.sites] == [(site.layer, site.in_size) for site in of_layers]
+
+
+def refusal(config: BuildConfig, checkpoint: Path | Checkpoint, tmp_path: Path, **options: Any) -> str:
+    with pytest.raises(ConfigError) as raised:
+        build(checkpoint, config, tmp_path / "refused", **options)
+    assert not (tmp_path / "refused").exists()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"weight_memory": 1 << 20}, "weight_memory needs backend native or tensorrt"),
+        ({"compress_weights": True}, "compress_weights needs backend native"),
+        ({"sparse_predictors": Path("predictors")}, "sparse_predictors needs backend native"),
+        ({"sparse_mlp": "enable"}, "sparse_mlp needs backend native"),
+        (
+            {"lora_config": LoraBuildConfig(lora_target_modules=("attn_q", "lm_head"))},
+            "lora_target_modules names lm_head, which adapters cannot change with backend cuda",
+        ),
+        (
+            {"lora_config": LoraBuildConfig(lora_target_modules=("embedding",))},
+            "lora_target_modules names embedding, which adapters cannot change with backend cuda",
+        ),
+        ({"lora_config": LoraBuildConfig(max_extra_tokens=1)}, "max_extra_tokens needs backend native"),
+        (
+            {"lora_config": LoraBuildConfig(long_lora_scaling_factors=(2,))},
+            "long_lora_scaling_factors need backend native",
+        ),
+        ({"lora_config": LoraBuildConfig(fully_sharded_loras=True)}, "fully_sharded_loras needs a checkpoint"),
+    ],
+)
+def test_an_option_is_refused_by_name(root: Path, tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
+    assert complaint in refusal(replace(WITH_LORA, **change), root / "checkpoint", tmp_path)
+
+
+def test_all_problems_are_listed_at_once(root: Path, tmp_path: Path) -> None:
+    config = replace(WITH_LORA, weight_memory=9, compress_weights=True)
+    found = refusal(config, root / "checkpoint", tmp_path, quality=object(), usage=object())
+    for name in ("weight_memory", "compress_weights", "quality_text", "usage_text"):
+        assert f"{name} needs backend native" in found
+
+
+def test_float32_checkpoints_are_refused(tmp_path: Path) -> None:
+    found = refusal(SIZES, make_checkpoint(SPEC, tmp_path, DType.FLOAT32), tmp_path)
+    assert "a float32 checkpoint cannot be built with backend cuda, whose kernels multiply 16-bit numbers" in found
+
+
+def test_quantised_checkpoints_and_caches_are_refused(tmp_path: Path) -> None:
+    save_model(SPEC, tmp_path / "model")
+    run_command(
+        "convert-checkpoint", "--model_dir", tmp_path / "model", "--output_dir", tmp_path / "checkpoint", "--dtype",
+        "bfloat16", "--use_weight_only", "--int8_kv_cache",
+    )  # fmt: skip
+    found = refusal(SIZES, tmp_path / "checkpoint", tmp_path)
+    assert "a checkpoint of W8A16 weights cannot be built with backend cuda yet" in found
+    assert "an int8 KV cache needs backend native" in found
+
+
+def test_several_ranks_are_refused(tmp_path: Path) -> None:
+    save_model(SPEC, tmp_path / "model")
+    convert_checkpoint(tmp_path / "model", tmp_path / "checkpoint", dtype=DType.BFLOAT16, tp_size=2)
+    found = refusal(SIZES, tmp_path / "checkpoint", tmp_path)
+    assert "backend cuda needs a checkpoint of one rank, not of 2" in found
+
+
+def test_sizes_that_the_kernels_cannot_read_are_refused(tmp_path: Path) -> None:
+    spec = replace(SPEC, vocab_size=61, head_dim=12, num_attention_heads=8, num_key_value_heads=8)
+    found = refusal(SIZES, make_checkpoint(spec, tmp_path, DType.FLOAT16), tmp_path)
+    assert "LlamaForCausalLM has a head_dim of 12; expected a multiple of 8 up to 256 with backend cuda" in found
+    assert "LlamaForCausalLM has a linear layer of 61 outputs; expected a multiple of 8 with backend cuda" in found
+    assert found.count("of 61 outputs") == 1
+
+
+RUNNING = {
+    "ApertusForCausalLM": False,
+    "LlamaForCausalLM": True,
+    "MistralForCausalLM": True,
+    "Qwen2ForCausalLM": True,
+    "Phi3ForCausalLM": True,
+    "Gemma2ForCausalLM": False,
+    "Gemma3ForCausalLM": False,
+    "GPTNeoXForCausalLM": False,
+    "MixtralForCausalLM": False,
+    "GptOssForCausalLM": False,
+    "Olmo2ForCausalLM": False,
+}
+
+
+@pytest.mark.parametrize("architecture", [name for name in RUNNING if name in FAMILIES])
+def test_families_run_or_are_refused_by_name(architecture: str) -> None:
+    problems = [text for text in problems_of_network(specimen(FAMILIES[architecture])) if "needs the op" in text]
+    assert (not problems) == RUNNING[architecture], problems
+    for problem in problems:
+        assert problem.startswith(f"{architecture} needs the op ")
+        assert problem.endswith("which backend cuda does not have; use backend native")
+
+
+def test_models_with_norms_of_queries_are_refused_by_name(tmp_path: Path) -> None:
+    found = refusal(SIZES, make_checkpoint(replace(SPEC, family="qwen3"), tmp_path, DType.BFLOAT16), tmp_path)
+    for norm in ("query_norm", "key_norm"):
+        problem = f"Qwen3ForCausalLM needs the op Attention with {norm}, which backend cuda does not have"
+        assert found.count(problem) == 1
+
+
+def with_changed(network: Network, kind: type[Op], **fields: Any) -> Network:
+    """Returns the network with the first op of a kind changed."""
+    changed = copy.copy(network)
+    at = next(at for at, op in enumerate(network.ops) if isinstance(op, kind))
+    changed.ops = list(network.ops)
+    changed.ops[at] = dataclasses.replace(network.ops[at], **fields)
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "missing"),
+    [
+        (Attention, {"sinks": object()}, "the op Attention with sinks"),
+        (Attention, {"position_bias": object()}, "the op Attention with position_bias"),
+        (Attention, {"query_norm": object()}, "the op Attention with query_norm"),
+        (Attention, {"interleaved": True}, "the op Attention with interleaved"),
+        (RmsNorm, {"add_to": object()}, "the op RmsNorm with add_to"),
+        (Linear, {"scores": object()}, "the op Linear with scores"),
+        (Linear, {"activation": Activation.SILU}, "the op Linear with the activation silu and no gate"),
+    ],
+)
+def test_a_field_without_a_kernel_is_refused_by_name(
+    root: Path, kind: type[Op], fields: dict[str, Any], missing: str
+) -> None:
+    network = Checkpoint.open(root / "checkpoint").network
+    assert problems_of_network(network) == []
+    assert problems_of_network(with_changed(network, kind, **fields)) == [
+        f"LlamaForCausalLM needs {missing}, which backend cuda does not have; use backend native"
+    ]
+
+
+def test_a_field_that_is_not_in_the_list_is_refused_once_it_is_set(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a field that ops get later is not ignored."""
+    known = dict(cuda_support._ACCEPTED[Attention])
+    del known["scale"]
+    monkeypatch.setitem(cuda_support._ACCEPTED, Attention, known)  # type: ignore[arg-type]
+    network = Checkpoint.open(root / "checkpoint").network
+    assert ["the op Attention with scale" in problem for problem in problems_of_network(network)] == [True]
+
+
+def test_adapters_with_biases_and_virtual_tokens_are_refused_by_the_build(root: Path, tmp_path: Path) -> None:
+    biased = save_adapter(root / "model", tmp_path / "biased", 1, r=4, lora_bias=True)
+    virtual = save_virtual_tokens(root / "model", tmp_path / "virtual", 3, 1)
+    config = replace(WITH_LORA, lora_config=LoraBuildConfig(lora_dir=(biased, virtual), max_lora_rank=8))
+    with pytest.raises(AdapterError) as raised:
+        build(root / "checkpoint", config, tmp_path / "engine")
+    assert "biased: the adapter has shifts (of biases), which need backend native" in str(raised.value)
+    assert "virtual: the adapter has virtual tokens; expected an engine with backend native" in str(raised.value)
+
+
+def test_the_command_builds_and_names_the_backend(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_command(
+        "build", "--backend", "cuda", "--checkpoint_dir", root / "checkpoint", "--output_dir", tmp_path / "engine",
+        "--max_seq_len", 64,
+    )  # fmt: skip
+    assert re.search(r"backend\s+cuda, for NVIDIA GPUs", capsys.readouterr().out)
+    run_command("inspect", tmp_path / "engine")
+    described = capsys.readouterr().out
+    assert "engine of backend cuda" in described
+    assert "on this machine" not in described
+
+
+def test_prompt_tables_are_refused_by_the_command(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["build", "--backend", "cuda", "--checkpoint_dir", str(root / "checkpoint")]
+    arguments += ["--output_dir", str(tmp_path / "engine"), "--max_prompt_embedding_table_size", "8"]
+    assert command_line(arguments) != 0
+    assert "max_prompt_embedding_table_size is 8; expected 0 with backend cuda" in capsys.readouterr().err
+
+
+def test_the_base_weights_are_the_native_engines(root: Path, tmp_path: Path) -> None:
+    ours, native = (load_engine(root / name).base_weights() for name in ("cuda", "native"))
+    assert isinstance(ours, EngineBase)
+    assert isinstance(native, EngineBase)
+    adapter = save_adapter(root / "model", tmp_path / "dora", 5, r=3, use_dora=True)
+    converted = [convert_adapter(adapter, storage_dtype="bfloat16", base=base) for base in (ours, native)]
+    np.testing.assert_array_equal(converted[0].weights.view(np.uint16), converted[1].weights.view(np.uint16))
+
+
+def test_the_base_weights_are_the_checkpoints(root: Path) -> None:
+    engine = load_engine(root / "cuda")
+    assert isinstance(engine, CudaEngine)
+    source = SafetensorsReader(root / "checkpoint" / "rank0.safetensors")
+    weights = cuda_engine.RowMajorWeights(engine.storage)
+    down = engine.program.body[-1].parts[0].weight
+    expected = to_float32(np.concatenate(list(source.rows("transformer.layers.1.mlp.proj.weight", 3, 9))))
+    np.testing.assert_array_equal(weights.rows(down, 3, 9), expected)
+
+
+def test_an_engine_in_memory_is_loaded(root: Path) -> None:
+    content, config = (root / "cuda" / "rank0.engine").read_bytes(), (root / "cuda" / "config.json").read_text()
+    engine = load_engine_bytes(content, config)
+    assert isinstance(engine, CudaEngine)
+    assert engine.program.matrix_layout is MatrixLayout.ROWS
+
+
+def test_a_file_of_another_layout_is_refused(root: Path, tmp_path: Path) -> None:
+    config = EngineConfig.load(root / "cuda")
+    checksums = EngineConfig.load(root / "native").engine_checksums
+    mixed = tmp_path / "mixed"
+    mixed.mkdir()
+    replace(config, engine_checksums=checksums).save(mixed)
+    (mixed / "rank0.engine").write_bytes((root / "native" / "rank0.engine").read_bytes())
+    with pytest.raises(EngineError, match=r"matrix_layout is MatrixLayout\.ROWS in config\.json and .*PANELS"):
+        load_engine(mixed)
+
+
+class Started:
+    """Stands in for _cuda, and records how the engine is started."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def CudaDevice(self, index: int) -> str:  # noqa: N802
+        return f"device {index}"
+
+    def CudaEngine(self, *arguments: Any) -> Any:  # noqa: N802
+        self.calls.append(arguments)
+        return SimpleNamespace()
+
+
+def test_the_engine_starts_on_the_first_gpu(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = Started()
+    monkeypatch.setattr(cuda_engine, "import_cuda", lambda subject: started)
+    engine = load_engine(root / "cuda")
+    assert isinstance(engine, CudaEngine)
+    engine.start(adaptrt.ExecutorConfig())
+    assert started.calls == [(engine.program, "device 0")]
+
+
+@pytest.mark.parametrize(
+    ("start", "complaint"),
+    [
+        (
+            lambda engine: engine.start(adaptrt.ExecutorConfig(kernels="portable")),
+            "kernels is 'portable'; expected '': a CUDA engine runs on a GPU",
+        ),
+        (lambda engine: engine.with_weight_memory(5), "weight_memory is 5; accepted: None and 0"),
+    ],
+)
+def test_options_of_the_cpu_are_refused(root: Path, start: Callable[[Any], Any], complaint: str) -> None:
+    engine = load_engine(root / "cuda")
+    assert engine.with_weight_memory(None) is engine.with_weight_memory(0) is engine
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
+        start(engine)
+
+
+def test_an_install_without_the_kernels_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = cuda_engine.import_cuda.__globals__["importlib"].util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, *rest: None if name == "adaptrt._cuda" else find_spec(name, *rest)
+    )
+    with pytest.raises(ConfigError, match=r"cuda: .* not installed: adaptrt\._cuda is missing.*nvcc"):
+        adaptrt.Executor(root / "cuda")
+
+
+def test_virtual_tokens_are_refused(root: Path, tmp_path: Path) -> None:
+    virtual = save_virtual_tokens(root / "model", tmp_path / "virtual", 3, 1)
+    with pytest.raises(AdapterError, match="is an engine of backend cuda; accepted: native engines of one rank"):
+        adaptrt.PromptTuningConfig.from_peft(virtual, root / "cuda")
