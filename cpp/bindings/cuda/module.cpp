@@ -1,7 +1,7 @@
 #include "bindings.h"
 
 PYBIND11_MODULE(_cuda, module) {
-  module.doc() = "NVIDIA GPUs: the device, and the kernels of the plugins.";
+  module.doc() = "NVIDIA GPUs: the device, the engine, and the kernels of the plugins.";
   // Its Device is the base of ours, and its errors are what we throw.
   pybind11::module_::import("adaptrt._core");
   // The two modules share C++ types, so they must be of one version; Python compares this one before it uses
@@ -11,4 +11,5 @@ PYBIND11_MODULE(_cuda, module) {
   adaptrt::bindings::bind_lora_kernel(module);
   adaptrt::bindings::bind_attention_kernel(module);
   adaptrt::bindings::bind_product_kernel(module);
+  adaptrt::bindings::bind_cuda_engine(module);
 }

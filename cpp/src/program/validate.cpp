@@ -137,19 +137,10 @@ void Validator::write(BufferId id) {
 }
 
 void Validator::check_ops(const std::vector<Op>& ops, RowKind rows, std::string_view section) {
-  static constexpr std::string_view kNames[] = {"embedding",    "rope table",     "rms norm",
-                                                "attention",    "linear",         "keep logit rows",
-                                                "layer norm",   "cast",           "experts",
-                                                "gated add",    "cross keys",     "cross attention",
-                                                "all reduce",   "gather",         "receive",
-                                                "send",         "all heads norm", "broadcast",
-                                                "sigmoid gate", "gated rms norm", "causal convolution",
-                                                "gated delta"};
   if (ops.empty()) add(std::string(section) + " has no ops");
   rows_ = rows;
   for (std::size_t i = 0; i < ops.size(); ++i) {
-    where_ =
-        std::string(section) + " op " + std::to_string(i) + " (" + std::string(kNames[ops[i].index()]) + ")";
+    where_ = std::string(section) + " op " + std::to_string(i) + " (" + std::string(name_of(ops[i])) + ")";
     live_.next_op();
     std::visit([this](const auto& op) { check(op); }, ops[i]);
     use_buffers(ops[i]);

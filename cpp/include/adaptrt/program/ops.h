@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -437,5 +438,8 @@ using Op = std::variant<EmbeddingOp, RopeTableOp, RmsNormOp, AttentionOp, Linear
                         LayerNormOp, CastOp, ExpertsOp, GatedAddOp, CrossKeysOp, CrossAttentionOp,
                         AllReduceOp, GatherOp, ReceiveOp, SendOp, AllHeadsNormOp, BroadcastOp, SigmoidGateOp,
                         GatedRmsNormOp, CausalConvolutionOp, GatedDeltaOp>;
+
+/// Name of an op's kind for messages: "rms norm".
+[[nodiscard]] std::string_view name_of(const Op& op);
 
 }  // namespace adaptrt

@@ -1,0 +1,37 @@
+#include <memory>
+#include <utility>
+
+#include "adaptrt/cuda_program/cuda_engine.h"
+#include "bindings.h"
+#include "engine_handle.h"
+
+namespace py = pybind11;
+
+namespace adaptrt::bindings {
+namespace {
+
+/// A CUDA engine made by Python.
+class CudaEngine : public EngineHandle {
+ public:
+  CudaEngine(const Program& program, std::shared_ptr<Device> device, bool cuda_graphs) {
+    hold(make_cuda_engine(program, std::move(device), {.cuda_graphs = cuda_graphs}));
+  }
+};
+
+}  // namespace
+
+void bind_cuda_engine(py::module_& module) {
+  // Local, since the tests have another module with this class.
+  py::class_<CudaEngine, EngineHandle>(module, "CudaEngine", py::module_local(),
+                                       "A program on an NVIDIA GPU, its weights and its KV pool.")
+      .def(py::init<const Program&, std::shared_ptr<Device>, bool>(), py::arg("program"), py::arg("device"),
+           py::kw_only(), py::arg("cuda_graphs") = true, py::call_guard<py::gil_scoped_release>(),
+           "Copies the program's weights to the device. cuda_graphs: decode steps run as CUDA graphs. Raises "
+           "EngineError with everything that Program.validate() finds and everything that cannot run on a GPU, "
+           "ConfigError if the device has too little memory, and StepError if it fails.");
+  module.def(
+      "problems_on_cuda", [](const Program& program) { return problems_on_cuda(program).list(); },
+      py::arg("program"), "Returns everything in a valid program that the CUDA engine cannot run.");
+}
+
+}  // namespace adaptrt::bindings

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <memory>
+
+#include "adaptrt/core/error.h"
+#include "adaptrt/device/device.h"
+#include "adaptrt/engine/engine.h"
+#include "adaptrt/gpu/gpu_engine.h"
+#include "adaptrt/program/program.h"
+
+namespace adaptrt {
+
+/// Lists everything in a valid program that the CUDA engine cannot run: ops, their fields, adapters.
+[[nodiscard]] Problems problems_on_cuda(const Program& program);
+
+/// Makes the engine that runs a program with row-major matrices on an NVIDIA GPU. Weights are copied to the
+/// device, so the program's matrices are not needed afterwards. See make_gpu_engine for the steps.
+///
+/// Throws EngineError with all problems of Program::validate() and problems_on_cuda(), ConfigError if the
+/// device has no memory left, StepError if the device fails.
+[[nodiscard]] std::unique_ptr<Engine> make_cuda_engine(const Program& program, std::shared_ptr<Device> device,
+                                                       GpuEngineOptions options);
+
+}  // namespace adaptrt

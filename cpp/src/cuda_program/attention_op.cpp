@@ -1,0 +1,64 @@
+#include "attention_op.h"
+
+#include <cstdint>
+
+#include "adaptrt/cuda/paged_attention_kernel.h"
+#include "kernel_configs.h"
+
+namespace adaptrt {
+namespace {
+
+class AttentionLaunches final : public CudaOp {
+ public:
+  AttentionLaunches(const AttentionOp& op, const Program& program, const CudaMemory& memory,
+                    const KvPoolAddresses& pools)
+      : kernel_(attention_config(op, program)), pool_(pools[static_cast<std::size_t>(op.layer)]) {
+    const Buffer& qkv = program.buffers[static_cast<std::size_t>(op.qkv)];
+    const std::byte* q = memory.buffer(op.qkv);
+    const auto element = size_of(program.dtype);
+    const std::byte* k = q + static_cast<std::size_t>(op.shape.query_size()) * element;
+    const std::byte* v = k + static_cast<std::size_t>(op.shape.key_value_size()) * element;
+    sizes_.tokens_per_block = program.tokens_per_block;
+    sizes_.rotary_half =
+        static_cast<std::int32_t>(program.buffers[static_cast<std::size_t>(op.cosine)].width);
+    sizes_.q_stride = static_cast<std::int32_t>(qkv.width);
+    sizes_.kv_stride = static_cast<std::int32_t>(qkv.width);
+    arrays_.q = q;
+    arrays_.k = k;
+    arrays_.v = v;
+    arrays_.cosine = reinterpret_cast<const float*>(memory.buffer(op.cosine));
+    arrays_.sine = reinterpret_cast<const float*>(memory.buffer(op.sine));
+    arrays_.attended = memory.buffer(op.output);
+    workspace_ = memory.workspace();
+  }
+
+  void enqueue(const CudaRun& run) const override {
+    cuda::PagedAttentionSizes sizes = sizes_;
+    sizes.tokens = run.shape.tokens;
+    sizes.sequences = run.shape.sequences;
+    sizes.max_blocks = run.shape.blocks_per_sequence;
+    cuda::PagedAttentionArrays arrays = arrays_;
+    arrays.kv_pool = pool_;
+    arrays.block_tables = run.block_tables;
+    arrays.sequence_offsets = run.sequence_offsets;
+    arrays.positions = run.positions;
+    kernel_.enqueue(sizes, arrays, workspace_, run.stream);
+  }
+
+ private:
+  cuda::PagedAttentionKernel kernel_;
+  /// Set after the op was made, with the number of blocks.
+  std::byte* const& pool_;
+  cuda::PagedAttentionSizes sizes_;
+  cuda::PagedAttentionArrays arrays_;
+  void* workspace_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<const CudaOp> make_attention(const AttentionOp& op, const Program& program,
+                                             const CudaMemory& memory, const KvPoolAddresses& pools) {
+  return std::make_unique<AttentionLaunches>(op, program, memory, pools);
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+#include "adaptrt/device/device.h"
+#include "adaptrt/gpu/gpu_model.h"
+#include "adaptrt/program/program.h"
+
+namespace adaptrt {
+
+/// Device memory of a model that its ops share. Sizes are for the largest run.
+class CudaMemory {
+ public:
+  /// Throws ConfigError if the device has no memory left, StepError if it fails.
+  CudaMemory(const Program& program, const GpuModelArrays& arrays, Device& device, Stream& stream);
+
+  [[nodiscard]] std::byte* buffer(BufferId id) const { return buffers_[static_cast<std::size_t>(id)]; }
+  /// Output of a linear layer that a later op adds to a residual stream: T [max_num_tokens, width].
+  [[nodiscard]] std::byte* addend() const { return addend_.data(); }
+  /// Output of a linear layer before its activation: T [max_num_tokens, width of all parts].
+  [[nodiscard]] std::byte* product() const { return product_.data(); }
+  /// Workspace of the kernels, which use it one after another. It is zero before the first run.
+  [[nodiscard]] std::byte* workspace() const { return workspace_.data(); }
+  /// Tables of adapters; nullopt without LoRA.
+  [[nodiscard]] const std::optional<AdapterArrays>& adapters() const { return adapters_; }
+
+ private:
+  std::byte* logits_;
+  std::optional<AdapterArrays> adapters_;
+  Allocation arena_;
+  std::vector<std::byte*> buffers_;
+  Allocation addend_;
+  Allocation product_;
+  Allocation workspace_;
+};
+
+}  // namespace adaptrt

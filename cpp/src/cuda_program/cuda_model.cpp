@@ -1,0 +1,92 @@
+#include "cuda_model.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "device_weights.h"
+#include "row_ops.h"
+
+namespace adaptrt {
+
+void CudaModel::load(const StepArrays& step_arrays, const GpuModelArrays& arrays, Device& device,
+                     Stream& stream) {
+  step_arrays_ = &step_arrays;
+  step_memory_ = arrays.step_memory;
+  memory_.emplace(program_, arrays, device, stream);
+  pools_.resize(static_cast<std::size_t>(program_.num_layers));
+  DeviceWeights weights(device, stream);
+  ops_ = lower(program_, *memory_, pools_, weights);
+  ops_.push_back(make_best_tokens(program_, *memory_, arrays.best_tokens));
+  weights.finish();
+  weights_ = weights.take();
+}
+
+void CudaModel::set_kv_pools(std::span<const DeviceArray> pools) {
+  for (std::size_t layer = 0; layer < pools.size(); ++layer) pools_[layer] = pools[layer].address;
+}
+
+void CudaModel::run(GpuStepKind /*kind*/, const RunShape& shape, Stream& stream) {
+  enqueue(shape, stream);
+}
+
+std::function<void(Stream&)> CudaModel::make_graph_work(const RunShape& shape) {
+  return [this, shape](Stream& stream) { enqueue(shape, stream); };
+}
+
+void CudaModel::enqueue(const RunShape& shape, Stream& stream) const {
+  const StepPlaces places = step_arrays_->places(shape);
+  const auto at = [this](const StepArray& array) {
+    return reinterpret_cast<const std::int32_t*>(step_memory_ + array.offset);
+  };
+  const CudaRun run{.shape = shape,
+                    .token_ids = at(places.token_ids),
+                    .positions = at(places.positions),
+                    .sequence_offsets = at(places.sequence_offsets),
+                    .block_tables = at(places.block_tables),
+                    .logit_rows = at(places.logit_rows),
+                    .prompt_lengths = places.prompt_lengths ? at(*places.prompt_lengths) : nullptr,
+                    .adapter_slots = places.adapter_slots ? at(*places.adapter_slots) : nullptr,
+                    .stream = stream.handle()};
+  for (const auto& op : ops_) op->enqueue(run);
+}
+
+GpuModelDescription describe(const Program& program) {
+  const std::int32_t sequences = program.max_batch_size;
+  GpuModelDescription model{.dtype = program.dtype,
+                            .vocab_size = program.vocab_size,
+                            .num_layers = program.num_layers,
+                            .attention = {},
+                            .max_batch_size = program.max_batch_size,
+                            .max_num_tokens = program.max_num_tokens,
+                            .max_input_len = program.max_input_len,
+                            .max_seq_len = program.max_seq_len,
+                            .max_beam_width = program.max_beam_width,
+                            .tokens_per_block = program.tokens_per_block,
+                            .max_reusable_prompt_len = program.max_seq_len,
+                            .max_kv_blocks = std::numeric_limits<std::int32_t>::max(),
+                            .num_adapter_slots = program.lora.sites.empty() ? 0 : program.max_batch_size,
+                            .prefill = {.max_tokens = program.max_num_tokens,
+                                        .max_sequences = sequences,
+                                        .max_logit_rows = sequences},
+                            .decode = {.max_tokens = sequences,
+                                       .max_sequences = sequences,
+                                       .max_logit_rows = sequences},
+                            .lora = program.lora,
+                            .finds_best_tokens = true,
+                            .skips_unused_adapters = true};
+  model.attention.resize(static_cast<std::size_t>(program.num_layers));
+  for (const Op& op : program.body) {
+    if (const auto* attention = std::get_if<AttentionOp>(&op)) {
+      model.attention[static_cast<std::size_t>(attention->layer)] = attention->shape;
+    }
+    const auto* rope = std::get_if<RopeTableOp>(&op);
+    if (rope != nullptr && rope->kind != RopeKind::kStatic) {
+      model.has_prompt_lengths = true;
+      model.max_reusable_prompt_len = std::min(model.max_reusable_prompt_len, rope->original_max_position);
+    }
+  }
+  return model;
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "adaptrt/gpu/gpu_model.h"
+#include "adaptrt/gpu/gpu_model_description.h"
+#include "adaptrt/program/program.h"
+#include "cuda_memory.h"
+#include "cuda_op.h"
+#include "lowering.h"
+
+namespace adaptrt {
+
+/// A program with row-major matrices as a model on an NVIDIA GPU.
+class CudaModel final : public GpuModel {
+ public:
+  /// `program` must be valid and without problems_on_cuda(). Its weights are read by load() only.
+  explicit CudaModel(const Program& program) : program_(program) {}
+
+  void load(const StepArrays& step_arrays, const GpuModelArrays& arrays, Device& device,
+            Stream& stream) override;
+  void set_kv_pools(std::span<const DeviceArray> pools) override;
+  void run(GpuStepKind kind, const RunShape& shape, Stream& stream) override;
+  [[nodiscard]] std::function<void(Stream&)> make_graph_work(const RunShape& shape) override;
+
+ private:
+  void enqueue(const RunShape& shape, Stream& stream) const;
+
+  Program program_;
+  const StepArrays* step_arrays_ = nullptr;
+  const std::byte* step_memory_ = nullptr;
+  std::optional<CudaMemory> memory_;
+  KvPoolAddresses pools_;
+  std::vector<Allocation> weights_;
+  CudaOps ops_;
+};
+
+/// Returns the sizes of a program's model, from which the engine's session follows.
+[[nodiscard]] GpuModelDescription describe(const Program& program);
+
+}  // namespace adaptrt

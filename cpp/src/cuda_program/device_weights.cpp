@@ -1,0 +1,98 @@
+#include "device_weights.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace adaptrt {
+namespace {
+
+/// Size of a half of the staging memory: large enough that starting a copy takes no noticeable time.
+constexpr std::size_t kStagingBytes = std::size_t{32} << 20;
+
+std::span<const std::byte> bytes_of(const PanelMatrix& matrix) {
+  return {matrix.data, matrix.bytes()};
+}
+
+std::span<const std::byte> bytes_of(const VectorView& vector) {
+  return std::as_bytes(std::span(vector.data, static_cast<std::size_t>(vector.size)));
+}
+
+}  // namespace
+
+DeviceWeights::DeviceWeights(Device& device, Stream& stream) : device_(device), stream_(stream) {
+  for (int half = 0; half < 2; ++half) {
+    staging_.push_back({device.allocate_pinned(kStagingBytes), device.make_event()});
+  }
+}
+
+const void* DeviceWeights::matrices(std::span<const LinearPart> parts) {
+  std::vector<Piece> pieces;
+  for (const LinearPart& part : parts) pieces.push_back(bytes_of(part.weight));
+  return copy(pieces);
+}
+
+const void* DeviceWeights::matrix(const PanelMatrix& matrix) {
+  const Piece piece = bytes_of(matrix);
+  return copy({&piece, 1});
+}
+
+const float* DeviceWeights::vector(const VectorView& vector) {
+  if (vector.size == 0) return nullptr;
+  const Piece piece = bytes_of(vector);
+  return reinterpret_cast<const float*>(copy({&piece, 1}));
+}
+
+const float* DeviceWeights::biases(std::span<const LinearPart> parts) {
+  if (std::ranges::all_of(parts, [](const LinearPart& part) { return part.bias.size == 0; })) return nullptr;
+  std::size_t elements = 0;
+  for (const LinearPart& part : parts) elements += static_cast<std::size_t>(part.weight.n);
+  Allocation memory = device_.allocate(elements * sizeof(float));
+  stream_.fill_zero(memory.data(), memory.bytes());
+  std::byte* next = memory.data();
+  for (const LinearPart& part : parts) {
+    upload(next, bytes_of(part.bias));
+    next += static_cast<std::size_t>(part.weight.n) * sizeof(float);
+  }
+  memory_.push_back(std::move(memory));
+  return reinterpret_cast<const float*>(memory_.back().data());
+}
+
+void DeviceWeights::finish() {
+  stream_.synchronize();
+  staging_.clear();
+}
+
+const std::byte* DeviceWeights::copy(std::span<const Piece> pieces) {
+  std::vector<std::pair<const std::byte*, std::size_t>> key;
+  std::size_t bytes = 0;
+  for (const Piece& piece : pieces) {
+    key.emplace_back(piece.data(), piece.size());
+    bytes += piece.size();
+  }
+  const auto [found, is_new] = copies_.try_emplace(std::move(key), nullptr);
+  if (is_new) {
+    memory_.push_back(device_.allocate(bytes));
+    std::byte* next = memory_.back().data();
+    found->second = next;
+    for (const Piece& piece : pieces) {
+      upload(next, piece);
+      next += piece.size();
+    }
+  }
+  return found->second;
+}
+
+void DeviceWeights::upload(std::byte* to, Piece piece) {
+  for (std::size_t done = 0; done < piece.size();) {
+    Half& half = staging_[next_half_];
+    next_half_ = (next_half_ + 1) % staging_.size();
+    half.copied->synchronize();
+    const std::size_t bytes = std::min(kStagingBytes, piece.size() - done);
+    std::memcpy(half.memory.data(), piece.data() + done, bytes);
+    stream_.copy_to_device(to + done, half.memory.data(), bytes);
+    stream_.record(*half.copied);
+    done += bytes;
+  }
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,31 @@
+#include "kernel_configs.h"
+
+#include <cstdint>
+
+namespace adaptrt {
+
+std::optional<cuda::LoraKernel::Config> lora_config(const LinearOp& op, const Program& program) {
+  if (op.lora_site < 0) return std::nullopt;
+  const LoraSite& site = program.lora_site(op.lora_site);
+  cuda::LoraKernel::Config config{.dtype = program.dtype,
+                                  .layer = site.layer,
+                                  .max_rank = program.lora.max_rank,
+                                  .dora = program.lora.dora_enabled};
+  for (const LoraPart& part : site.parts) {
+    config.module_ids.push_back(static_cast<std::int32_t>(part.module));
+    config.out_sizes.push_back(static_cast<std::int32_t>(part.out_size));
+  }
+  return config;
+}
+
+cuda::PagedAttentionConfig attention_config(const AttentionOp& op, const Program& program) {
+  return {.dtype = program.dtype,
+          .num_heads = static_cast<std::int32_t>(op.shape.num_attention_heads),
+          .num_kv_heads = static_cast<std::int32_t>(op.shape.num_key_value_heads),
+          .head_dim = static_cast<std::int32_t>(op.shape.head_dim),
+          .scale = op.scale,
+          .sliding_window = op.sliding_window,
+          .softcap = op.softcap};
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,116 @@
+// Decides what the CUDA engine runs. Everything that is not listed here as accepted is a problem.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "adaptrt/cuda_program/cuda_engine.h"
+
+namespace adaptrt {
+namespace {
+
+/// Products and vector loads move eight elements at a time.
+constexpr std::int64_t kVector = 8;
+constexpr std::int64_t kMaxHeadDim = 256;
+
+class Checker {
+ public:
+  explicit Checker(const Program& program) : program_(program) {}
+
+  Problems run() {
+    if (program_.matrix_layout != MatrixLayout::kRows) problems_.add("its matrices are in panels, for CPUs");
+    refuse(program_.has_encoder(), "an encoder");
+    refuse(program_.num_ranks != 1, "several ranks");
+    refuse(program_.int8_kv_cache, "an int8 KV cache");
+    refuse(program_.logits == kNoBuffer, "no logits");
+    check_lora();
+    check_section(program_.body, "body");
+    check_section(program_.head, "head");
+    return std::move(problems_);
+  }
+
+ private:
+  void refuse(bool is_there, std::string_view what) {
+    if (is_there) problems_.add("it has " + std::string(what));
+  }
+  void refuse_op(bool is_there, std::string_view what) {
+    if (is_there) problems_.add(where_ + " has " + std::string(what));
+  }
+
+  void check_lora() {
+    const LoraLayout& lora = program_.lora;
+    refuse(lora.max_extra_tokens != 0, "room for adapters' new tokens");
+    refuse(!lora.rotary_factors.empty(), "factors for adapters' rotary positions");
+    for (const LoraSite& site : lora.sites) {
+      if (!site.is_of_layer()) {
+        problems_.add("adapters change " + std::string(info_of(site.parts.front().module).name));
+      }
+      refuse(site.num_shares != 1, "adapters that are divided among ranks");
+    }
+  }
+
+  void check_section(const std::vector<Op>& ops, std::string_view section) {
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      where_ = std::string(section) + " op " + std::to_string(i) + " (" + std::string(name_of(ops[i])) + ")";
+      std::visit([this](const auto& op) { check(op); }, ops[i]);
+    }
+  }
+
+  void check_width(std::int64_t width, std::string_view what) {
+    if (width % kVector != 0) {
+      problems_.add(where_ + ": " + std::string(what) + " is " + std::to_string(width) +
+                    "; expected a multiple of " + std::to_string(kVector));
+    }
+  }
+
+  void check(const EmbeddingOp& op) {
+    refuse_op(op.types.n != 0, "token types");
+    refuse_op(op.lora_site >= 0, "adapters of the embedding");
+    check_width(op.table.k, "the width");
+  }
+  void check(const RopeTableOp& /*op*/) {}
+  void check(const RmsNormOp& op) {
+    refuse_op(op.add, "a norm that adds its result");
+    check_width(op.weight.size, "the width");
+  }
+  void check(const AttentionOp& op) {
+    refuse_op(op.kind != AttentionKind::kCausal, "bidirectional attention");
+    refuse_op(op.query_norm.size != 0 || op.key_norm.size != 0, "norms of queries or keys");
+    refuse_op(op.interleaved, "rotations of neighbouring elements");
+    refuse_op(op.position_bias.size != 0, "biases of positions");
+    refuse_op(op.sinks.size != 0, "attention sinks");
+    if (op.shape.head_dim > kMaxHeadDim) {
+      problems_.add(where_ + " has head_dim " + std::to_string(op.shape.head_dim) + "; expected at most " +
+                    std::to_string(kMaxHeadDim));
+    }
+    check_width(op.shape.head_dim, "head_dim");
+  }
+  void check(const LinearOp& op) {
+    refuse_op(op.has_sparse_input || op.scores != kNoBuffer || !op.neurons.is_empty(), "sparse weights");
+    for (const LinearPart& part : op.parts) {
+      check_width(part.weight.k, "the input's width");
+      check_width(part.weight.n, "an output's width");
+      refuse_op(op.output == program_.logits && part.bias.size != 0, "a bias of the logits");
+    }
+    if (op.output != program_.logits) return;
+    refuse_op(op.lora_site >= 0, "adapters of the logits");
+    refuse_op(op.epilogue != LinearEpilogue::kStore, "logits after an activation");
+  }
+  template <typename Other>
+  void check(const Other& /*op*/) {
+    problems_.add(where_ + " is one that GPUs do not run yet");
+  }
+
+  const Program& program_;
+  Problems problems_;
+  std::string where_;
+};
+
+}  // namespace
+
+Problems problems_on_cuda(const Program& program) {
+  return Checker(program).run();
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,112 @@
+#include "row_ops.h"
+
+#include <cstdint>
+#include <utility>
+
+#include "adaptrt/cuda/row_kernels.h"
+
+namespace adaptrt {
+namespace {
+
+/// An op that is one launch of a row kernel. `fill` sets what differs from run to run.
+template <typename Kernel, typename Fill>
+class RowLaunch final : public CudaOp {
+ public:
+  RowLaunch(Kernel kernel, Fill fill) : kernel_(kernel), fill_(std::move(fill)) {}
+
+  void enqueue(const CudaRun& run) const override {
+    Kernel kernel = kernel_;
+    fill_(kernel, run);
+    cuda::enqueue(kernel, run.stream);
+  }
+
+ private:
+  Kernel kernel_;
+  Fill fill_;
+};
+
+template <typename Kernel, typename Fill>
+std::unique_ptr<const CudaOp> make_row_launch(const Kernel& kernel, Fill fill) {
+  return std::make_unique<RowLaunch<Kernel, Fill>>(kernel, std::move(fill));
+}
+
+float* floats(std::byte* address) {
+  return reinterpret_cast<float*>(address);
+}
+
+std::int64_t width_of(const Program& program, BufferId id) {
+  return program.buffers[static_cast<std::size_t>(id)].width;
+}
+
+}  // namespace
+
+std::unique_ptr<const CudaOp> make_embedding(const EmbeddingOp& op, const Program& program,
+                                             const CudaMemory& memory, DeviceWeights& weights) {
+  const cuda::Embedding kernel{
+      .dtype = program.dtype,
+      .width = op.table.k,
+      .table = weights.matrix(op.table),
+      .scale = op.scale,
+      .positions = op.positions.data == nullptr ? nullptr : weights.matrix(op.positions),
+      .output = floats(memory.buffer(op.output))};
+  return make_row_launch(kernel, [](cuda::Embedding& work, const CudaRun& run) {
+    work.tokens = run.shape.tokens;
+    work.token_ids = run.token_ids;
+    work.position_ids = run.positions;
+  });
+}
+
+std::unique_ptr<const CudaOp> make_rope_table(const RopeTableOp& op, const CudaMemory& memory,
+                                              DeviceWeights& weights) {
+  const cuda::RopeTable kernel{.half = op.inverse_frequencies.size,
+                               .kind = op.kind,
+                               .attention_scaling = op.attention_scaling,
+                               .base = op.base,
+                               .factor = op.factor,
+                               .original_max_position = op.original_max_position,
+                               .inverse_frequencies = weights.vector(op.inverse_frequencies),
+                               .long_inverse_frequencies = weights.vector(op.long_inverse_frequencies),
+                               .cosine = floats(memory.buffer(op.cosine)),
+                               .sine = floats(memory.buffer(op.sine))};
+  return make_row_launch(kernel, [](cuda::RopeTable& work, const CudaRun& run) {
+    work.tokens = run.shape.tokens;
+    work.positions = run.positions;
+    work.sequences = run.shape.sequences;
+    work.sequence_offsets = run.sequence_offsets;
+    work.prompt_lengths = run.prompt_lengths;
+  });
+}
+
+std::unique_ptr<const CudaOp> make_rms_norm(const RmsNormOp& op, const Program& program, bool is_head, bool adds,
+                                            const CudaMemory& memory, DeviceWeights& weights) {
+  const cuda::RmsNorm kernel{.dtype = program.dtype,
+                             .width = width_of(program, op.input),
+                             .stream = floats(memory.buffer(op.input)),
+                             .addend = adds ? memory.addend() : nullptr,
+                             .weight = weights.vector(op.weight),
+                             .epsilon = op.epsilon,
+                             .output = memory.buffer(op.output)};
+  return make_row_launch(kernel, [is_head, gathers = op.gather_logit_rows](cuda::RmsNorm& work, const CudaRun& run) {
+    work.rows = is_head ? run.shape.logit_rows : run.shape.tokens;
+    work.row_ids = gathers ? run.logit_rows : nullptr;
+  });
+}
+
+std::unique_ptr<const CudaOp> make_addition(BufferId stream, const Program& program, const CudaMemory& memory) {
+  const cuda::Addition kernel{
+      .dtype = program.dtype, .stream = floats(memory.buffer(stream)), .addend = memory.addend()};
+  return make_row_launch(kernel, [width = width_of(program, stream)](cuda::Addition& work, const CudaRun& run) {
+    work.elements = run.shape.tokens * width;
+  });
+}
+
+std::unique_ptr<const CudaOp> make_best_tokens(const Program& program, const CudaMemory& memory,
+                                               std::int32_t* best_tokens) {
+  const cuda::BestTokens kernel{.width = program.logits_width(),
+                                .logits = floats(memory.buffer(program.logits)),
+                                .tokens = best_tokens};
+  return make_row_launch(
+      kernel, [](cuda::BestTokens& work, const CudaRun& run) { work.rows = run.shape.logit_rows; });
+}
+
+}  // namespace adaptrt
