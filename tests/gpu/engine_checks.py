@@ -104,7 +104,7 @@ class CudaServed(CudaEngine):
     def start(self, config: adaptrt.ExecutorConfig, *, beside: _core.Engine | None = None) -> _core.Engine:
         """Makes an engine on a new device."""
         assert self.machine is not None
-        return start_engine(self.machine, self.program, self.storage, cuda_graphs=self.cuda_graphs)
+        return start_engine(self.machine, self.program, cuda_graphs=self.cuda_graphs)
 
 
 class Case:
@@ -123,6 +123,7 @@ class Case:
         self.directory = directory / BACKEND
         self.native = load_engine(directory / "native")
         self.cuda = CudaServed.load(self.directory, machine)
+        self.loras = [adaptrt.LoraConfig.from_peft(n, path, self.native) for n, path in enumerate(self.adapters)]
 
     def config(self, *, room: int = len(ADAPTERS), **fields: Any) -> adaptrt.ExecutorConfig:
         """Returns a config whose device holds this number of adapters of the maximum rank."""
@@ -142,7 +143,7 @@ class Case:
         """Returns a request. whole: with the logits of the prompt. weights: brings the adapter's weights along."""
         lora = None
         if asked.adapter is not None and weights:
-            lora = adaptrt.LoraConfig.from_peft(asked.adapter, self.adapters[asked.adapter], self.native)
+            lora = self.loras[asked.adapter]
         elif asked.adapter is not None:
             lora = adaptrt.LoraConfig(asked.adapter)
         if whole:
@@ -194,10 +195,8 @@ def soak_checks(machine: Machine, subset: bool, seconds: float) -> Iterator[Chec
 def lost_engine_checks(machine: Machine) -> Iterator[Check]:
     """Checks that a lost device ends a running engine's request and its executor with the reason. Afterwards this
     process cannot use CUDA."""
-    program, storage = Weights(machine, TINY).program(
-        max_batch_size=4, max_num_tokens=64, max_seq_len=96, tokens_per_block=16
-    )
-    executor = _core.Executor(start_engine(machine, program, storage), adaptrt.ExecutorConfig(), 1 << 30)
+    program = Weights(machine, TINY).program(max_batch_size=4, max_num_tokens=64, max_seq_len=96, tokens_per_block=16)
+    executor = _core.Executor(start_engine(machine, program), adaptrt.ExecutorConfig(), 1 << 30)
     request = adaptrt.Request([5, 6, 7], 3)
     executor.await_responses(executor.enqueue_request(request))
     kernel = machine.kernels.LoraKernel(adaptrt.DType.FLOAT16.value, 0, [1], [8], 8, False)
@@ -300,13 +299,12 @@ def soak(case: Case, seconds: float) -> Iterator[Check]:
         Asked([rng.randrange(2, vocab) for _ in range(length)], name, 10)
         for length, name in zip(lengths, names, strict=False)
     ]
-    configs = [adaptrt.LoraConfig.from_peft(n, path, case.native) for n, path in enumerate(case.adapters)]
     swapped = 100
     config = case.config(room=2, kv_cache_config=adaptrt.KvCacheConfig(max_tokens=64 * most // 8))
     wrong, errors = [], []
     counts = {"requests": 0, "cancelled": 0, "replaced": 0, "compared": 0}
     with adaptrt.Executor(case.cuda, adaptrt.ModelType.DECODER_ONLY, config) as executor:
-        for one in configs:
+        for one in case.loras:
             executor.put_adapter(one)
         expected = [
             _tokens(executor, executor.enqueue_request(case.request(asked, whole=False, weights=False)), errors)
@@ -321,7 +319,7 @@ def soak(case: Case, seconds: float) -> Iterator[Check]:
                     request = case.request(repeated[number], whole=False, weights=False)
                 else:
                     if rng.random() < 0.1:
-                        other = configs[rng.randrange(len(configs))]
+                        other = rng.choice(case.loras)
                         executor.put_adapter(adaptrt.LoraConfig(swapped, other.weights, other.config, replace=True))
                         counts["replaced"] += 1
                     name = rng.choice([*names, swapped] if counts["replaced"] else names)
@@ -349,27 +347,25 @@ def soak(case: Case, seconds: float) -> Iterator[Check]:
 
 def memory_checks(machine: Machine) -> Iterator[Check]:
     """Checks that too little memory is refused with the reason, and that the device works afterwards."""
-    program, storage = Weights(machine, TINY).program(
-        max_batch_size=4, max_num_tokens=64, max_seq_len=96, tokens_per_block=16
-    )
+    program = Weights(machine, TINY).program(max_batch_size=4, max_num_tokens=64, max_seq_len=96, tokens_per_block=16)
     if machine.is_gpu:
         device = machine.kernels.CudaDevice()
         held = _fill(device)
     else:
         device, held = machine.kernels.CudaDevice(total_bytes=1 << 16), []
     try:
-        start_engine(machine, program, storage, device=device)
+        start_engine(machine, program, device=device)
         yield Check("engine: weights beyond the device's memory are refused", False, "no error")
     except ConfigError as error:
         yield Check("engine: weights beyond the device's memory are refused", True, str(error))
     held.clear()
-    engine = start_engine(machine, program, storage, device=device if machine.is_gpu else None)
+    engine = start_engine(machine, program, device=device if machine.is_gpu else None)
     try:
         engine.allocate_kv_blocks((1 << 31) - 1)
         yield Check("engine: a KV pool beyond the device's memory is refused", False, "no error")
     except ConfigError as error:
         yield Check("engine: a KV pool beyond the device's memory is refused", True, str(error))
-    engine = start_engine(machine, program, storage, device=device if machine.is_gpu else None)
+    engine = start_engine(machine, program, device=device if machine.is_gpu else None)
     with _core.Executor(engine, adaptrt.ExecutorConfig(), 1 << 30) as executor:
         response = executor.await_responses(executor.enqueue_request(adaptrt.Request([5, 6, 7], 3)))[-1]
         yield Check("engine: the device works after that", not response.has_error(), str(response.error_msg))
@@ -432,7 +428,7 @@ def _large_plan() -> Plan:
         (LARGE.ask(*mixed, seed=21), LARGE.ask((90, 1, 30), seed=22)),
         LARGE.ask(*measured, seed=23),
         LARGE.ask(*others, seed=24),
-        LARGE.ask(*((40 + 30 * i, name, 8) for i, name in enumerate(names)), seed=25),
+        LARGE.ask((40, None, 8), (150, 1, 8), (70, 2, 8), (100, 4, 8), seed=25),
         1024,
         LARGE.ask(*((150 + 20 * i, names[i % len(names)], 60) for i in range(10)), seed=26),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -114,8 +114,8 @@ class Weights:
         """Yields the weights of norms: ones. Matrices are not read with this function, but made at their final size."""
         yield np.ones(len(rows), ml_dtypes.bfloat16)
 
-    def program(self, *, max_rank: int = 0, **sizes: Any) -> tuple[_core.Program, Mapping[str, Array]]:
-        """Compiles the model. Returns the program and its tensors, which the engine keeps alive.
+    def program(self, *, max_rank: int = 0, **sizes: Any) -> _core.Program:
+        """Compiles the model. The program's matrices are arrays that all programs of these weights share.
 
         max_rank: of adapters; 0: without LoRA. sizes: fields of BuildConfig.
         """
@@ -128,13 +128,13 @@ class Weights:
             )
         config = with_adapters(config.with_defaults(self._network.config), self._network)
         compiled = compile_network(self._network, self, config)  # type: ignore[arg-type]
-        tensors = {}
+        tensors: dict[str, Array] = {}
         for tensor in compiled.tensors:
             if tensor.dtype == np.float32:
                 tensors[tensor.name] = np.concatenate([piece.reshape(-1) for piece in tensor.pieces()])
             else:
                 tensors[tensor.name] = self._matrix(tensor.name, tensor.size)
-        return bind_program(compiled.program, tensors, self.shape.name), tensors
+        return bind_program(compiled.program, tensors, self.shape.name)
 
     def _matrix(self, name: str, size: int) -> Array:
         if (name, size) not in self._arrays:
@@ -143,11 +143,11 @@ class Weights:
 
 
 def start_engine(
-    machine: Machine, program: _core.Program, storage: object, *, cuda_graphs: bool = True, device: Any = None
+    machine: Machine, program: _core.Program, *, cuda_graphs: bool = True, device: Any = None
 ) -> _core.Engine:
-    """Makes the CUDA engine of a program, on `device` or on a new CudaDevice."""
+    """Makes the CUDA engine of a program, which copies its weights, on `device` or on a new CudaDevice."""
     device = machine.kernels.CudaDevice() if device is None else device
-    engine: _core.Engine = machine.kernels.CudaEngine(program, storage, device, cuda_graphs=cuda_graphs)
+    engine: _core.Engine = machine.kernels.CudaEngine(program, device, cuda_graphs=cuda_graphs)
     return engine
 
 

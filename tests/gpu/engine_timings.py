@@ -121,7 +121,7 @@ class Server:
         self.shape = weights.shape
         self._machine = machine
         self._random = random.Random(3)
-        program, storage = weights.program(
+        program = weights.program(
             max_rank=RANK if room else 0,
             max_batch_size=max_batch_size,
             max_num_tokens=scale.max_num_tokens,
@@ -129,7 +129,7 @@ class Server:
             tokens_per_block=64,
         )
         begin = time.monotonic()
-        engine = start_engine(machine, program, storage)
+        engine = start_engine(machine, program)
         self.load_seconds = time.monotonic() - begin
         config = ExecutorConfig(
             enable_chunked_context=True,
