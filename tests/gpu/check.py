@@ -20,6 +20,7 @@ from product_checks import product_checks
 from product_timings import product_timings
 from rates import measure_rates
 from results import Check, Report, Row, Timing, row_cells
+from row_checks import row_checks
 from subsets import ALL, ENGINE, ENGINE_TIMINGS, KERNELS, LOST_DEVICE, LOST_ENGINE, SESSION, SOAK, TIMINGS
 
 # Models, adapters and requests that the checks of served requests share with the tests.
@@ -46,6 +47,7 @@ def main() -> int:
             run.checks("lora", lambda: lora_checks(machine, subset=few))
             run.checks("attention", lambda: attention_checks(machine, subset=few))
             run.checks("product", lambda: product_checks(machine, subset=few))
+            run.checks("rows", lambda: row_checks(machine, subset=few))
         elif part == SESSION:
             run.checks("session", lambda: _served("session_checks").session_checks(machine, subset=few))
         elif part == ENGINE:

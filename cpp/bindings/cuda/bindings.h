@@ -10,6 +10,7 @@ void bind_cuda_device(pybind11::module_& module);
 void bind_lora_kernel(pybind11::module_& module);
 void bind_attention_kernel(pybind11::module_& module);
 void bind_product_kernel(pybind11::module_& module);
+void bind_row_kernels(pybind11::module_& module);
 void bind_cuda_engine(pybind11::module_& module);
 
 }  // namespace adaptrt::bindings

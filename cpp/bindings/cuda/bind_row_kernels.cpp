@@ -1,0 +1,151 @@
+#include <cstdint>
+#include <string>
+
+#include "adaptrt/cuda/row_kernels.h"
+#include "bindings.h"
+#include "kernel_arguments.h"
+
+namespace py = pybind11;
+
+namespace adaptrt::bindings {
+namespace {
+
+/// Throws ConfigError for a number that is not a value of an enum whose last value is `last`.
+template <typename Enum>
+Enum enum_of(int value, Enum last, const char* name) {
+  if (value < 0 || value > static_cast<int>(last)) {
+    throw ConfigError(std::string(name) + " is " + std::to_string(value) + "; expected 0 to " +
+                      std::to_string(static_cast<int>(last)));
+  }
+  return static_cast<Enum>(value);
+}
+
+void enqueue_embedding(int dtype, std::int64_t tokens, std::int64_t width, Address table, Address token_ids,
+                       float scale, Address positions, Address position_ids, Address output, Address stream) {
+  cuda::enqueue(cuda::Embedding{.dtype = dtype_of(dtype),
+                                .tokens = tokens,
+                                .width = width,
+                                .table = at_address<const void>(table),
+                                .token_ids = at_address<const std::int32_t>(token_ids),
+                                .scale = scale,
+                                .positions = at_address<const void>(positions),
+                                .position_ids = at_address<const std::int32_t>(position_ids),
+                                .output = at_address<float>(output)},
+                at_address<void>(stream));
+}
+
+void enqueue_rms_norm(int dtype, std::int64_t rows, std::int64_t width, Address residual, Address addend,
+                      Address row_ids, Address weight, float epsilon, Address output, Address stream) {
+  cuda::enqueue(cuda::RmsNorm{.dtype = dtype_of(dtype),
+                              .rows = rows,
+                              .width = width,
+                              .stream = at_address<float>(residual),
+                              .addend = at_address<const void>(addend),
+                              .row_ids = at_address<const std::int32_t>(row_ids),
+                              .weight = at_address<const float>(weight),
+                              .epsilon = epsilon,
+                              .output = at_address<void>(output)},
+                at_address<void>(stream));
+}
+
+void enqueue_addition(int dtype, std::int64_t elements, Address residual, Address addend, Address stream) {
+  cuda::enqueue(cuda::Addition{.dtype = dtype_of(dtype),
+                               .elements = elements,
+                               .stream = at_address<float>(residual),
+                               .addend = at_address<const void>(addend)},
+                at_address<void>(stream));
+}
+
+void enqueue_rope_table(std::int64_t tokens, std::int64_t half, int kind, float attention_scaling, float base,
+                        float factor, std::int32_t original_max_position, Address inverse_frequencies,
+                        Address long_inverse_frequencies, Address positions, std::int64_t sequences,
+                        Address sequence_offsets, Address prompt_lengths, Address cosine, Address sine,
+                        Address stream) {
+  cuda::enqueue(cuda::RopeTable{.tokens = tokens,
+                                .half = half,
+                                .kind = enum_of(kind, RopeKind::kLong, "kind"),
+                                .attention_scaling = attention_scaling,
+                                .base = base,
+                                .factor = factor,
+                                .original_max_position = original_max_position,
+                                .inverse_frequencies = at_address<const float>(inverse_frequencies),
+                                .long_inverse_frequencies = at_address<const float>(long_inverse_frequencies),
+                                .positions = at_address<const std::int32_t>(positions),
+                                .sequences = sequences,
+                                .sequence_offsets = at_address<const std::int32_t>(sequence_offsets),
+                                .prompt_lengths = at_address<const std::int32_t>(prompt_lengths),
+                                .cosine = at_address<float>(cosine),
+                                .sine = at_address<float>(sine)},
+                at_address<void>(stream));
+}
+
+void enqueue_finish(int dtype, std::int64_t tokens, std::int64_t width, Address product, Address bias,
+                    float scale, float softcap, int epilogue, float threshold, Address output,
+                    Address stream) {
+  cuda::enqueue(cuda::Finish{.dtype = dtype_of(dtype),
+                             .tokens = tokens,
+                             .width = width,
+                             .product = at_address<const void>(product),
+                             .bias = at_address<const float>(bias),
+                             .scale = scale,
+                             .softcap = softcap,
+                             .epilogue = enum_of(epilogue, kLastLinearEpilogue, "epilogue"),
+                             .threshold = threshold,
+                             .output = at_address<void>(output)},
+                at_address<void>(stream));
+}
+
+void enqueue_finish_logits(std::int64_t elements, Address logits, float scale, float softcap,
+                           Address stream) {
+  cuda::enqueue(
+      cuda::FinishLogits{
+          .elements = elements, .logits = at_address<float>(logits), .scale = scale, .softcap = softcap},
+      at_address<void>(stream));
+}
+
+void enqueue_best_tokens(std::int64_t rows, std::int64_t width, Address logits, Address tokens,
+                         Address stream) {
+  cuda::enqueue(cuda::BestTokens{.rows = rows,
+                                 .width = width,
+                                 .logits = at_address<const float>(logits),
+                                 .tokens = at_address<std::int32_t>(tokens)},
+                at_address<void>(stream));
+}
+
+}  // namespace
+
+// Addresses are device addresses, multiples of 16; 0 is no tensor. See adaptrt/cuda/row_kernels.h for shapes.
+void bind_row_kernels(py::module_& module) {
+  module.def("enqueue_embedding", &enqueue_embedding, py::kw_only(), py::arg("dtype"), py::arg("tokens"),
+             py::arg("width"), py::arg("table"), py::arg("token_ids"), py::arg("scale"),
+             py::arg("positions") = 0, py::arg("position_ids") = 0, py::arg("output"), py::arg("stream"),
+             "output = table[token_ids] * scale + positions[position_ids], in float32.");
+  module.def(
+      "enqueue_rms_norm", &enqueue_rms_norm, py::kw_only(), py::arg("dtype"), py::arg("rows"),
+      py::arg("width"), py::arg("residual"), py::arg("addend") = 0, py::arg("row_ids") = 0, py::arg("weight"),
+      py::arg("epsilon"), py::arg("output"), py::arg("stream"),
+      "residual += addend, then output = its RMS norm. With row_ids, output is the norm of these rows, "
+      "and residual does not change.");
+  module.def("enqueue_addition", &enqueue_addition, py::kw_only(), py::arg("dtype"), py::arg("elements"),
+             py::arg("residual"), py::arg("addend"), py::arg("stream"), "residual += addend, in float32.");
+  module.def("enqueue_rope_table", &enqueue_rope_table, py::kw_only(), py::arg("tokens"), py::arg("half"),
+             py::arg("kind"), py::arg("attention_scaling") = 1.0F, py::arg("base") = 10000.0F,
+             py::arg("factor") = 1.0F, py::arg("original_max_position") = 0, py::arg("inverse_frequencies"),
+             py::arg("long_inverse_frequencies") = 0, py::arg("positions"), py::arg("sequences") = 0,
+             py::arg("sequence_offsets") = 0, py::arg("prompt_lengths") = 0, py::arg("cosine"),
+             py::arg("sine"), py::arg("stream"),
+             "cosine and sine of the rotary angles. kind: a value of RopeKind.");
+  module.def("enqueue_finish", &enqueue_finish, py::kw_only(), py::arg("dtype"), py::arg("tokens"),
+             py::arg("width"), py::arg("product"), py::arg("bias") = 0, py::arg("scale") = 1.0F,
+             py::arg("softcap") = 0.0F, py::arg("epilogue"), py::arg("threshold") = 0.0F, py::arg("output"),
+             py::arg("stream"),
+             "Bias, scale, softcap and epilogue of a linear layer. epilogue: a value of LinearEpilogue.");
+  module.def("enqueue_finish_logits", &enqueue_finish_logits, py::kw_only(), py::arg("elements"),
+             py::arg("logits"), py::arg("scale") = 1.0F, py::arg("softcap") = 0.0F, py::arg("stream"),
+             "Scale and softcap of float32 logits, in place.");
+  module.def("enqueue_best_tokens", &enqueue_best_tokens, py::kw_only(), py::arg("rows"), py::arg("width"),
+             py::arg("logits"), py::arg("tokens"), py::arg("stream"),
+             "tokens = the index of each row's largest logit, the smallest of equal ones.");
+}
+
+}  // namespace adaptrt::bindings

@@ -1,0 +1,357 @@
+"""Checks of the kernels that compute rows: against float64, single rows against batches, and launches in a graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from machine import KERNEL_DTYPES, Machine
+from results import Check
+
+from adaptrt._core import LinearEpilogue, RopeKind
+
+DTYPES = (torch.float16, torch.bfloat16)
+_ROUNDING = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-22}
+_SMALLEST = 2.0**-25
+_EPSILON = 1e-5
+_THRESHOLD = 0.5
+_ORIGINAL = 64
+
+
+def row_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
+    """Runs all checks, or a `subset` small enough for compute-sanitizer and the emulation."""
+    generator = torch.Generator(machine.device)
+    rows = _Rows(machine, generator, generator.seed())
+    for dtype in DTYPES:
+        for width in (8, 96, 1032) if subset else (8, 96, 1032, 2048, 4096, 5120, 8192, 8200, 16384):
+            for tokens in (1, 5) if subset else (1, 5, 64, 1000):
+                yield from rows.embedding(dtype, tokens, width)
+                yield from rows.norm(dtype, tokens, width)
+                yield from rows.addition(dtype, tokens, width)
+        for epilogue in LinearEpilogue:
+            if epilogue != LinearEpilogue.ADD:
+                for tokens, width in ((3, 72),) if subset else ((1, 14336), (3, 72), (333, 4096)):
+                    yield from rows.finish(dtype, tokens, width, epilogue)
+        if machine.is_gpu:
+            yield rows.graph(dtype)
+    for kind in RopeKind:
+        yield from rows.rope(kind, 20 if subset else 64)
+    for width in (1, 1021, 4096) if subset else (1, 1021, 4096, 32064, 128256, 151937):
+        for count in (1, 5) if subset else (1, 5, 64, 200):
+            yield from rows.logits(count, width)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    machine: Machine
+    generator: torch.Generator
+    seed: int
+
+    def embedding(self, dtype: torch.dtype, tokens: int, width: int) -> Iterator[Check]:
+        """Checks rows of a table, with and without rows of positions."""
+        table, positions = self._random((50, width), dtype), self._random((20, width), dtype)
+        token_ids, position_ids = self._indices(tokens, 50), self._indices(tokens, 20)
+        for has_positions in (False, True):
+            output = self.machine.poisoned((tokens, width), torch.float32)
+            self.machine.kernels.enqueue_embedding(
+                dtype=KERNEL_DTYPES[dtype].value,
+                tokens=tokens,
+                width=width,
+                table=table.data_ptr(),
+                token_ids=token_ids.data_ptr(),
+                scale=1.5,
+                positions=positions.data_ptr() if has_positions else 0,
+                position_ids=position_ids.data_ptr(),
+                output=output.data_ptr(),
+                stream=self.machine.stream(),
+            )
+            terms = [table[token_ids.long()].double() * 1.5]
+            if has_positions:
+                terms.append(positions[position_ids.long()].double())
+            extra = sum(term.abs() for term in terms) * 2.0**-22
+            name = f"rows embedding {_name(dtype)} {tokens} x {width}{' with positions' if has_positions else ''}"
+            yield self._check(name, output, sum(terms), extra)
+
+    def norm(self, dtype: torch.dtype, tokens: int, width: int) -> Iterator[Check]:
+        """Checks norms of all rows and of gathered rows, and a row by itself."""
+        before, addend = self._random((tokens, width), torch.float32), self._random((tokens, width), dtype)
+        weight = self._random((width,), torch.float32)
+        added = before + addend.float()
+        name = f"rows norm {_name(dtype)} {tokens} x {width}"
+        residual = before.clone()
+        output = self._norm(residual, addend, None, weight, dtype)
+        expected = _rms_norm(added, weight)
+        yield self._check(name, output, expected, expected.abs() * 2.0**-19)
+        yield Check(f"{name}: the residual stream", torch.equal(residual, added), f"seed {self.seed}")
+        row_ids = self._indices(7, tokens)
+        residual = before.clone()
+        gathered = self._norm(residual, addend, row_ids, weight, dtype)
+        same = torch.equal(gathered.view(torch.int16), output[row_ids.long()].view(torch.int16))
+        yield Check(f"{name}: gathered rows", same and torch.equal(residual, before), f"seed {self.seed}")
+        row = tokens // 2
+        alone = self._norm(before[row : row + 1].clone(), addend[row : row + 1].clone(), None, weight, dtype)
+        same = torch.equal(alone.view(torch.int16), output[row : row + 1].view(torch.int16))
+        yield Check(f"{name}: bits of a row alone", same, f"seed {self.seed}")
+        plain = self._norm(before.clone(), None, None, weight, dtype)
+        expected = _rms_norm(before, weight)
+        yield self._check(f"{name} without an addend", plain, expected, expected.abs() * 2.0**-19)
+
+    def _norm(
+        self,
+        residual: torch.Tensor,
+        addend: torch.Tensor | None,
+        row_ids: torch.Tensor | None,
+        weight: torch.Tensor,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        rows = len(residual) if row_ids is None else len(row_ids)
+        output = self.machine.poisoned((rows, residual.shape[1]), dtype)
+        self._enqueue_norm(residual, addend, row_ids, weight, output)
+        self.machine.synchronize()
+        return output
+
+    def _enqueue_norm(
+        self,
+        residual: torch.Tensor,
+        addend: torch.Tensor | None,
+        row_ids: torch.Tensor | None,
+        weight: torch.Tensor,
+        output: torch.Tensor,
+    ) -> None:
+        self.machine.kernels.enqueue_rms_norm(
+            dtype=KERNEL_DTYPES[output.dtype].value,
+            rows=len(output),
+            width=output.shape[1],
+            residual=residual.data_ptr(),
+            addend=0 if addend is None else addend.data_ptr(),
+            row_ids=0 if row_ids is None else row_ids.data_ptr(),
+            weight=weight.data_ptr(),
+            epsilon=_EPSILON,
+            output=output.data_ptr(),
+            stream=self.machine.stream(),
+        )
+
+    def addition(self, dtype: torch.dtype, tokens: int, width: int) -> Iterator[Check]:
+        """Checks that sums are exactly those of float32."""
+        residual, addend = self._random((tokens, width), torch.float32), self._random((tokens, width), dtype)
+        expected = residual + addend.float()
+        self.machine.kernels.enqueue_addition(
+            dtype=KERNEL_DTYPES[dtype].value,
+            elements=tokens * width,
+            residual=residual.data_ptr(),
+            addend=addend.data_ptr(),
+            stream=self.machine.stream(),
+        )
+        self.machine.synchronize()
+        name = f"rows addition {_name(dtype)} {tokens} x {width}"
+        yield Check(name, torch.equal(residual, expected), f"seed {self.seed}")
+
+    def finish(self, dtype: torch.dtype, tokens: int, width: int, epilogue: LinearEpilogue) -> Iterator[Check]:
+        """Checks an epilogue with and without bias, scale and soft cap, and a row by itself."""
+        parts = 2 if epilogue in _GATED else 1
+        product = self._random((tokens, parts * width), dtype, 4.0)
+        bias = self._random((parts * width,), torch.float32)
+        for has_more in (False, True):
+            output = self.machine.poisoned((tokens, width), dtype)
+            self._enqueue_finish(product, bias if has_more else None, epilogue, output)
+            y = product.double()
+            if has_more:
+                y = 5.0 * torch.tanh((y + bias.double()) * 0.25 / 5.0)
+            gated, linear = (y[:, :width], y[:, width:]) if parts == 2 else (y, torch.zeros_like(y))
+            expected = _finished(epilogue, gated, linear)
+            extra = (gated.abs() + 1) * (linear.abs() + 1) * 2.0**-19
+            # Values next to a bound may fall on either side of it.
+            near = (gated - _THRESHOLD).abs() < 1e-5
+            name = f"rows finish {_name(dtype)} {epilogue.name} {tokens} x {width}{' with bias' if has_more else ''}"
+            yield self._check(name, output, expected, torch.where(near, math.inf, extra))
+            row = self.machine.poisoned((1, width), dtype)
+            self._enqueue_finish(product[-1:].clone(), bias if has_more else None, epilogue, row)
+            self.machine.synchronize()
+            same = torch.equal(row.view(torch.int16), output[-1:].view(torch.int16))
+            yield Check(f"{name}: bits of a row alone", same, f"seed {self.seed}")
+
+    def _enqueue_finish(
+        self, product: torch.Tensor, bias: torch.Tensor | None, epilogue: LinearEpilogue, output: torch.Tensor
+    ) -> None:
+        self.machine.kernels.enqueue_finish(
+            dtype=KERNEL_DTYPES[output.dtype].value,
+            tokens=len(output),
+            width=output.shape[1],
+            product=product.data_ptr(),
+            bias=0 if bias is None else bias.data_ptr(),
+            scale=1.0 if bias is None else 0.25,
+            softcap=0.0 if bias is None else 5.0,
+            epilogue=epilogue.value,
+            threshold=_THRESHOLD,
+            output=output.data_ptr(),
+            stream=self.machine.stream(),
+        )
+
+    def rope(self, kind: RopeKind, half: int) -> Iterator[Check]:
+        """Checks the angles of sequences below and above the original maximum, at small and large positions."""
+        # Prompt length, first position and tokens of each sequence.
+        chunks = ((40, 0, 40), (100, 10, 30), (7, 3, 0), (50, 60, 10), (3, 131071, 1), (1 << 20, 1 << 19, 300))
+        device = self.machine.device
+        offsets = torch.tensor([0, *(chunk[2] for chunk in chunks)], device=device).cumsum(0).int()
+        lengths = torch.tensor([chunk[0] for chunk in chunks], dtype=torch.int32, device=device)
+        places = [torch.arange(first, first + count, dtype=torch.int32) for _, first, count in chunks]
+        positions = torch.cat(places).to(device)
+        frequencies = (10000.0 ** (-torch.arange(half, device=device).double() / half)).float()
+        long = frequencies / 3
+        tables = [self.machine.poisoned((len(positions), half), torch.float32) for _ in range(2)]
+        self.machine.kernels.enqueue_rope_table(
+            tokens=len(positions),
+            half=half,
+            kind=kind.value,
+            attention_scaling=1.25,
+            base=10000.0,
+            factor=4.0,
+            original_max_position=_ORIGINAL,
+            inverse_frequencies=frequencies.data_ptr(),
+            long_inverse_frequencies=long.data_ptr(),
+            positions=positions.data_ptr(),
+            sequences=len(chunks),
+            sequence_offsets=offsets.data_ptr(),
+            prompt_lengths=lengths.data_ptr(),
+            cosine=tables[0].data_ptr(),
+            sine=tables[1].data_ptr(),
+            stream=self.machine.stream(),
+        )
+        counts = torch.tensor([chunk[2] for chunk in chunks], device=device)
+        reached = torch.maximum(lengths.repeat_interleave(counts), positions + 1)[:, None]
+        inverse = frequencies.expand(len(positions), half)
+        if kind == RopeKind.LONG:
+            inverse = torch.where(reached > _ORIGINAL, long, frequencies)
+        if kind == RopeKind.DYNAMIC:
+            base = 10000.0 * (4.0 * reached.double() / _ORIGINAL - 3.0) ** (half / (half - 1))
+            grown = (base ** (-torch.arange(half, device=device).double() / half)).float()
+            inverse = torch.where(reached > _ORIGINAL, grown, frequencies)
+        angles = (positions.float()[:, None] * inverse).double()
+        doubt = angles * 2.0**-22 if kind == RopeKind.DYNAMIC else torch.zeros_like(angles)
+        for name, table, expected in zip(("cosine", "sine"), tables, (angles.cos(), angles.sin()), strict=True):
+            yield self._check(f"rows rope {kind.name} {name}", table, expected * 1.25, 1.25 * (doubt + 2.0**-23))
+
+    def logits(self, rows: int, width: int) -> Iterator[Check]:
+        """Checks the best tokens of rows with equal maxima, and the soft cap."""
+        logits = self._random((rows, width), torch.float32)
+        logits[0] = -math.inf
+        for row in range(1, rows):
+            places = self._indices(3, width).long()
+            logits[row, places] = logits.new_tensor(50.0 if row % 2 else math.inf)
+        tokens = self.machine.poisoned((rows,), torch.int32)
+        self.machine.kernels.enqueue_best_tokens(
+            rows=rows,
+            width=width,
+            logits=logits.data_ptr(),
+            tokens=tokens.data_ptr(),
+            stream=self.machine.stream(),
+        )
+        self.machine.synchronize()
+        at = torch.arange(width, device=logits.device).expand(rows, width)
+        first = torch.where(logits == logits.amax(1, keepdim=True), at, width).amin(1)
+        yield Check(f"rows best tokens {rows} x {width}", torch.equal(tokens.long(), first), f"seed {self.seed}")
+        scores = self._random((rows, width), torch.float32, 100.0)
+        expected = 30.0 * torch.tanh(scores.double() * 0.5 / 30.0)
+        self.machine.kernels.enqueue_finish_logits(
+            elements=rows * width,
+            logits=scores.data_ptr(),
+            scale=0.5,
+            softcap=30.0,
+            stream=self.machine.stream(),
+        )
+        yield self._check(f"rows soft cap of logits {rows} x {width}", scores, expected, expected.abs() * 2.0**-20)
+
+    def graph(self, dtype: torch.dtype) -> Check:
+        """Checks many captured launches, each of which waits for what the previous launch writes."""
+        tokens, width, layers = 40, 4096, 50
+        residual = self._random((tokens, width), torch.float32)
+        weight = self._random((width,), torch.float32)
+        product = self._random((tokens, width), dtype)
+
+        def work() -> None:
+            for _ in range(layers):
+                self._enqueue_norm(residual, product, None, weight, product)
+                self._enqueue_finish(product, None, LinearEpilogue.GELU_TANH, product)
+
+        before = residual.clone(), product.clone()
+        graph = self.machine.capture(work)
+        residual.copy_(before[0])
+        product.copy_(before[1])
+        graph.replay()
+        self.machine.synchronize()
+        replayed = residual.clone(), product.clone()
+        residual.copy_(before[0])
+        product.copy_(before[1])
+        for _ in range(layers):
+            self._enqueue_norm(residual, product, None, weight, product)
+            self.machine.synchronize()
+            self._enqueue_finish(product, None, LinearEpilogue.GELU_TANH, product)
+            self.machine.synchronize()
+        same = torch.equal(residual, replayed[0]) and torch.equal(
+            product.view(torch.int16), replayed[1].view(torch.int16)
+        )
+        return Check(f"rows {_name(dtype)}: {2 * layers} launches in a graph", same, f"seed {self.seed}")
+
+    def _check(self, name: str, actual: torch.Tensor, expected: torch.Tensor, extra: torch.Tensor) -> Check:
+        """Checks that errors are below the rounding of the actual type plus `extra`."""
+        self.machine.synchronize()
+        bound = expected.abs() * _ROUNDING[actual.dtype] + _SMALLEST + extra
+        wrong = int((~((actual.double() - expected).abs() <= bound)).sum())
+        return Check(name, wrong == 0, f"{wrong} wrong elements with seed {self.seed}")
+
+    def _random(self, shape: tuple[int, ...], dtype: torch.dtype, scale: float = 2.0) -> torch.Tensor:
+        numbers = torch.randn(shape, device=self.machine.device, generator=self.generator)
+        return (numbers * scale).to(dtype)
+
+    def _indices(self, count: int, limit: int) -> torch.Tensor:
+        return torch.randint(limit, (count,), dtype=torch.int32, device=self.machine.device, generator=self.generator)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _rms_norm(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    exact = rows.double()
+    return exact * (exact.square().mean(1, keepdim=True) + _EPSILON).rsqrt() * weight.double()
+
+
+def _gelu(y: torch.Tensor) -> torch.Tensor:
+    return 0.5 * y * torch.special.erfc(-y / math.sqrt(2.0))
+
+
+def _gelu_tanh(y: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.gelu(y, approximate="tanh")
+
+
+def _relu_gate(gated: torch.Tensor, linear: torch.Tensor) -> torch.Tensor:
+    return torch.where(gated > _THRESHOLD, gated * linear, 0.0)
+
+
+def _clamped_silu(gated: torch.Tensor, linear: torch.Tensor) -> torch.Tensor:
+    gate = gated.clamp(max=7.0)
+    return gate * torch.sigmoid(1.702 * gate) * (linear.clamp(-7.0, 7.0) + 1)
+
+
+_GATED: dict[LinearEpilogue, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    LinearEpilogue.SILU_MUL: lambda gated, linear: gated * torch.sigmoid(gated) * linear,
+    LinearEpilogue.GELU_MUL: lambda gated, linear: _gelu(gated) * linear,
+    LinearEpilogue.GELU_TANH_MUL: lambda gated, linear: _gelu_tanh(gated) * linear,
+    LinearEpilogue.RELU_MUL: _relu_gate,
+    LinearEpilogue.RELU_MUL_RELU: lambda gated, linear: _relu_gate(gated, linear.relu()),
+    LinearEpilogue.CLAMPED_SILU_MUL: _clamped_silu,
+}
+_PLAIN: dict[LinearEpilogue, Callable[[torch.Tensor], torch.Tensor]] = {
+    LinearEpilogue.STORE: lambda y: y,
+    LinearEpilogue.GELU: _gelu,
+    LinearEpilogue.GELU_TANH: _gelu_tanh,
+    LinearEpilogue.RELU: torch.relu,
+}
+
+
+def _finished(epilogue: LinearEpilogue, gated: torch.Tensor, linear: torch.Tensor) -> torch.Tensor:
+    if epilogue in _GATED:
+        return _GATED[epilogue](gated, linear)
+    return _PLAIN[epilogue](gated)
