@@ -78,14 +78,20 @@ void DraftEngine::add_to_step(const DraftTask& task, std::span<const std::int32_
 }
 
 void DraftEngine::run_step() {
-  const StepInput input{.token_ids = step_.token_ids,
-                        .positions = step_.positions,
-                        .sequence_offsets = step_.sequence_offsets,
-                        .prompt_lengths = step_.prompt_lengths,
-                        .block_tables = step_.block_tables,
-                        .max_blocks_per_sequence = memory_.blocks_for(engine_.info().max_seq_len),
-                        .adapters = step_.adapters,
-                        .logit_rows = step_.logit_rows};
+  StepInput input{.token_ids = step_.token_ids,
+                  .positions = step_.positions,
+                  .sequence_offsets = step_.sequence_offsets,
+                  .prompt_lengths = step_.prompt_lengths,
+                  .block_tables = step_.block_tables,
+                  .max_blocks_per_sequence = memory_.blocks_for(engine_.info().max_seq_len),
+                  .adapters = step_.adapters,
+                  .logit_rows = step_.logit_rows};
+  if (engine_.info().finds_best_tokens) {
+    step_.best_tokens.resize(step_.logit_rows.size());
+    input.logit_rows = {};
+    input.best_token_rows = step_.logit_rows;
+    input.best_tokens = step_.best_tokens;
+  }
   engine_.step(input, [this](std::int64_t first_row, std::int64_t num_rows, const float* logits) {
     const EngineInfo& info = engine_.info();
     for (std::int64_t row = first_row; row < first_row + num_rows; ++row, logits += info.logits_width()) {
@@ -93,6 +99,10 @@ void DraftEngine::run_step() {
           static_cast<std::int32_t>(std::max_element(logits, logits + info.vocab_size) - logits));
     }
   });
+  for (std::size_t row = 0; row < input.best_tokens.size(); ++row) {
+    // Without a best token any draft will do: at worst, it is wrong.
+    step_.drafts[row]->push_back(std::max(input.best_tokens[row], 0));
+  }
   ++stats_.num_steps;
   stats_.num_tokens += std::ssize(step_.token_ids);
 }

@@ -81,6 +81,12 @@ void ActiveSequence::make_drafts(std::int32_t num_verified, std::int32_t num_rig
   drafts.erase(first_virtual, drafts.end());
 }
 
+bool ActiveSequence::needs_only_best_token() const {
+  return !is_beam && !guide_ && !request_.post_processor().processor && !request_.wants_log_probs() &&
+         request_.num_most_likely() == 0 && !request_.wants_generation_logits() &&
+         sampler_.takes_best_token(tokens.size());
+}
+
 FinishReason ActiveSequence::append(const StopCriteria& stop, const SampledToken& sampled,
                                     const float* logits, std::span<const TokenLogProb> most_likely) {
   tokens.push_back(sampled.token);

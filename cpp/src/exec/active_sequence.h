@@ -42,8 +42,13 @@ class ActiveSequence final : public Sequence {
     return guide_ ? guide_->mask() : std::span<const std::uint32_t>();
   }
 
+  /// True if its next token, and all later ones, are best tokens (StepInput::best_tokens), and the request
+  /// needs nothing else of their rows. All sequences of a request give the same answer.
+  [[nodiscard]] bool needs_only_best_token() const;
+
   /// Appends the next token, with the logits that it was chosen from and the most likely tokens to return.
-  /// Returns why it is the last token; kNotFinished if it is not.
+  /// `logits` may be nullptr if the request does not return them. Returns why it is the last token;
+  /// kNotFinished if it is not.
   FinishReason append(const StopCriteria& stop, const SampledToken& sampled, const float* logits,
                       std::span<const TokenLogProb> most_likely);
   /// Enables drafts. Reserves room for the outputs of several tokens per step.

@@ -4,12 +4,30 @@
 
 namespace adaptrt {
 
-StepBuilder::StepBuilder(std::int32_t max_rows_with_drafts) {
+void StepBuilder::Rows::clear() {
+  indices.clear();
+  uses.clear();
+}
+
+void StepBuilder::Rows::reserve(std::size_t num_rows) {
+  indices.reserve(num_rows);
+  uses.reserve(num_rows);
+}
+
+void StepBuilder::Rows::add(std::int32_t index, const LogitRow& use) {
+  indices.push_back(index);
+  uses.push_back(use);
+}
+
+StepBuilder::StepBuilder(std::int32_t max_rows_with_drafts, bool finds_best_tokens)
+    : finds_best_tokens_(finds_best_tokens) {
   const auto num_rows = static_cast<std::size_t>(max_rows_with_drafts);
   token_ids_.reserve(num_rows);
   positions_.reserve(num_rows);
-  logit_row_indices_.reserve(num_rows);
   logit_rows_.reserve(num_rows);
+  if (!finds_best_tokens) return;
+  best_token_rows_.reserve(num_rows);
+  best_tokens_.reserve(num_rows);
 }
 
 StepInput StepBuilder::build(const StepPlan& plan) {
@@ -20,8 +38,8 @@ StepInput StepBuilder::build(const StepPlan& plan) {
   prompt_lengths_.clear();
   adapters_.clear();
   adapter_start_positions_.clear();
-  logit_row_indices_.clear();
   logit_rows_.clear();
+  best_token_rows_.clear();
   hidden_row_indices_.clear();
   hidden_rows_.clear();
   prompt_embedding_rows_.clear();
@@ -61,6 +79,7 @@ StepInput StepBuilder::build(const StepPlan& plan) {
     block_table += static_cast<std::ptrdiff_t>(max_blocks);
   }
 
+  best_tokens_.assign(best_token_rows_.indices.size(), kUnusableLogits);
   if (!token_types_.empty()) token_types_.resize(token_ids_.size());
   StepInput input;
   input.token_ids = token_ids_;
@@ -72,7 +91,9 @@ StepInput StepBuilder::build(const StepPlan& plan) {
   input.max_blocks_per_sequence = static_cast<std::int32_t>(max_blocks);
   input.adapters = adapters_;
   input.adapter_start_positions = adapter_start_positions_;
-  input.logit_rows = logit_row_indices_;
+  input.logit_rows = logit_rows_.indices;
+  input.best_token_rows = best_token_rows_.indices;
+  input.best_tokens = best_tokens_;
   input.hidden_rows = hidden_row_indices_;
   input.prompt_embedding_rows = prompt_embedding_rows_;
   input.prompt_embeddings = prompt_embeddings_;
@@ -166,23 +187,32 @@ void StepBuilder::add_given(const PlannedSequence& entry) {
   }
 }
 
+StepBuilder::Rows& StepBuilder::rows_of(const PlannedSequence& entry) {
+  const auto* sequence = static_cast<const ActiveSequence*>(entry.sequence);
+  const ActiveRequest& request = sequence->request();
+  const bool needs_prompt_rows = request.next_prompt_row() < request.end_of_prompt_rows();
+  return finds_best_tokens_ && entry.wants_logits && !needs_prompt_rows && sequence->needs_only_best_token()
+             ? best_token_rows_
+             : logit_rows_;
+}
+
 void StepBuilder::add_logit_rows(const PlannedSequence& entry, std::int32_t first_row) {
   auto* sequence = static_cast<ActiveSequence*>(entry.sequence);
   const ActiveRequest& request = sequence->request();
+  Rows& rows = rows_of(entry);
   const std::int32_t end = entry.first_token + entry.count;
   const std::int32_t sampled = entry.wants_logits ? end - 1 : -1;
   // If a prompt is recomputed after a preemption, rows before next_prompt_row() already exist.
   for (std::int32_t position = std::max(entry.first_token, request.next_prompt_row());
        position < std::min(end, request.end_of_prompt_rows()); ++position) {
-    logit_row_indices_.push_back(first_row + position - entry.first_token);
-    logit_rows_.push_back({.sequence = sequence, .is_prompt = true, .is_sampled = position == sampled});
+    rows.add(first_row + position - entry.first_token,
+             {.sequence = sequence, .is_prompt = true, .is_sampled = position == sampled});
   }
   if (sampled < 0 ||
-      (!logit_rows_.empty() && logit_rows_.back().sequence == sequence && logit_rows_.back().is_sampled)) {
+      (!rows.uses.empty() && rows.uses.back().sequence == sequence && rows.uses.back().is_sampled)) {
     return;
   }
-  logit_row_indices_.push_back(first_row + sampled - entry.first_token);
-  logit_rows_.push_back({.sequence = sequence, .is_sampled = true});
+  rows.add(first_row + sampled - entry.first_token, {.sequence = sequence, .is_sampled = true});
 }
 
 void StepBuilder::add_hidden_rows(const PlannedSequence& entry, std::int32_t first_row) {
@@ -198,15 +228,16 @@ void StepBuilder::add_hidden_rows(const PlannedSequence& entry, std::int32_t fir
 
 void StepBuilder::add_drafts(const PlannedSequence& entry, std::int32_t first_row) {
   auto* sequence = static_cast<ActiveSequence*>(entry.sequence);
+  if (entry.num_drafts == 0) return;
+  Rows& rows = rows_of(entry);
   for (std::int32_t i = 0; i < entry.num_drafts; ++i) {
     const TokenId token = sequence->drafts[static_cast<std::size_t>(i)];
     const std::int32_t position = entry.end() + i;
     token_ids_.push_back(token);
     positions_.push_back(position);
-    logit_row_indices_.push_back(first_row + i);
-    logit_rows_.push_back({.sequence = sequence,
-                           .is_sampled = true,
-                           .draft = LogitRow::Draft{.token = token, .position = position}});
+    rows.add(first_row + i, {.sequence = sequence,
+                             .is_sampled = true,
+                             .draft = LogitRow::Draft{.token = token, .position = position}});
   }
 }
 

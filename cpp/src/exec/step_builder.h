@@ -11,7 +11,7 @@
 
 namespace adaptrt {
 
-/// The use of a row of logits.
+/// The use of a row of logits, or of its best token.
 struct LogitRow {
   ActiveSequence* sequence = nullptr;
   bool is_prompt = false;   ///< it is the request's next_prompt_row()
@@ -33,17 +33,34 @@ struct HiddenRow {
 /// Converts a plan to the arrays of a StepInput. Reuses their memory in each step.
 class StepBuilder {
  public:
-  /// Steps with at most this many rows of logits allocate nothing for them.
-  explicit StepBuilder(std::int32_t max_rows_with_drafts);
+  /// Steps with at most this many rows of logits allocate nothing for them. `finds_best_tokens` is the
+  /// engine's: if true, rows of which only the best token is needed are best_token_rows.
+  StepBuilder(std::int32_t max_rows_with_drafts, bool finds_best_tokens);
 
   /// The result is valid until the next call. All sequences of the plan must be ActiveSequences.
   [[nodiscard]] StepInput build(const StepPlan& plan);
   /// One for each entry of StepInput::logit_rows.
-  [[nodiscard]] std::span<const LogitRow> logit_rows() const { return logit_rows_; }
+  [[nodiscard]] std::span<const LogitRow> logit_rows() const { return logit_rows_.uses; }
+  /// One for each entry of StepInput::best_token_rows.
+  [[nodiscard]] std::span<const LogitRow> best_token_rows() const { return best_token_rows_.uses; }
+  /// StepInput::best_tokens, which the step writes.
+  [[nodiscard]] std::span<const std::int32_t> best_tokens() const { return best_tokens_; }
   /// One for each entry of StepInput::hidden_rows.
   [[nodiscard]] std::span<const HiddenRow> hidden_rows() const { return hidden_rows_; }
 
  private:
+  /// Rows of one kind. All rows of a sequence are of the same kind.
+  struct Rows {
+    std::vector<std::int32_t> indices;
+    std::vector<LogitRow> uses;
+
+    void clear();
+    void reserve(std::size_t num_rows);
+    void add(std::int32_t index, const LogitRow& use);
+  };
+
+  /// The kind of a sequence's rows.
+  [[nodiscard]] Rows& rows_of(const PlannedSequence& entry);
   void add_tokens(const PlannedSequence& entry);
   /// Replaces the virtual tokens that were added last by their embeddings.
   void add_given(const PlannedSequence& entry);
@@ -66,7 +83,6 @@ class StepBuilder {
   std::vector<std::int32_t> block_tables_;
   std::vector<const DeviceAdapter*> adapters_;
   std::vector<std::int32_t> adapter_start_positions_;
-  std::vector<std::int32_t> logit_row_indices_;
   std::vector<std::int32_t> copies_from_;
   std::vector<std::int32_t> copies_to_;
   std::vector<std::int32_t> state_slots_;
@@ -79,7 +95,10 @@ class StepBuilder {
   std::vector<float*> encoder_outputs_;
   std::vector<std::int32_t> encoder_lengths_;
   std::vector<std::int32_t> cross_block_tables_;
-  std::vector<LogitRow> logit_rows_;
+  bool finds_best_tokens_;
+  Rows logit_rows_;
+  Rows best_token_rows_;
+  std::vector<std::int32_t> best_tokens_;
   std::vector<std::int32_t> hidden_row_indices_;
   std::vector<HiddenRow> hidden_rows_;
   std::vector<std::int32_t> prompt_embedding_rows_;

@@ -4,8 +4,10 @@
 
 namespace adaptrt {
 
-void TokenStep::begin(std::span<const LogitRow> rows, std::span<const HiddenRow> hidden_rows) {
+void TokenStep::begin(std::span<const LogitRow> rows, std::span<const LogitRow> best_token_rows,
+                      std::span<const HiddenRow> hidden_rows) {
   rows_ = rows;
+  best_token_rows_ = best_token_rows;
   hidden_rows_ = hidden_rows;
   outcomes_.clear();
   searches_.clear();
@@ -15,9 +17,13 @@ void TokenStep::begin(std::span<const LogitRow> rows, std::span<const HiddenRow>
 void TokenStep::take(std::int64_t first_row, std::int64_t num_rows, const float* logits) {
   for (const auto& row :
        rows_.subspan(static_cast<std::size_t>(first_row), static_cast<std::size_t>(num_rows))) {
-    take_row(row, logits);
+    take_row(row, {.logits = logits});
     logits += logits_width_;
   }
+}
+
+void TokenStep::take_best_tokens(std::span<const std::int32_t> tokens) {
+  for (std::size_t i = 0; i < tokens.size(); ++i) take_row(best_token_rows_[i], {.best_token = tokens[i]});
 }
 
 void TokenStep::take_hidden(std::int64_t first_row, std::int64_t num_rows, const float* hidden) {
@@ -38,39 +44,39 @@ void TokenStep::take_hidden(std::int64_t first_row, std::int64_t num_rows, const
   }
 }
 
-void TokenStep::take_row(const LogitRow& row, const float* logits) {
+void TokenStep::take_row(const LogitRow& row, const ComputedRow& computed) {
   if (row.draft) {
-    take_draft_row(row, logits);
+    take_draft_row(row, computed);
     return;
   }
   ActiveSequence& sequence = *row.sequence;
   // A sequence's rows are contiguous, with the sampled one last; after an outcome the rest are ignored.
   if (!outcomes_.empty() && outcomes_.back().sequence == &sequence) return;
   try {
-    if (row.is_prompt) sequence.request().add_prompt_row(logits);
+    if (row.is_prompt) sequence.request().add_prompt_row(computed.logits);
   } catch (const StepError& error) {
     outcomes_.push_back({&sequence, FinishReason::kNotFinished, error.what()});
     return;
   }
   if (!row.is_sampled) return;
   if (sequence.is_beam) {
-    take_row_of_beam(sequence, logits);
+    take_row_of_beam(sequence, computed.logits);
     return;
   }
   const bool ends_prompt = sequence.index == 0 && sequence.num_generated() == 0;
-  take_sampled_row(sequence, logits);
+  take_sampled_row(sequence, computed);
   if (!ends_prompt) return;
-  for (const auto& other : sequence.request().sequences().subspan(1)) take_sampled_row(*other, logits);
+  for (const auto& other : sequence.request().sequences().subspan(1)) take_sampled_row(*other, computed);
 }
 
-void TokenStep::take_draft_row(const LogitRow& row, const float* logits) {
+void TokenStep::take_draft_row(const LogitRow& row, const ComputedRow& computed) {
   ActiveSequence& sequence = *row.sequence;
   if (sequence.is_complete() || sequence.num_tokens() != row.draft->position + 1 ||
       sequence.tokens.back() != row.draft->token) {
     return;
   }
   try {
-    outcomes_.back().reason = sample(sequence, logits, nullptr);
+    outcomes_.back().reason = sample(sequence, computed);
   } catch (const StepError&) {
     // Deliver the earlier tokens first; the next step finds the same error in the same row.
   }
@@ -85,11 +91,11 @@ void TokenStep::take_row_of_beam(ActiveSequence& sequence, const float* logits) 
   }
 }
 
-void TokenStep::take_sampled_row(ActiveSequence& sequence, const float* logits) {
+void TokenStep::take_sampled_row(ActiveSequence& sequence, const ComputedRow& row) {
   if (sequence.request().post_processor().processor) {
-    post_processing_.add(sequence, logits);
+    post_processing_.add(sequence, row.logits);
   } else {
-    choose(sequence, logits, nullptr);
+    choose(sequence, row);
   }
 }
 
@@ -99,28 +105,33 @@ void TokenStep::finish() {
     const PostProcessedRow& row = post_processing_.row(i);
     ActiveSequence& sequence = post_processing_.sequence(i);
     if (row.error.empty()) {
-      choose(sequence, post_processing_.logits(i), row.logits->data());
+      choose(sequence, {.logits = post_processing_.logits(i), .changed_logits = row.logits->data()});
     } else {
       outcomes_.push_back({&sequence, FinishReason::kNotFinished, row.error});
     }
   }
 }
 
-void TokenStep::choose(ActiveSequence& sequence, const float* logits, const float* changed_logits) {
+void TokenStep::choose(ActiveSequence& sequence, const ComputedRow& row) {
   try {
-    outcomes_.push_back({&sequence, sample(sequence, logits, changed_logits), {}});
+    outcomes_.push_back({&sequence, sample(sequence, row), {}});
   } catch (const StepError& error) {
     outcomes_.push_back({&sequence, FinishReason::kNotFinished, error.what()});
   }
 }
 
-FinishReason TokenStep::sample(ActiveSequence& sequence, const float* logits, const float* changed_logits) {
+FinishReason TokenStep::sample(ActiveSequence& sequence, const ComputedRow& row) {
   const ActiveRequest& request = sequence.request();
+  if (row.logits == nullptr) {
+    if (row.best_token == kUnusableLogits) throw StepError(kUnusableLogitsError);
+    if (row.best_token == kEveryTokenForbidden) throw StepError(kEveryTokenForbiddenError);
+    return sequence.append(request.stop(), {.token = row.best_token}, nullptr, {});
+  }
   const std::span most_likely = std::span(most_likely_).first(request.num_most_likely());
   const SampledToken sampled =
-      sampler_.sample(sequence.sampler(), logits, sequence.tokens, request.wants_log_probs(), most_likely,
-                      {.allowed = sequence.allowed_tokens(), .logits = changed_logits});
-  return sequence.append(request.stop(), sampled, logits, most_likely);
+      sampler_.sample(sequence.sampler(), row.logits, sequence.tokens, request.wants_log_probs(), most_likely,
+                      {.allowed = sequence.allowed_tokens(), .logits = row.changed_logits});
+  return sequence.append(request.stop(), sampled, row.logits, most_likely);
 }
 
 }  // namespace adaptrt

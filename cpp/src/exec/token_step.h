@@ -36,11 +36,14 @@ class TokenStep {
         sampler_(engine.vocab_size, engine.lora.max_extra_tokens) {}
 
   /// The rows belong to the next step and must outlive it.
-  void begin(std::span<const LogitRow> rows, std::span<const HiddenRow> hidden_rows);
+  void begin(std::span<const LogitRow> rows, std::span<const LogitRow> best_token_rows,
+             std::span<const HiddenRow> hidden_rows);
   /// See LogitsSink.
   void take(std::int64_t first_row, std::int64_t num_rows, const float* logits);
   /// See HiddenSink.
   void take_hidden(std::int64_t first_row, std::int64_t num_rows, const float* hidden);
+  /// Takes the best token of each of the step's best_token_rows (StepInput::best_tokens).
+  void take_best_tokens(std::span<const std::int32_t> tokens);
   /// Call it after the last row: samples for requests with post-processors.
   void finish();
   /// One for each sequence whose next token was due, and for each that failed before. Outcomes of a prompt's
@@ -50,21 +53,30 @@ class TokenStep {
   [[nodiscard]] std::span<ActiveRequest* const> searches() const { return searches_; }
 
  private:
-  void take_row(const LogitRow& row, const float* logits);
-  void take_draft_row(const LogitRow& row, const float* logits);
+  /// A row as the step computed it: either its logits or its best token.
+  struct ComputedRow {
+    const float* logits = nullptr;
+    /// See StepInput::best_tokens; used if `logits` is nullptr.
+    std::int32_t best_token = kUnusableLogits;
+    /// The logits after the post-processor; nullptr without one.
+    const float* changed_logits = nullptr;
+  };
+
+  void take_row(const LogitRow& row, const ComputedRow& computed);
+  void take_draft_row(const LogitRow& row, const ComputedRow& computed);
   void take_row_of_beam(ActiveSequence& sequence, const float* logits);
   /// Takes the row that the next token of a sequence is chosen from.
-  void take_sampled_row(ActiveSequence& sequence, const float* logits);
-  /// Adds the outcome. `changed_logits` is nullptr without a post-processor.
-  void choose(ActiveSequence& sequence, const float* logits, const float* changed_logits);
-  [[nodiscard]] FinishReason sample(ActiveSequence& sequence, const float* logits,
-                                    const float* changed_logits);
+  void take_sampled_row(ActiveSequence& sequence, const ComputedRow& row);
+  /// Adds the outcome.
+  void choose(ActiveSequence& sequence, const ComputedRow& row);
+  [[nodiscard]] FinishReason sample(ActiveSequence& sequence, const ComputedRow& row);
 
   std::int64_t logits_width_;
   std::int64_t hidden_size_;
   Sampler sampler_;
   PostProcessing post_processing_;
   std::span<const LogitRow> rows_;
+  std::span<const LogitRow> best_token_rows_;
   std::span<const HiddenRow> hidden_rows_;
   std::vector<TokenOutcome> outcomes_;
   std::vector<ActiveRequest*> searches_;

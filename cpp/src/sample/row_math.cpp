@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "adaptrt/core/error.h"
+#include "adaptrt/sample/sampler.h"
 
 namespace adaptrt {
 
@@ -73,8 +74,8 @@ LogitRange range_of(std::span<const float> logits) {
 
 LogitRange usable_range_of(std::span<const float> logits) {
   const LogitRange range = range_of(logits);
-  if (range.has_nan_or_infinity) throw StepError("the engine's logits have NaN or infinity");
-  if (range.max == -kInfinity) throw StepError("every token is forbidden");
+  if (range.has_nan_or_infinity) throw StepError(kUnusableLogitsError);
+  if (range.max == -kInfinity) throw StepError(kEveryTokenForbiddenError);
   return range;
 }
 

@@ -144,7 +144,7 @@ Sampler::ProcessedRow Sampler::process(SamplerState& state, const LogitRange& ra
   if (new_range.has_nan_or_infinity) {
     throw StepError("bias, penalties or a post-processor have made logits NaN or infinity");
   }
-  if (new_range.max == kForbidden) throw StepError("every token is forbidden");
+  if (new_range.max == kForbidden) throw StepError(kEveryTokenForbiddenError);
   return {.logits = processed, .max = new_range.max, .min = new_range.min};
 }
 
@@ -153,13 +153,7 @@ const float* Sampler::apply_constraints(SamplerState& state, const float* logits
                                         std::span<const std::uint32_t> allowed) {
   const SamplingParams& params = state.params();
   const TokenConstraints& constraints = state.constraints();
-  const auto num_generated = static_cast<std::int64_t>(tokens.size()) - state.prompt_length_;
-  const bool forbid_end =
-      (constraints.end_id || !constraints.stop_ids.empty()) && num_generated < params.min_tokens;
-  if (!constraints.embedding_bias && !state.has_penalties() && constraints.bad_words.empty() &&
-      params.no_repeat_ngram_size == 0 && !forbid_end && allowed.empty()) {
-    return logits;
-  }
+  if (!state.changes_logits(tokens.size()) && allowed.empty()) return logits;
   const std::span row = std::span(processed_).first(row_size(state));
   std::copy_n(logits, row.size(), row.begin());
   if (constraints.embedding_bias) {
@@ -172,7 +166,7 @@ const float* Sampler::apply_constraints(SamplerState& state, const float* logits
   }
   forbid_bad_words(constraints, tokens);
   if (params.no_repeat_ngram_size > 0) forbid_repeated_ngrams(params.no_repeat_ngram_size, tokens, row);
-  if (forbid_end) {
+  if (state.forbids_end(tokens.size())) {
     if (constraints.end_id) processed_[*constraints.end_id] = kForbidden;
     for (const std::int32_t stop_id : constraints.stop_ids) processed_[stop_id] = kForbidden;
   }

@@ -53,6 +53,20 @@ bool SamplerState::has_penalties() const {
          params_.frequency_penalty != 0.0;
 }
 
+bool SamplerState::forbids_end(std::size_t num_tokens) const {
+  const auto num_generated = static_cast<std::int64_t>(num_tokens) - prompt_length_;
+  return (constraints_.end_id || !constraints_.stop_ids.empty()) && num_generated < params_.min_tokens;
+}
+
+bool SamplerState::changes_logits(std::size_t num_tokens) const {
+  return constraints_.embedding_bias || has_penalties() || !constraints_.bad_words.empty() ||
+         params_.no_repeat_ngram_size != 0 || forbids_end(num_tokens);
+}
+
+bool SamplerState::takes_best_token(std::size_t num_tokens) const {
+  return params_.greedy && vocabulary_change_ == 0 && !changes_logits(num_tokens);
+}
+
 void SamplerState::follow(const SamplerState& other) {
   num_counted_ = other.num_counted_;
   top_p_ = other.top_p_;

@@ -30,6 +30,7 @@ std::int64_t check_steady_steps(std::vector<Request> requests, std::int32_t num_
   options.max_batch_size = num_sequences;
   options.max_num_tokens = 256;
   options.max_beam_width = 4;
+  options.finds_best_tokens = true;
   ExecutorConfig config;
   config.max_beam_width = 4;
   std::vector<std::int64_t> of_steps;  // allocations from one plan to the next

@@ -94,6 +94,7 @@ FakeEngine::FakeEngine(Options options, Hook hook)
   if (options.with_lora) info_.lora = fake_layout();
   info_.hidden_size = options.hidden_size;
   info_.has_logits = options.has_logits;
+  info_.finds_best_tokens = options.finds_best_tokens;
   logits_.resize(static_cast<std::size_t>(options.max_batch_size * options.vocab_size));
   hidden_.resize(static_cast<std::size_t>(options.max_batch_size * options.hidden_size));
 }
@@ -168,6 +169,10 @@ void FakeEngine::step(const StepInput& input, const LogitsSink& sink, const Hidd
   require(std::cmp_less_equal(input.token_ids.size(), info_.max_num_tokens), "there are too many tokens");
   require(std::cmp_less_equal(num_sequences, info_.max_batch_size), "there are too many sequences");
   require(info_.has_logits || input.logit_rows.empty(), "logits are wanted of a model without lm_head");
+  require(info_.finds_best_tokens || input.best_token_rows.empty(), "best tokens are wanted");
+  require(input.best_tokens.size() == input.best_token_rows.size(), "best_tokens has another size");
+  num_logit_rows_ += std::ssize(input.logit_rows);
+  num_best_tokens_ += std::ssize(input.best_token_rows);
 
   require(input.copies_from.size() == input.copies_to.size(), "copies_to has another size");
   for (std::size_t i = 0; i < input.copies_from.size(); ++i) {
@@ -190,6 +195,13 @@ void FakeEngine::step(const StepInput& input, const LogitsSink& sink, const Hidd
   }
   if (info_.has_states()) advance_states(input);
   make_rows(input, input.logit_rows, info_.vocab_size, logits_, sink, write_logits);
+  const auto find_best = [this, &input](std::int64_t first_row, std::int64_t num_rows, const float* logits) {
+    for (std::int64_t row = first_row; row < first_row + num_rows; ++row, logits += info_.vocab_size) {
+      input.best_tokens[static_cast<std::size_t>(row)] =
+          static_cast<std::int32_t>(std::max_element(logits, logits + info_.vocab_size) - logits);
+    }
+  };
+  make_rows(input, input.best_token_rows, info_.vocab_size, logits_, find_best, write_logits);
   make_rows(input, input.hidden_rows, info_.hidden_size, hidden_, hidden_sink, write_hidden);
 }
 

@@ -39,6 +39,8 @@ class FakeEngine : public Engine {
     std::optional<std::size_t> free_device_memory = std::nullopt;
     /// True for an engine that keeps states: its logits then depend on the state in a sequence's slot too.
     bool has_states = false;
+    /// See EngineInfo.
+    bool finds_best_tokens = false;
   };
   /// Called at the start of each step, on the executor's thread, with the number of earlier steps; may throw
   /// or wait.
@@ -65,6 +67,9 @@ class FakeEngine : public Engine {
   [[nodiscard]] std::int64_t num_state_copies() const { return num_state_copies_; }
   /// Number of KV blocks that steps have copied.
   [[nodiscard]] std::int64_t num_copies() const { return num_copies_; }
+  /// Number of rows of logits, and of best tokens, that steps have returned.
+  [[nodiscard]] std::int64_t num_logit_rows() const { return num_logit_rows_; }
+  [[nodiscard]] std::int64_t num_best_tokens() const { return num_best_tokens_; }
 
   /// Returns the logits after `history`, computed directly from the tokens.
   [[nodiscard]] static std::vector<float> logits_after(const std::vector<TokenId>& history,
@@ -103,6 +108,8 @@ class FakeEngine : public Engine {
   std::atomic<std::int64_t> num_copies_ = 0;
   std::atomic<std::int64_t> num_state_copies_ = 0;
   std::atomic<std::int64_t> num_tokens_ = 0;
+  std::atomic<std::int64_t> num_logit_rows_ = 0;
+  std::atomic<std::int64_t> num_best_tokens_ = 0;
 };
 
 /// Greedy tokens of a request that runs alone.

@@ -51,6 +51,32 @@ BOOST_AUTO_TEST_CASE(the_lowest_token_of_equal_logits_wins) {
   }
 }
 
+BOOST_AUTO_TEST_CASE(a_request_takes_the_best_token_if_nothing_changes_its_rows) {
+  const auto takes = [](const SamplingConfig& config, const TokenConstraints& constraints = {},
+                        std::size_t num_generated = 0, std::int32_t vocabulary_change = 0) {
+    return SamplerState(resolve(config), constraints, 2, 10, vocabulary_change)
+        .takes_best_token(2 + num_generated);
+  };
+  BOOST_TEST(takes({}));
+  BOOST_TEST(takes({.top_k = 1, .temperature = 2.0}));
+  BOOST_TEST(takes({.top_p = 0.5, .temperature = 0.0}));
+  BOOST_TEST(!takes({.top_k = 2}));
+  BOOST_TEST(!takes({.min_p = 0.5}));
+  BOOST_TEST(!takes({.repetition_penalty = 1.1}));
+  BOOST_TEST(!takes({.presence_penalty = 0.1}));
+  BOOST_TEST(!takes({.frequency_penalty = -0.1}));
+  BOOST_TEST(!takes({.no_repeat_ngram_size = 3}));
+  BOOST_TEST(!takes({}, {.bad_words = {{1, 2}}}));
+  BOOST_TEST(!takes({}, {.embedding_bias = std::make_shared<const std::vector<float>>(4)}));
+  BOOST_TEST(takes({}, {.end_id = 1, .stop_ids = {2}}));
+  BOOST_TEST(takes({.min_tokens = 3}));
+  BOOST_TEST(!takes({.min_tokens = 3}, {.end_id = 1}, 2));
+  BOOST_TEST(!takes({.min_tokens = 3}, {.stop_ids = {1}}, 2));
+  BOOST_TEST(takes({.min_tokens = 3}, {.end_id = 1, .stop_ids = {1}}, 3));
+  BOOST_TEST(!takes({}, {}, 0, 1));
+  BOOST_TEST(!takes({}, {}, 0, -1));
+}
+
 BOOST_AUTO_TEST_CASE(virtual_tokens_of_a_prompt_have_no_logits) {
   constexpr std::int32_t kVirtual = 1 << 28;
   const Row row = {1.0F, 4.0F, 3.0F};

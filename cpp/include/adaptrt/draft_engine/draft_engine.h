@@ -118,6 +118,7 @@ class DraftEngine {
     std::vector<std::int32_t> block_tables;
     std::vector<const DeviceAdapter*> adapters;
     std::vector<std::int32_t> logit_rows;
+    std::vector<std::int32_t> best_tokens;  // of these rows, from engines that find them
     std::vector<std::vector<std::int32_t>*> drafts;
   };
 

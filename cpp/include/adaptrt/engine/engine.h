@@ -130,7 +130,7 @@ struct StepInput {
   /// [A], ascending indices into the T tokens; none of them is in logit_rows.
   std::span<const std::int32_t> best_token_rows = {};
   /// [A] Before step() or await_step() returns, the engine writes the index of the largest of each row's
-  /// vocab_size logits, the smallest index of equal ones; or one of the values above.
+  /// vocab_size logits, the smallest index of equal ones (-0 equals 0); or one of the values above.
   std::span<std::int32_t> best_tokens = {};
   // For engines with states (otherwise empty). A step advances the state in a sequence's slot over all tokens
   // that the sequence has in the step. A sequence whose first position in the step is 0 starts with zeros,

@@ -15,6 +15,10 @@ namespace adaptrt {
 struct LogitRange;
 struct ScoredToken;
 
+/// Messages of StepErrors about rows from the engine.
+inline constexpr const char* kUnusableLogitsError = "the engine's logits have NaN or infinity";
+inline constexpr const char* kEveryTokenForbiddenError = "every token is forbidden";
+
 /// Tokens that a request forbids or favours, in addition to its SamplingConfig.
 struct TokenConstraints {
   /// Forbidden until SamplingParams::min_tokens tokens are generated.
@@ -43,6 +47,11 @@ class SamplerState {
   [[nodiscard]] const SamplingParams& params() const { return params_; }
   [[nodiscard]] const TokenConstraints& constraints() const { return constraints_; }
 
+  /// True if Sampler::sample() without RowChanges returns the highest logit of the engine's row after
+  /// `num_tokens` prompt and generated tokens. It then needs nothing else of the row and changes no state,
+  /// and this also holds for all later tokens.
+  [[nodiscard]] bool takes_best_token(std::size_t num_tokens) const;
+
   /// Copies the state of `other`, a sampler of the same request with different tokens. Allocates nothing.
   void follow(const SamplerState& other);
 
@@ -57,6 +66,10 @@ class SamplerState {
   /// SamplingParams::top_p after the tokens so far.
   [[nodiscard]] double current_top_p(std::span<const std::int32_t> tokens);
   [[nodiscard]] bool has_penalties() const;
+  /// True if the end tokens are forbidden because fewer than min_tokens tokens are generated.
+  [[nodiscard]] bool forbids_end(std::size_t num_tokens) const;
+  /// True if the configuration changes logits before the next token is chosen.
+  [[nodiscard]] bool changes_logits(std::size_t num_tokens) const;
 
   SamplingParams params_;
   TokenConstraints constraints_;
