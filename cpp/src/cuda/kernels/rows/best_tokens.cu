@@ -45,16 +45,15 @@ class BestTokensRows {
     const auto thread = static_cast<std::int32_t>(threadIdx.x);
     // The index is right even if all values are -infinity.
     Best best{kLowest, thread < loads ? thread * kWidth : kNoIndex};
-    std::int32_t i = thread;
-    // Several loads are in flight at a time.
-    for (; i + (kLoads - 1) * kThreads < loads; i += kLoads * kThreads) {
+    for (std::int32_t first = thread; first < loads; first += kLoads * kThreads) {
+      // These loads are in flight together.
       Values values[kLoads];
       ADAPTRT_UNROLL
-      for (int load = 0; load < kLoads; ++load) values[load] = load_values(row, i + load * kThreads);
+      for (int load = 0; load < kLoads; ++load)
+        values[load] = load_values(row, first + load * kThreads, loads);
       ADAPTRT_UNROLL
-      for (int load = 0; load < kLoads; ++load) take(&best, values[load], i + load * kThreads);
+      for (int load = 0; load < kLoads; ++load) take(&best, values[load], first + load * kThreads);
     }
-    for (; i < loads; i += kThreads) take(&best, load_values(row, i), i);
     auto* shared = reinterpret_cast<Best*>(shared_memory());
     best.take_from_warp();
     if (thread % kWarpSize == 0) shared[thread / kWarpSize] = best;
@@ -67,7 +66,7 @@ class BestTokensRows {
 
  private:
   static_assert(kWarps == kWarpSize, "one warp takes the results of all warps");
-  static constexpr int kLoads = 4;
+  static constexpr int kLoads = 8;
   static constexpr float kLowest = -std::numeric_limits<float>::infinity();
   static constexpr std::int32_t kNoIndex = std::numeric_limits<std::int32_t>::max();
 
@@ -75,8 +74,13 @@ class BestTokensRows {
     float values[kWidth];
   };
 
-  __device__ static Values load_values(const float* row, std::int32_t i) {
-    return reinterpret_cast<const Values*>(row)[i];
+  /// Values that are not larger than any, from the end of the row on.
+  __device__ static Values load_values(const float* row, std::int32_t i, std::int32_t loads) {
+    if (i < loads) return reinterpret_cast<const Values*>(row)[i];
+    Values none;
+    ADAPTRT_UNROLL
+    for (int k = 0; k < kWidth; ++k) none.values[k] = kLowest;
+    return none;
   }
 
   __device__ static void take(Best* best, const Values& values, std::int32_t i) {

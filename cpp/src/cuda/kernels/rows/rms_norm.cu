@@ -10,39 +10,45 @@
 namespace adaptrt::cuda {
 namespace {
 
-/// One block per row. Each thread keeps its first vector of the row in registers; in rows wider than 8
-/// kThreads it reads its other vectors twice.
-template <typename T, int kBlockThreads>
+/// One block per row. Each thread keeps its first vector of the row in registers. If `kHasMore`, it has more
+/// vectors, and reads those twice.
+template <typename T, int kBlockThreads, bool kHasMore>
 class RmsNormRows {
  public:
   using Parameters = RmsNorm;
   static constexpr int kThreads = kBlockThreads;
-  static constexpr int kBlocksPerMultiprocessor = 1024 / kThreads;
+  /// Every GPU has 1536 threads per multiprocessor or more.
+  static constexpr int kBlocksPerMultiprocessor = kHasMore ? 1 : 1536 / kThreads;
   static constexpr std::size_t kSharedBytes = kThreads / kWarpSize * sizeof(float);
 
   __device__ static void run(const RmsNorm& work) {
     allow_next_kernel();
-    const auto row = static_cast<std::int64_t>(blockIdx.x);
-    const std::int64_t vectors = work.width / rows::kVector;
-    const std::int64_t own = threadIdx.x;
+    const auto vectors = static_cast<std::int32_t>(work.width / rows::kVector);
+    const auto own = static_cast<std::int32_t>(threadIdx.x);
     const bool has_vector = own < vectors;
     rows::Elements weight{};
     if (has_vector) weight = rows::load_constant<float>(work.weight, own);
     wait_for_previous_kernel();
+    const auto row = static_cast<std::int64_t>(blockIdx.x);
     const std::int64_t from = (work.row_ids == nullptr ? row : work.row_ids[row]) * vectors;
     rows::Elements kept{};
     if (has_vector) kept = first_read(work, from + own);
     float squares = sum_of_squares(kept);
-    for (std::int64_t i = own + kThreads; i < vectors; i += kThreads) {
-      squares += sum_of_squares(first_read(work, from + i));
+    if constexpr (kHasMore) {
+      for (std::int32_t i = own + kThreads; i < vectors; i += kThreads) {
+        squares += sum_of_squares(first_read(work, from + i));
+      }
     }
     const float sum = rows::block_sum<kThreads>(squares, reinterpret_cast<float*>(shared_memory()));
     const float factor = rsqrtf(sum / static_cast<float>(work.width) + work.epsilon);
     if (has_vector) store(work, row * vectors + own, kept, factor, weight);
-    for (std::int64_t i = own + kThreads; i < vectors; i += kThreads) {
+    if constexpr (kHasMore) {
       const bool is_added = work.addend != nullptr && work.row_ids == nullptr;
-      const rows::Elements again = is_added ? rows::load<float>(work.stream, from + i) : read(work, from + i);
-      store(work, row * vectors + i, again, factor, rows::load_constant<float>(work.weight, i));
+      for (std::int32_t i = own + kThreads; i < vectors; i += kThreads) {
+        const rows::Elements again =
+            is_added ? rows::load<float>(work.stream, from + i) : read(work, from + i);
+        store(work, row * vectors + i, again, factor, rows::load_constant<float>(work.weight, i));
+      }
     }
   }
 
@@ -78,9 +84,9 @@ class RmsNormRows {
   }
 };
 
-template <typename T, int kThreads>
+template <typename T, int kThreads, bool kHasMore = false>
 void launch_rows(const RmsNorm& work, void* stream) {
-  using Kernel = RmsNormRows<T, kThreads>;
+  using Kernel = RmsNormRows<T, kThreads, kHasMore>;
   launch<Kernel>({.x = static_cast<std::uint32_t>(work.rows),
                   .shared_bytes = Kernel::kSharedBytes,
                   .overlaps_previous = true},
@@ -97,8 +103,10 @@ void launch_for_width(const RmsNorm& work, void* stream) {
     launch_rows<T, 256>(work, stream);
   } else if (vectors <= 512) {
     launch_rows<T, 512>(work, stream);
-  } else {
+  } else if (vectors <= 1024) {
     launch_rows<T, 1024>(work, stream);
+  } else {
+    launch_rows<T, 1024, true>(work, stream);
   }
 }
 
