@@ -27,7 +27,8 @@ void bind_cuda_engine(py::module_& module) {
       .def(py::init<const Program&, std::shared_ptr<Device>, bool>(), py::arg("program"), py::arg("device"),
            py::kw_only(), py::arg("cuda_graphs") = true, py::call_guard<py::gil_scoped_release>(),
            "Copies the program's weights to the device. cuda_graphs: decode steps run as CUDA graphs. Raises "
-           "EngineError with everything that Program.validate() finds and everything that cannot run on a GPU, "
+           "EngineError with everything that Program.validate() finds and everything that cannot run on a "
+           "GPU, "
            "ConfigError if the device has too little memory, and StepError if it fails.");
   module.def(
       "problems_on_cuda", [](const Program& program) { return problems_on_cuda(program).list(); },

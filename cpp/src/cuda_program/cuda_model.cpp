@@ -53,28 +53,27 @@ void CudaModel::enqueue(const RunShape& shape, Stream& stream) const {
 
 GpuModelDescription describe(const Program& program) {
   const std::int32_t sequences = program.max_batch_size;
-  GpuModelDescription model{.dtype = program.dtype,
-                            .vocab_size = program.vocab_size,
-                            .num_layers = program.num_layers,
-                            .attention = {},
-                            .max_batch_size = program.max_batch_size,
-                            .max_num_tokens = program.max_num_tokens,
-                            .max_input_len = program.max_input_len,
-                            .max_seq_len = program.max_seq_len,
-                            .max_beam_width = program.max_beam_width,
-                            .tokens_per_block = program.tokens_per_block,
-                            .max_reusable_prompt_len = program.max_seq_len,
-                            .max_kv_blocks = std::numeric_limits<std::int32_t>::max(),
-                            .num_adapter_slots = program.lora.sites.empty() ? 0 : program.max_batch_size,
-                            .prefill = {.max_tokens = program.max_num_tokens,
-                                        .max_sequences = sequences,
-                                        .max_logit_rows = sequences},
-                            .decode = {.max_tokens = sequences,
-                                       .max_sequences = sequences,
-                                       .max_logit_rows = sequences},
-                            .lora = program.lora,
-                            .finds_best_tokens = true,
-                            .skips_unused_adapters = true};
+  GpuModelDescription model{
+      .dtype = program.dtype,
+      .vocab_size = program.vocab_size,
+      .num_layers = program.num_layers,
+      .attention = {},
+      .max_batch_size = program.max_batch_size,
+      .max_num_tokens = program.max_num_tokens,
+      .max_input_len = program.max_input_len,
+      .max_seq_len = program.max_seq_len,
+      .max_beam_width = program.max_beam_width,
+      .tokens_per_block = program.tokens_per_block,
+      .max_reusable_prompt_len = program.max_seq_len,
+      .max_kv_blocks = std::numeric_limits<std::int32_t>::max(),
+      .num_adapter_slots = program.lora.sites.empty() ? 0 : program.max_batch_size,
+      .prefill = {.max_tokens = program.max_num_tokens,
+                  .max_sequences = sequences,
+                  .max_logit_rows = sequences},
+      .decode = {.max_tokens = sequences, .max_sequences = sequences, .max_logit_rows = sequences},
+      .lora = program.lora,
+      .finds_best_tokens = true,
+      .skips_unused_adapters = true};
   model.attention.resize(static_cast<std::size_t>(program.num_layers));
   for (const Op& op : program.body) {
     if (const auto* attention = std::get_if<AttentionOp>(&op)) {

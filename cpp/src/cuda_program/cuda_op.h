@@ -22,8 +22,8 @@ struct CudaRun {
   void* stream = nullptr;                          ///< cudaStream_t
 };
 
-/// An op of a program with its addresses on the device resolved. The launches of a run depend on its shape only,
-/// so a captured graph may run again with other step arrays.
+/// An op of a program with its addresses on the device resolved. The launches of a run depend on its shape
+/// only, so a captured graph may run again with other step arrays.
 class CudaOp {
  public:
   virtual ~CudaOp() = default;

@@ -35,10 +35,8 @@ class LinearLaunches final : public CudaOp {
     }
     if (op.output == program.logits) {
       if (op.scale != 1.0F || op.softcap != 0.0F) {
-        logits_finish_ = {.elements = 0,
-                          .logits = static_cast<float*>(y_),
-                          .scale = op.scale,
-                          .softcap = op.softcap};
+        logits_finish_ = {
+            .elements = 0, .logits = static_cast<float*>(y_), .scale = op.scale, .softcap = op.softcap};
         logits_width_ = program.logits_width();
       }
       return;
@@ -96,17 +94,18 @@ class LinearLaunches final : public CudaOp {
   }
 
   void adapt(const CudaRun& run, const Adapters& adapters) const {
-    adapters.kernel.enqueue({.tokens = run.shape.tokens,
-                             .in = adapters.in,
-                             .sequences = run.shape.sequences,
-                             .layers = adapters.tables->ranks.dims[1]},
-                            {.x = inputs_.x,
-                             .base = y_,
-                             .sequence_offsets = run.sequence_offsets,
-                             .adapter_slots = run.adapter_slots,
-                             .ranks = reinterpret_cast<const std::int32_t*>(adapters.tables->ranks.address),
-                             .pointers = reinterpret_cast<const std::int64_t*>(adapters.tables->pointers.address)},
-                            y_, adapters.workspace, run.stream);
+    adapters.kernel.enqueue(
+        {.tokens = run.shape.tokens,
+         .in = adapters.in,
+         .sequences = run.shape.sequences,
+         .layers = adapters.tables->ranks.dims[1]},
+        {.x = inputs_.x,
+         .base = y_,
+         .sequence_offsets = run.sequence_offsets,
+         .adapter_slots = run.adapter_slots,
+         .ranks = reinterpret_cast<const std::int32_t*>(adapters.tables->ranks.address),
+         .pointers = reinterpret_cast<const std::int64_t*>(adapters.tables->pointers.address)},
+        y_, adapters.workspace, run.stream);
   }
 
   bool is_head_;

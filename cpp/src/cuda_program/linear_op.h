@@ -9,9 +9,10 @@
 
 namespace adaptrt {
 
-/// Makes a linear layer: the product, then its adapters, then bias, scale, soft cap and activation. `is_head`: its
-/// rows are logit rows.
-[[nodiscard]] std::unique_ptr<const CudaOp> make_linear(const LinearOp& op, const Program& program, bool is_head,
-                                                        const CudaMemory& memory, DeviceWeights& weights);
+/// Makes a linear layer: the product, then its adapters, then bias, scale, soft cap and activation.
+/// `is_head`: its rows are logit rows.
+[[nodiscard]] std::unique_ptr<const CudaOp> make_linear(const LinearOp& op, const Program& program,
+                                                        bool is_head, const CudaMemory& memory,
+                                                        DeviceWeights& weights);
 
 }  // namespace adaptrt

@@ -10,7 +10,8 @@ namespace {
 
 class Lowering {
  public:
-  Lowering(const Program& program, const CudaMemory& memory, const KvPoolAddresses& pools, DeviceWeights& weights)
+  Lowering(const Program& program, const CudaMemory& memory, const KvPoolAddresses& pools,
+           DeviceWeights& weights)
       : program_(program), memory_(memory), pools_(pools), weights_(weights) {}
 
   CudaOps run() {

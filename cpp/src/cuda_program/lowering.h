@@ -13,11 +13,11 @@ namespace adaptrt {
 /// KV pool of each layer: [blocks, 2, kv_heads, tokens_per_block, head_dim]. Filled before the first run.
 using KvPoolAddresses = std::vector<std::byte*>;
 
-/// Makes the ops of a program, in order of execution, and copies their weights to the device. `memory` and `pools`
-/// must outlive the ops.
+/// Makes the ops of a program, in order of execution, and copies their weights to the device. `memory` and
+/// `pools` must outlive the ops.
 ///
-/// The output of a linear layer that is added to a residual stream is kept in memory.addend(); the next op that
-/// reads the stream adds it first. For a norm, this saves one pass over the stream.
+/// The output of a linear layer that is added to a residual stream is kept in memory.addend(); the next op
+/// that reads the stream adds it first. For a norm, this saves one pass over the stream.
 [[nodiscard]] CudaOps lower(const Program& program, const CudaMemory& memory, const KvPoolAddresses& pools,
                             DeviceWeights& weights);
 

@@ -77,8 +77,8 @@ std::unique_ptr<const CudaOp> make_rope_table(const RopeTableOp& op, const CudaM
   });
 }
 
-std::unique_ptr<const CudaOp> make_rms_norm(const RmsNormOp& op, const Program& program, bool is_head, bool adds,
-                                            const CudaMemory& memory, DeviceWeights& weights) {
+std::unique_ptr<const CudaOp> make_rms_norm(const RmsNormOp& op, const Program& program, bool is_head,
+                                            bool adds, const CudaMemory& memory, DeviceWeights& weights) {
   const cuda::RmsNorm kernel{.dtype = program.dtype,
                              .width = width_of(program, op.input),
                              .stream = floats(memory.buffer(op.input)),
@@ -86,18 +86,21 @@ std::unique_ptr<const CudaOp> make_rms_norm(const RmsNormOp& op, const Program& 
                              .weight = weights.vector(op.weight),
                              .epsilon = op.epsilon,
                              .output = memory.buffer(op.output)};
-  return make_row_launch(kernel, [is_head, gathers = op.gather_logit_rows](cuda::RmsNorm& work, const CudaRun& run) {
-    work.rows = is_head ? run.shape.logit_rows : run.shape.tokens;
-    work.row_ids = gathers ? run.logit_rows : nullptr;
-  });
+  return make_row_launch(kernel,
+                         [is_head, gathers = op.gather_logit_rows](cuda::RmsNorm& work, const CudaRun& run) {
+                           work.rows = is_head ? run.shape.logit_rows : run.shape.tokens;
+                           work.row_ids = gathers ? run.logit_rows : nullptr;
+                         });
 }
 
-std::unique_ptr<const CudaOp> make_addition(BufferId stream, const Program& program, const CudaMemory& memory) {
+std::unique_ptr<const CudaOp> make_addition(BufferId stream, const Program& program,
+                                            const CudaMemory& memory) {
   const cuda::Addition kernel{
       .dtype = program.dtype, .stream = floats(memory.buffer(stream)), .addend = memory.addend()};
-  return make_row_launch(kernel, [width = width_of(program, stream)](cuda::Addition& work, const CudaRun& run) {
-    work.elements = run.shape.tokens * width;
-  });
+  return make_row_launch(kernel,
+                         [width = width_of(program, stream)](cuda::Addition& work, const CudaRun& run) {
+                           work.elements = run.shape.tokens * width;
+                         });
 }
 
 std::unique_ptr<const CudaOp> make_best_tokens(const Program& program, const CudaMemory& memory,

@@ -1,0 +1,227 @@
+#include "adaptrt/cuda_program/cuda_engine.h"
+
+#include <algorithm>
+#include <boost/test/data/monomorphic.hpp>
+#include <boost/test/data/test_case.hpp>
+#include <boost/test/unit_test.hpp>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "adaptrt/core/thread_pool.h"
+#include "adaptrt/cpu/cpu_engine.h"
+#include "cpu/random_model.h"
+#include "cpu/step_arrays.h"
+#include "cuda_program/rows_of_model.h"
+#include "support/host_device.h"
+
+namespace adaptrt::testing {
+namespace {
+
+constexpr std::int32_t kNumBlocks = 40;
+
+ModelOptions small_model(DType dtype) {
+  ModelOptions options;
+  options.dtype = dtype;
+  options.vocab_size = 64;
+  options.shape = {.hidden_size = 48, .attention = {4, 2, 16}};
+  options.intermediate_size = 40;
+  options.max_rank = 8;
+  options.keep_logit_rows = false;
+  options.max_num_tokens = 96;
+  return options;
+}
+
+/// A model, and the same model with row-major matrices on an emulated GPU.
+struct Pair {
+  explicit Pair(const ModelOptions& options, bool cuda_graphs = true)
+      : model(options),
+        rows(model),
+        cpu(make_cpu_engine(model.program, std::make_shared<ThreadPool>(1))),
+        gpu(make_cuda_engine(rows.program, std::make_shared<HostDevice>(), {.cuda_graphs = cuda_graphs})) {
+    cpu->allocate_kv_blocks(kNumBlocks);
+    gpu->allocate_kv_blocks(kNumBlocks);
+  }
+
+  RandomModel model;
+  RowsOfModel rows;
+  std::unique_ptr<Engine> cpu;
+  std::unique_ptr<Engine> gpu;
+};
+
+std::vector<std::int32_t> tokens_of(std::int32_t count, std::int32_t seed) {
+  std::vector<std::int32_t> tokens;
+  for (std::int32_t i = 0; i < count; ++i) tokens.push_back((seed * 31 + i * i * 7 + i) % 61);
+  return tokens;
+}
+
+/// Tokens [first, first + count) of a prompt of 60 tokens, in blocks of its own.
+Piece piece_of(std::int32_t sequence, std::int32_t first, std::int32_t count, const DeviceAdapter* adapter) {
+  const std::vector<std::int32_t> prompt = tokens_of(60, sequence);
+  Piece piece{.tokens = {prompt.begin() + first, prompt.begin() + first + count},
+              .first_position = first,
+              .prompt_length = 60,
+              .adapter = adapter};
+  for (std::int32_t block = 0; block < 4; ++block) piece.blocks.push_back(4 * sequence + block);
+  return piece;
+}
+
+std::vector<float> logits_of_pieces(Engine& engine, const std::vector<Piece>& pieces) {
+  StepArrays arrays(pieces);
+  arrays.adapter_start_positions.clear();
+  return logits_of(&engine, arrays.input());
+}
+
+/// Returns the logits of the pieces' last rows.
+std::vector<float> last_rows(const std::vector<float>& logits, const std::vector<Piece>& pieces,
+                             std::size_t piece) {
+  std::size_t row = 0;
+  for (std::size_t i = 0; i <= piece; ++i) row += pieces[i].tokens.size();
+  const std::size_t width = logits.size() / [&] {
+    std::size_t rows = 0;
+    for (const Piece& each : pieces) rows += each.tokens.size();
+    return rows;
+  }();
+  return {logits.begin() + static_cast<std::ptrdiff_t>((row - 1) * width),
+          logits.begin() + static_cast<std::ptrdiff_t>(row * width)};
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_SUITE(cuda_engine)
+
+// Both engines round activations to 16 bits, at different places: the GPU also rounds the outputs of linear
+// layers, and the float16 CPU engine rounds none. Two layers add up to a few units in the last place of the
+// largest logits.
+BOOST_DATA_TEST_CASE(logits_equal_the_cpu_engines, boost::unit_test::data::make({true, false}), is_bfloat16) {
+  const DType dtype = is_bfloat16 ? DType::kBFloat16 : DType::kFloat16;
+  ModelOptions options = small_model(dtype);
+  options.biases = true;
+  Pair pair(options);
+  const DeviceAdapter cpu_lora = pair.model.adapter(3, false);
+  const DeviceAdapter gpu_lora = pair.rows.adapter(3, false);
+  const DeviceAdapter cpu_dora = pair.model.adapter(4, true);
+  const DeviceAdapter gpu_dora = pair.rows.adapter(4, true);
+  const auto pieces = [](const DeviceAdapter* lora, const DeviceAdapter* dora) {
+    return std::vector<Piece>{piece_of(0, 0, 20, nullptr), piece_of(1, 0, 33, lora), piece_of(2, 0, 7, dora)};
+  };
+  const auto expected = logits_of_pieces(*pair.cpu, pieces(&cpu_lora, &cpu_dora));
+  const auto found = logits_of_pieces(*pair.gpu, pieces(&gpu_lora, &gpu_dora));
+  BOOST_REQUIRE_EQUAL(expected.size(), found.size());
+  float range = 0.0F;
+  float distance = 0.0F;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    range = std::max(range, std::fabs(expected[i]));
+    distance = std::max(distance, std::fabs(expected[i] - found[i]));
+  }
+  BOOST_TEST_MESSAGE("distance " << distance << " of " << range);
+  BOOST_TEST(distance <= range * (is_bfloat16 ? 0.02F : 0.003F));
+}
+
+BOOST_AUTO_TEST_CASE(a_sequence_has_the_same_bits_alone_and_in_a_crowd) {
+  Pair alone(small_model(DType::kBFloat16));
+  Pair crowd(small_model(DType::kBFloat16));
+  const DeviceAdapter lora = alone.rows.adapter(3, false);
+  const DeviceAdapter dora = crowd.rows.adapter(4, true);
+  const DeviceAdapter same = crowd.rows.adapter(3, false);
+  const auto own = logits_of_pieces(*alone.gpu, {piece_of(0, 0, 30, &lora)});
+  const std::vector<Piece> first{piece_of(1, 0, 17, &dora), piece_of(0, 0, 11, &same),
+                                 piece_of(2, 0, 3, nullptr)};
+  static_cast<void>(logits_of_pieces(*crowd.gpu, first));
+  const std::vector<Piece> second{piece_of(2, 3, 1, nullptr), piece_of(0, 11, 19, &same),
+                                  piece_of(1, 17, 1, &dora)};
+  const auto found = last_rows(logits_of_pieces(*crowd.gpu, second), second, 1);
+  BOOST_TEST(std::equal(found.begin(), found.end(), own.end() - 64));
+  // Decodes: a graph alone, and one of more sequences.
+  const auto own_next = logits_of_pieces(*alone.gpu, {piece_of(0, 30, 1, &lora)});
+  const std::vector<Piece> third{piece_of(2, 4, 1, nullptr), piece_of(1, 18, 1, &dora),
+                                 piece_of(0, 30, 1, &same)};
+  const auto next = last_rows(logits_of_pieces(*crowd.gpu, third), third, 2);
+  BOOST_TEST(next == own_next, boost::test_tools::per_element());
+}
+
+BOOST_AUTO_TEST_CASE(graphs_change_no_bit) {
+  Pair graphs(small_model(DType::kBFloat16), true);
+  Pair plain(small_model(DType::kBFloat16), false);
+  for (Pair* pair : {&graphs, &plain}) {
+    static_cast<void>(logits_of_pieces(*pair->gpu, {piece_of(0, 0, 9, nullptr), piece_of(1, 0, 5, nullptr)}));
+  }
+  const DeviceAdapter first = graphs.rows.adapter(5, true);
+  const DeviceAdapter second = plain.rows.adapter(5, true);
+  for (std::int32_t step = 0; step < 4; ++step) {
+    const bool adapts = step % 2 == 1;  // graphs with and without LoRA kernels
+    const auto pieces = [&](const DeviceAdapter* adapter) {
+      return std::vector<Piece>{piece_of(0, 9 + step, 1, adapts ? adapter : nullptr),
+                                piece_of(1, 5 + step, 1, nullptr)};
+    };
+    BOOST_TEST(logits_of_pieces(*graphs.gpu, pieces(&first)) == logits_of_pieces(*plain.gpu, pieces(&second)),
+               boost::test_tools::per_element());
+  }
+}
+
+BOOST_AUTO_TEST_CASE(best_tokens_are_those_of_the_logits) {
+  Pair pair(small_model(DType::kFloat16));
+  const std::vector<Piece> pieces{piece_of(0, 0, 12, nullptr), piece_of(1, 0, 4, nullptr)};
+  const auto logits = logits_of_pieces(*pair.gpu, pieces);
+  StepArrays arrays(pieces);
+  arrays.adapter_start_positions.clear();
+  const std::vector<std::int32_t> rows = std::exchange(arrays.logit_rows, {});
+  StepInput input = arrays.input();
+  std::vector<std::int32_t> best(rows.size(), -9);
+  input.best_token_rows = rows;
+  input.best_tokens = best;
+  pair.gpu->step(input, {});
+  for (std::size_t row = 0; row < rows.size(); ++row) {
+    const auto begin = logits.begin() + static_cast<std::ptrdiff_t>(row * 64);
+    BOOST_TEST(best[row] == std::max_element(begin, begin + 64) - begin);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(what_gpus_cannot_run_is_named) {
+  const auto finds = [](const std::string& words, ModelOptions options) {
+    RandomModel model(options);
+    RowsOfModel rows(model);
+    std::string all;
+    const Problems problems = problems_on_cuda(rows.program);
+    for (const std::string& problem : problems.list()) all += problem + "\n";
+    BOOST_TEST(all.find(words) != std::string::npos, "'" << words << "' is not in: " << all);
+    BOOST_CHECK_THROW(static_cast<void>(make_cuda_engine(rows.program, std::make_shared<HostDevice>(), {})),
+                      EngineError);
+  };
+  ModelOptions options = small_model(DType::kBFloat16);
+  options.head_norms = true;
+  finds("body op 4 (attention) has norms of queries or keys", options);
+  options = small_model(DType::kBFloat16);
+  options.num_experts = 4;
+  options.routing.top_k = 2;
+  finds("(experts) is one that GPUs do not run yet", options);
+  options = small_model(DType::kBFloat16);
+  options.intermediate_size = 36;
+  finds("an output's width is 36; expected a multiple of 8", options);
+  options = small_model(DType::kBFloat16);
+  options.keep_logit_rows = true;
+  finds("(keep logit rows) is one that GPUs do not run yet", options);
+
+  RandomModel model(small_model(DType::kBFloat16));
+  BOOST_CHECK_THROW(static_cast<void>(make_cuda_engine(model.program, std::make_shared<HostDevice>(), {})),
+                    EngineError);
+  RowsOfModel rows(model);
+  BOOST_TEST(problems_on_cuda(rows.program).empty());
+  BOOST_CHECK_THROW(static_cast<void>(make_cpu_engine(rows.program, std::make_shared<ThreadPool>(1))),
+                    EngineError);
+}
+
+BOOST_AUTO_TEST_CASE(too_little_memory_is_refused) {
+  RandomModel model(small_model(DType::kBFloat16));
+  RowsOfModel rows(model);
+  BOOST_CHECK_THROW(static_cast<void>(make_cuda_engine(
+                        rows.program, std::make_shared<HostDevice>(std::size_t{1} << 16), {})),
+                    ConfigError);
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace adaptrt::testing
