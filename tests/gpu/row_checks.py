@@ -234,12 +234,14 @@ class _Rows:
             yield self._check(f"rows rope {kind.name} {name}", table, expected * 1.25, 1.25 * (doubt + 2.0**-23))
 
     def logits(self, rows: int, width: int) -> Iterator[Check]:
-        """Checks the best tokens of rows with equal maxima, and the soft cap."""
+        """Checks the best tokens of rows with equal maxima or without a usable one, and the soft cap."""
         logits = self._random((rows, width), torch.float32)
         logits[0] = -math.inf
         for row in range(1, rows):
             places = self._indices(3, width).long()
-            logits[row, places] = logits.new_tensor(50.0 if row % 2 else math.inf)
+            logits[row, places] = logits.new_tensor(50.0 if row % 2 else torch.finfo(torch.float32).max)
+        for row, bad in zip(range(2, rows), (math.nan, math.inf), strict=False):
+            logits[row, int(self._indices(1, width)[0])] = bad
         tokens = self.machine.poisoned((rows,), torch.int32)
         self.machine.kernels.enqueue_best_tokens(
             rows=rows,
@@ -251,6 +253,8 @@ class _Rows:
         self.machine.synchronize()
         at = torch.arange(width, device=logits.device).expand(rows, width)
         first = torch.where(logits == logits.amax(1, keepdim=True), at, width).amin(1)
+        first[0] = -2  # kEveryTokenForbidden
+        first[2:4] = -1  # kUnusableLogits
         yield Check(f"rows best tokens {rows} x {width}", torch.equal(tokens.long(), first), f"seed {self.seed}")
         scores = self._random((rows, width), torch.float32, 100.0)
         expected = 30.0 * torch.tanh(scores.double() * 0.5 / 30.0)

@@ -241,6 +241,7 @@ BOOST_AUTO_TEST_CASE(logits_are_scaled_and_bounded) {
 
 BOOST_AUTO_TEST_CASE(best_tokens_are_the_first_of_the_largest) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr float kLargest = std::numeric_limits<float>::max();
   FreshRandom random;
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
     for (const std::int64_t width : {1, 3, 8, 1021, 4096, 20004, 20005}) {
@@ -252,20 +253,52 @@ BOOST_AUTO_TEST_CASE(best_tokens_are_the_first_of_the_largest) {
           if (row == 2) std::fill_n(of_row, width, 2.5F);
           // Several equal maxima at any places.
           for (int repeat = 0; row >= 3 && repeat < 4; ++repeat) {
-            of_row[random.integer(0, static_cast<int>(width) - 1)] = row == 3 ? 5.0F : kInfinity;
+            of_row[random.integer(0, static_cast<int>(width) - 1)] = row == 3 ? 5.0F : kLargest;
           }
+          if (row == 4 && width > 1) of_row[random.integer(0, static_cast<int>(width) - 1)] = -kInfinity;
         }
         Tensor<std::int32_t> tokens(rows);
         enqueue(BestTokens{.rows = rows, .width = width, .logits = logits.data(), .tokens = tokens.data()},
                 nullptr);
         for (std::int64_t row = 0; row < rows; ++row) {
           const float* of_row = logits.data() + row * width;
-          BOOST_TEST(tokens[row] == std::max_element(of_row, of_row + width) - of_row);
+          const auto best = std::max_element(of_row, of_row + width);
+          BOOST_TEST(tokens[row] == (*best == -kInfinity ? kEveryTokenForbidden : best - of_row));
         }
         BOOST_TEST(tokens.rest_is_unchanged());
       }
     }
   }
+}
+
+BOOST_AUTO_TEST_CASE(rows_with_nan_or_infinity_have_no_best_token) {
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::quiet_NaN(),
+                            std::numeric_limits<float>::infinity()}) {
+      for (const std::int64_t width : {1, 3, 1021, 20004}) {
+        constexpr std::int64_t kRows = 3;
+        auto logits = random_floats(kRows * width, &random);
+        const auto place = [&] { return random.integer(0, static_cast<int>(width) - 1); };
+        logits[width + place()] = std::numeric_limits<float>::max();
+        logits[width + place()] = bad;
+        Tensor<std::int32_t> tokens(kRows);
+        enqueue(BestTokens{.rows = kRows, .width = width, .logits = logits.data(), .tokens = tokens.data()},
+                nullptr);
+        BOOST_TEST(tokens[0] >= 0);
+        BOOST_TEST(tokens[1] == kUnusableLogits);
+        BOOST_TEST(tokens[2] >= 0);
+      }
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_zero_equals_a_negative_zero) {
+  const std::vector<float> logits = {-1.0F, -0.0F, 0.0F, -1.0F, 0.0F, -0.0F};
+  Tensor<std::int32_t> tokens(2);
+  enqueue(BestTokens{.rows = 2, .width = 3, .logits = logits.data(), .tokens = tokens.data()}, nullptr);
+  BOOST_TEST(tokens[0] == 1);
+  BOOST_TEST(tokens[1] == 1);
 }
 
 BOOST_AUTO_TEST_CASE(no_rows_need_no_memory) {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "adaptrt/core/best_token.h"
 #include "adaptrt/core/dtype.h"
 #include "adaptrt/program/ops.h"
 
@@ -96,8 +97,8 @@ struct FinishLogits {
 };
 void enqueue(const FinishLogits& work, void* stream);
 
-/// tokens[i] = the index of the largest value in row i, the smallest of equal ones; kUnusableLogits (-1) if a value
-/// is NaN or +infinity; otherwise kEveryTokenForbidden (-2) if all are -infinity.
+/// tokens[i] = the index of the largest value in row i, the smallest of equal ones; kUnusableLogits if a
+/// value is NaN or +infinity; kEveryTokenForbidden if all are -infinity.
 struct BestTokens {
   std::int64_t rows = 0;
   std::int64_t width = 0;

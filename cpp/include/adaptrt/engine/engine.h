@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "adaptrt/core/best_token.h"
 #include "adaptrt/core/thread_pool.h"
 #include "adaptrt/engine/communicator.h"
 #include "adaptrt/engine/step_profile.h"
@@ -97,10 +98,6 @@ struct EncoderInputs {
   [[nodiscard]] std::int64_t count() const { return static_cast<std::int64_t>(adapters.size()); }
 };
 
-/// Values in StepInput::best_tokens for rows from which no token can be chosen.
-inline constexpr std::int32_t kUnusableLogits = -1;       ///< a logit is NaN or +infinity
-inline constexpr std::int32_t kEveryTokenForbidden = -2;  ///< all logits are -infinity
-
 /// T tokens of S sequences, one after the other; prefill chunks and decodes together. Spans are read only
 /// during the call.
 struct StepInput {
@@ -130,7 +127,7 @@ struct StepInput {
   /// [A], ascending indices into the T tokens; none of them is in logit_rows.
   std::span<const std::int32_t> best_token_rows = {};
   /// [A] Before step() or await_step() returns, the engine writes the index of the largest of each row's
-  /// vocab_size logits, the smallest index of equal ones (-0 equals 0); or one of the values above.
+  /// vocab_size logits, the smallest index of equal ones (-0 equals 0); or a value of core/best_token.h.
   std::span<std::int32_t> best_tokens = {};
   // For engines with states (otherwise empty). A step advances the state in a sequence's slot over all tokens
   // that the sequence has in the step. A sequence whose first position in the step is 0 starts with zeros,

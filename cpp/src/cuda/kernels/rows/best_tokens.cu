@@ -8,13 +8,18 @@
 namespace adaptrt::cuda {
 namespace {
 
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+/// The best token so far. If a value is NaN or +infinity, the value is +infinity and the index
+/// kUnusableLogits, which wins over all other ones.
 struct Best {
   float value;
   std::int32_t index;
 
-  /// Takes a later index only if its value is larger.
+  /// Takes a later index only if its value is larger, or NaN.
   __device__ void take_later(float other, std::int32_t at) {
-    if (other > value) *this = {other, at};
+    if (other <= value) return;
+    *this = other < kInfinity ? Best{other, at} : Best{kInfinity, kUnusableLogits};
   }
   __device__ void take(Best other) {
     if (other.value > value || (other.value == value && other.index < index)) *this = other;
@@ -43,8 +48,7 @@ class BestTokensRows {
     const float* row = work.logits + static_cast<std::int64_t>(blockIdx.x) * work.width;
     const auto loads = static_cast<std::int32_t>(work.width / kWidth);
     const auto thread = static_cast<std::int32_t>(threadIdx.x);
-    // The index is right even if all values are -infinity.
-    Best best{kLowest, thread < loads ? thread * kWidth : kNoIndex};
+    Best best{-kInfinity, kEveryTokenForbidden};
     for (std::int32_t first = thread; first < loads; first += kLoads * kThreads) {
       // These loads are in flight together.
       Values values[kLoads];
@@ -67,8 +71,6 @@ class BestTokensRows {
  private:
   static_assert(kWarps == kWarpSize, "one warp takes the results of all warps");
   static constexpr int kLoads = 8;
-  static constexpr float kLowest = -std::numeric_limits<float>::infinity();
-  static constexpr std::int32_t kNoIndex = std::numeric_limits<std::int32_t>::max();
 
   struct alignas(kWidth * sizeof(float)) Values {
     float values[kWidth];
@@ -79,7 +81,7 @@ class BestTokensRows {
     if (i < loads) return reinterpret_cast<const Values*>(row)[i];
     Values none;
     ADAPTRT_UNROLL
-    for (int k = 0; k < kWidth; ++k) none.values[k] = kLowest;
+    for (int k = 0; k < kWidth; ++k) none.values[k] = -kInfinity;
     return none;
   }
 
