@@ -42,7 +42,7 @@ def main() -> int:
     machine = Machine.emulated() if arguments.emulated else Machine.gpu()
     few, soak_seconds = arguments.emulated or arguments.few, arguments.soak_seconds
     run = Run(machine, Report(machine=_describe(machine)), arguments.report)
-    for part in arguments.parts or (KERNELS, SESSION, *(() if few else (TIMINGS,))):
+    for part in arguments.parts or (KERNELS, SESSION, ENGINE, *(() if few else (TIMINGS,)), ENGINE_TIMINGS):
         if part == KERNELS:
             run.checks("lora", lambda: lora_checks(machine, subset=few))
             run.checks("attention", lambda: attention_checks(machine, subset=few))

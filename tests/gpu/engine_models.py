@@ -94,8 +94,8 @@ class Shape:
 
 LLAMA_8B = Shape("8B", 32, 4096, 14336, 32, 8, 128, 128256)
 LLAMA_1B = Shape("1B", 16, 2048, 8192, 32, 8, 64, 128256, tie_word_embeddings=True)
-TINY = Shape("tiny", 2, 64, 80, 2, 1, 64, 97)
-TINY_TIED = Shape("tiny tied", 1, 64, 80, 2, 2, 64, 97, tie_word_embeddings=True)
+TINY = Shape("tiny", 2, 64, 80, 2, 1, 64, 104)
+TINY_TIED = Shape("tiny tied", 1, 64, 80, 2, 2, 64, 104, tie_word_embeddings=True)
 
 
 class Weights:

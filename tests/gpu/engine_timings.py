@@ -238,6 +238,7 @@ def _large(machine: Machine, scale: Scale, rates: dict[str, float]) -> Iterator[
         yield _prompt_row(server.shape, scale, rates, prompt)
         if machine.is_gpu:
             yield from _kernels(server, scale, base)
+            yield from _prompt_kernels(server, scale, prompt)
     with Server(machine, weights, scale, max_batch_size=scale.requests, room=scale.requests) as server:
         yield Row(f"{name}: put {scale.requests} adapters on the host level", server.put(many), "s")
         yield _load_row(server, many, _pinned_rate(machine))
@@ -261,6 +262,7 @@ def _large(machine: Machine, scale: Scale, rates: dict[str, float]) -> Iterator[
         )  # fmt: skip
         if machine.is_gpu:
             yield from _kernels(server, scale, with_many, many)
+            yield from _prompt_kernels(server, scale, adapted, 1)
 
 
 def _small(machine: Machine, scale: Scale, rates: dict[str, float]) -> Iterator[Row | KernelTime]:
@@ -427,7 +429,7 @@ def _kernels(
     """Profiles decodes: the time for which the device is idle, and the kernels of a step."""
     count = count or scale.requests
     what = f"{server.shape.name}: decode of {count} requests" + (", adapters" if adapters[0] is not None else "")
-    _traced(0.0)  # The first use of the profiler takes longer.
+    _traced(lambda: None)  # The first use of the profiler takes longer.
     tokens = scale.profiled_tokens if count > 1 else scale.profiled_tokens_alone
     requests = [server.ask(scale.context // 2, tokens, adapters[i % len(adapters)]) for i in range(count)]
     server.executor.get_latest_iteration_stats()
@@ -438,20 +440,33 @@ def _kernels(
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{what}: the requests did not all decode at the same time")
             time.sleep(0.002)
-        events = _traced(scale.profiled_seconds)
+        events = _traced(lambda: time.sleep(scale.profiled_seconds))
     finally:
         for request_id in ids:
             server.executor.cancel_request(request_id)
         for request_id in ids:
             server.wait(request_id)
+    yield from _activity_rows(what, events, unprofiled.period, target=0.97)
+
+
+def _prompt_kernels(
+    server: Server, scale: Scale, unprofiled: Steps, adapter: int | None = None
+) -> Iterator[Row | KernelTime]:
+    """Profiles whole prompts, one request after the other."""
+    what = f"{server.shape.name}: prompt of {scale.prompt}" + (", adapter" if adapter is not None else "")
+    events = _traced(lambda: server.prefill(scale.prompt, scale.prompt_repeats, adapter))
+    yield from _activity_rows(what, events, unprofiled.engine, target=0.0)
+
+
+def _activity_rows(what: str, events: Sequence[Event], period: float, *, target: float) -> Iterator[Row | KernelTime]:
+    """period: microseconds of a step without the profiler."""
     found = activity_of(events)
     if found is None:
         yield Row(f"{what}: device busy", 0.0, "us", note=f"the profiler saw {len(events)} events and no whole step")
         return
     note = f"{found.steps} steps of {found.period:.0f} us when profiled, {found.launches:.0f} launches"
-    period = unprofiled.period
-    yield Row(f"{what}: device busy", found.busy, "us", period, found.busy / period, 0.97, note)
-    yield Row(f"{what}: longest pause of a step", found.pause, "us", period, 1 - found.pause / period, 0.97)
+    yield Row(f"{what}: device busy", found.busy, "us", period, found.busy / period, target, note)
+    yield Row(f"{what}: longest pause of a step", found.pause, "us", period, 1 - found.pause / period, target)
     for name, kernel in found.kernels.items():
         mean = kernel.microseconds / kernel.count
         yield KernelTime(what, name, kernel.count / found.steps, mean, kernel.microseconds / found.microseconds)
@@ -465,10 +480,10 @@ def _decodes_only(server: Server, count: int) -> bool:
     )
 
 
-def _traced(seconds: float) -> list[Event]:
-    """Returns the device's kernels and copies of the next seconds."""
+def _traced(work: Callable[[], object]) -> list[Event]:
+    """Returns the device's kernels and copies while `work` runs."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        time.sleep(seconds)
+        work()
     with tempfile.TemporaryDirectory(prefix="adaptrt-") as name:
         path = Path(name) / "trace.json"
         profiler.export_chrome_trace(str(path))
