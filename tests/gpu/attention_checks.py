@@ -31,6 +31,12 @@ def attention_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
             for window in (0, 100):
                 yield _chunks(machine, _of(dtype, head_dim, (70,), (200 if subset else 1500,), sliding_window=window))
             yield _alone(machine, _mixed(dtype, head_dim))
+            for window in (0, 700):
+                yield _alone(machine, _of(dtype, head_dim, (700, 300, 5), (1, 1, 1), sliding_window=window))
+                yield _decoded(machine, dtype, head_dim, 1000 if subset else 9000, window)
+            if not subset:
+                past = tuple(random.randrange(4000) for _ in range(60))
+                yield _alone(machine, _of(dtype, head_dim, past, (1,) * len(past)))
             if machine.is_gpu:
                 yield _decode_graph(machine, dtype, head_dim)
                 yield _mixed_graph(machine, dtype, head_dim)
@@ -123,9 +129,8 @@ def _chunks(machine: Machine, shape: AttentionShape) -> Check:
     different = 0
     begin = 0
     while begin < shape.lengths[0]:
-        # A chunk of one token would be a decode, whose sums have another order.
-        end = min(shape.lengths[0], begin + random.randint(2, 130))
-        end = shape.lengths[0] if shape.lengths[0] - end == 1 else end
+        # A chunk of one token is a decode.
+        end = min(shape.lengths[0], begin + random.choice((1, random.randint(2, 130))))
         got = chunked.part(0, begin, end).run()
         different += int((got.view(torch.int16) != expected[begin:end].view(torch.int16)).sum())
         begin = end
@@ -134,7 +139,7 @@ def _chunks(machine: Machine, shape: AttentionShape) -> Check:
 
 
 def _alone(machine: Machine, shape: AttentionShape) -> Check:
-    """Checks that each sequence has the same bits in its own step and with others, if no decode is split."""
+    """Checks that each sequence has the same bits in its own step and with others."""
     together = AttentionStep.random(machine, shape, torch.Generator(machine.device))
     before = together.pool.clone()
     expected = together.run()
@@ -147,6 +152,26 @@ def _alone(machine: Machine, shape: AttentionShape) -> Check:
             different.append(sequence)
     name = f"attention {_describe(shape)}: bits alone and together"
     return Check(name, not different, f"sequences {different} differ")
+
+
+def _decoded(machine: Machine, dtype: torch.dtype, head_dim: int, longest: int, window: int) -> Check:
+    """Checks that tokens have the same bits in a prompt and as decodes, and in chunks of two."""
+    past = random.randrange(longest // 2, longest)
+    tokens = 8
+    prompt = AttentionStep.random(
+        machine, _of(dtype, head_dim, (past,), (tokens,), sliding_window=window), torch.Generator(machine.device)
+    )
+    before = prompt.pool.clone()
+    expected = prompt.run().view(torch.int16)
+    different = 0
+    for count in (1, 2):
+        decoded = prompt.part(0, 0, tokens)
+        decoded.pool = before.clone()
+        for begin in range(0, tokens, count):
+            got = decoded.part(0, begin, begin + count).run().view(torch.int16)
+            different += int((got != expected[begin : begin + count]).sum())
+    name = f"attention {_describe(prompt.shape)}: bits in a prompt and as decodes"
+    return Check(name, different == 0, f"{different} differ")
 
 
 def _decode_graph(machine: Machine, dtype: torch.dtype, head_dim: int) -> Check:

@@ -184,8 +184,8 @@ std::vector<std::uint16_t> RandomAttentionStep::rotate(const std::uint16_t* head
     const float sine = sine_[static_cast<std::size_t>(token) * half + i];
     const float first = widen(head[i]);
     const float second = widen(head[half + i]);
-    turned[i] = round(first * cosine - second * sine);
-    turned[half + i] = round(second * cosine + first * sine);
+    turned[i] = round(std::fma(first, cosine, -(second * sine)));
+    turned[half + i] = round(std::fma(second, cosine, first * sine));
   }
   return turned;
 }
@@ -260,6 +260,23 @@ RandomAttentionStep RandomAttentionStep::part(std::int32_t begin, std::int32_t e
   const auto table = block_tables_.begin() + sequence * sizes_.max_blocks;
   step.block_tables_.assign(table, table + sizes_.max_blocks);
   return step;
+}
+
+void RandomAttentionStep::append(const std::vector<SequenceOfStep>& padding) {
+  const auto before = positions_.size();
+  for (const SequenceOfStep& sequence : padding) {
+    for (std::int32_t i = 0; i < sequence.tokens; ++i) positions_.push_back(sequence.past + i);
+    sequence_offsets_.push_back(tokens());
+    block_tables_.insert(block_tables_.end(), static_cast<std::size_t>(sizes_.max_blocks), -1);
+  }
+  const auto grow = [&](auto& rows, auto value) {
+    rows.resize(rows.size() / before * positions_.size(), value);
+  };
+  grow(q_, kNaN);
+  grow(k_, kNaN);
+  grow(v_, kNaN);
+  grow(cosine_, 1.0F);
+  grow(sine_, 1.0F);
 }
 
 std::vector<std::uint16_t> RandomAttentionStep::attended(std::int32_t begin, std::int32_t end) const {

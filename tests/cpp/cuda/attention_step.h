@@ -42,6 +42,9 @@ class RandomAttentionStep {
   /// Returns tokens begin .. end - 1, all of one sequence, as a step of their own over the same pool.
   [[nodiscard]] RandomAttentionStep part(std::int32_t begin, std::int32_t end) const;
 
+  /// Adds sequences of padding, with NaN as their queries, keys and values.
+  void append(const std::vector<SequenceOfStep>& padding);
+
   /// Results of tokens begin .. end - 1, as bits.
   [[nodiscard]] std::vector<std::uint16_t> attended(std::int32_t begin, std::int32_t end) const;
 

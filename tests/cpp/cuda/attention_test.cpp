@@ -219,9 +219,8 @@ BOOST_DATA_TEST_CASE(chunks_of_a_prompt_equal_the_whole, data::make(kHeadDims) *
   const RandomAttentionStep before = whole;
   whole.run();
   for (std::int32_t begin = 0; begin < kTokens;) {
-    // A chunk of one token would be a decode, which sums in a different order.
-    std::int32_t end = std::min(kTokens, begin + random.of(2, 40));
-    if (kTokens - end == 1) end = kTokens;
+    // A chunk of one token is a decode.
+    const std::int32_t end = std::min(kTokens, begin + (random.of(0, 1) == 0 ? 1 : random.of(2, 40)));
     RandomAttentionStep chunk = before.part(begin, end);
     chunk.pool() = pool;
     chunk.run();
@@ -232,6 +231,41 @@ BOOST_DATA_TEST_CASE(chunks_of_a_prompt_equal_the_whole, data::make(kHeadDims) *
     begin = end;
   }
   BOOST_TEST((pool == whole.pool()));
+}
+
+BOOST_DATA_TEST_CASE(decodes_equal_prefills, data::make(kHeadDims) * data::make({0, 700}), head_dim, window) {
+  // The prompt crosses the ends of its first splits. Its last tokens are computed again, as a decode alone,
+  // as a decode in a step of many, and as decodes in a step with a prefill.
+  Random random;
+  constexpr std::int32_t kTokens = 8;
+  constexpr std::int32_t kGroups[] = {1, 4, 9};
+  const std::int32_t group = random.among(kGroups);
+  PagedAttentionConfig config = config_of(random.among(kDtypes), 2 * group, 2, head_dim, window);
+  config.softcap = random.of(0, 1) == 0 ? 0.0F : 2.0F;
+  for (const std::int32_t past :
+       {random.of(0, 90), kTileKeys<64> * kSplitTiles * 2 - 4, random.of(800, 1200)}) {
+    RandomAttentionStep prompt(config, {.max_blocks = 50}, {{.past = past, .tokens = kTokens}},
+                               random.engine);
+    std::vector<std::uint16_t> pool = prompt.pool();
+    const RandomAttentionStep before = prompt;
+    prompt.run();
+    for (std::int32_t token = 0; token < kTokens; ++token) {
+      for (const std::vector<SequenceOfStep>& others :
+           {std::vector<SequenceOfStep>{},
+            std::vector<SequenceOfStep>(static_cast<std::size_t>(random.of(1, 40)), {.padding = true}),
+            std::vector<SequenceOfStep>{{.tokens = 3, .padding = true}}}) {
+        RandomAttentionStep decode = before.part(token, token + 1);
+        decode.pool() = pool;
+        decode.append(others);
+        decode.run();
+        BOOST_TEST_CONTEXT("seed " << random.seed << ", past " << past << ", token " << token << ", "
+                                   << others.size() << " others") {
+          BOOST_TEST((decode.attended(0, 1) == prompt.attended(token, token + 1)));
+        }
+        if (others.empty()) pool = decode.pool();
+      }
+    }
+  }
 }
 
 BOOST_DATA_TEST_CASE(a_sequence_does_not_depend_on_its_neighbours, data::make({0, 40}), window) {
@@ -255,12 +289,14 @@ BOOST_DATA_TEST_CASE(a_sequence_does_not_depend_on_its_neighbours, data::make({0
 BOOST_AUTO_TEST_CASE(the_workspace_of_the_greatest_step_does_for_smaller_ones) {
   for (const auto& [heads, kv_heads] : {std::pair{32, 8}, {28, 4}, {12, 12}, {40, 2}}) {
     constexpr std::int32_t kMostSequences = 700;
-    const std::size_t most = split_bytes(heads, kv_heads, 128, kMostSequences);
+    const std::size_t most = split_bytes(heads, 128, kMostSequences);
     for (std::int32_t sequences = 1; sequences <= kMostSequences; ++sequences) {
       AttentionStep step{};
       step.sequences = sequences;
       step.num_heads = heads;
       step.num_kv_heads = kv_heads;
+      step.head_dim = 128;
+      step.sliding_window = sequences % 2 == 0 ? 0 : 9000;
       step.max_blocks = 100000;
       step.tokens_per_block = Divisor(64);
       step.group = Divisor(heads / kv_heads);

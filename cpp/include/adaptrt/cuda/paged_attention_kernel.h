@@ -52,8 +52,8 @@ struct PagedAttentionArrays {
 /// A token without a sequence, or in a block that is -1 in the block table, writes nothing to the pool, and
 /// its result is zero. Launches depend only on the sizes, so a captured graph may run again with other
 /// tables, offsets and positions. Scores and sums are float32; RoPE's result and the attention weights are
-/// rounded to T before they are multiplied. A sequence's results do not depend on the other sequences, except
-/// on their number, which determines how a decode's keys are split.
+/// rounded to T before they are multiplied. A token's result has the same bits in every
+/// step: alone, with any other sequences, as a decode, and in any chunk of a prompt.
 class PagedAttentionKernel {
  public:
   /// Throws ConfigError that names every field with an invalid value.

@@ -18,6 +18,8 @@ class AnySize {
   static constexpr int kBlocksPerMultiprocessor = 16;
 
   __device__ static void run(const AttentionStep& step) {
+    allow_next_kernel();
+    wait_for_previous_kernel();
     const auto token = static_cast<std::int32_t>(blockIdx.x);
     const auto head = static_cast<std::int32_t>(blockIdx.y);
     const std::int32_t sequence =
@@ -98,7 +100,8 @@ void launch_any_size(const AttentionStep& step, DType dtype, void* stream) {
   with_element_type(dtype, [&]<typename T>(TypeTag<T>) {
     launch<AnySize<T>>({.x = static_cast<std::uint32_t>(step.tokens),
                         .y = static_cast<std::uint32_t>(step.num_heads),
-                        .shared_bytes = static_cast<std::size_t>(step.head_dim) * sizeof(float)},
+                        .shared_bytes = static_cast<std::size_t>(step.head_dim) * sizeof(float),
+                        .overlaps_previous = true},
                        step, stream);
   });
 }

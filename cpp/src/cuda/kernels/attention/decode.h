@@ -9,16 +9,19 @@
 
 namespace adaptrt::cuda {
 
-/// Decides how a step's decodes are split, from the sizes only: enough splits to fill a GPU if there are few
-/// sequences, none if there are many.
+/// Decides how a step's decodes are distributed over blocks, from the sizes only. The results do not depend
+/// on it.
 [[nodiscard]] Splits plan_splits(const AttentionStep& step);
 
 /// Maximum size of the splits' sums and totals, for steps with at most this many sequences.
-[[nodiscard]] std::size_t split_bytes(std::int32_t num_heads, std::int32_t num_kv_heads,
-                                      std::int32_t head_dim, std::int32_t max_sequences);
+[[nodiscard]] std::size_t split_bytes(std::int32_t num_heads, std::int32_t head_dim,
+                                      std::int32_t max_sequences);
+
+/// True if every sequence has one token and launch_decode can do the work of launch_rotate_and_write.
+[[nodiscard]] bool decode_can_rotate(const AttentionStep& step);
 
 /// Attention for the sequences with one token; skips other sequences. The head_dim must be one of
 /// with_head_dim.
-void launch_decode(const AttentionStep& step, const Splits& splits, DType dtype, void* stream);
+void launch_decode(const AttentionStep& step, const Splits& splits, bool rotates, DType dtype, void* stream);
 
 }  // namespace adaptrt::cuda

@@ -2,9 +2,10 @@
 
 #include <cstdint>
 
-#include "cuda/kernels/attention/softmax.h"
+#include "cuda/kernels/attention/rotation.h"
 #include "cuda/kernels/attention/splits.h"
 #include "cuda/kernels/attention/step.h"
+#include "cuda/kernels/attention/tile_sums.h"
 #include "cuda/kernels/attention/words.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/ptx.h"
@@ -15,11 +16,10 @@ namespace adaptrt::cuda {
 /// Query heads in one block that share a KV head's keys: the rows of an mma.
 inline constexpr std::int32_t kDecodeRows = 16;
 
-/// A block computes up to 16 query heads of one KV head, for one sequence and one split of its keys. Each of
-/// its warps takes every fourth tile of 16 keys (for a wide head, every second one). Keys and values go from
-/// global memory to registers, up to 16 bytes per thread at a time, and are multiplied in memory order. That
-/// is possible because the order of an mma's inner dimension, and of its columns, is arbitrary as long as
-/// both operands, or the reader of the result, use the same one.
+/// A block computes up to 16 query heads of one KV head, for some splits of a sequence's keys. In each round
+/// every warp takes one tile of keys: it copies chunks of 16 keys, and then of 16 values, to its own stages
+/// of shared memory, ahead of their use, and no barrier of the block is needed. At the end of a round the
+/// block merges the warps' tiles, in order.
 template <typename T, int kHeadDim>
 class Decode {
  public:
@@ -27,12 +27,15 @@ class Decode {
     AttentionStep step;
     Splits splits;
     std::int32_t row_tiles;  // blocks that share a KV head, one per 16 of its query heads
+    bool rotates;            // this kernel does RotateAndWrite's work; all sequences have one token
   };
-  static constexpr int kWarps = 4;
+  static constexpr int kWarps = kHeadDim < 128 ? 8 : 4;
   static constexpr int kThreads = kWarps * kWarpSize;
   static constexpr int kBlocksPerMultiprocessor = 2;
 
   __device__ static void run(const Parameters& parameters) {
+    allow_next_kernel();
+    wait_for_previous_kernel();
     const AttentionStep& step = parameters.step;
     const auto sequence = static_cast<std::int32_t>(blockIdx.z);
     const std::int32_t token = step.sequence_offsets[sequence];
@@ -40,383 +43,369 @@ class Decode {
     const auto kv_head = static_cast<std::int32_t>(blockIdx.y) / parameters.row_tiles;
     const std::int32_t first_row = static_cast<std::int32_t>(blockIdx.y) % parameters.row_tiles * kDecodeRows;
     const std::int32_t rows_left = step.group.value() - first_row;
-    const Heads heads{.first = kv_head * step.group.value() + first_row,
-                      .count = rows_left < kDecodeRows ? rows_left : kDecodeRows};
     const std::int32_t position = step.positions[token];
-    if (block_of(step, sequence, position) < 0) return;
-    const auto split = static_cast<std::int32_t>(blockIdx.x);
-    const KeyRange keys = keys_of_split(step, parameters.splits, position, split);
-    if (keys.begin >= keys.end) return;
-
-    const Shared shared;
-    load_queries(step, token, heads, shared);
-    __syncthreads();
-    Accumulators own;
-    attend(step, {sequence, kv_head, first_visible(step, position), keys}, shared, own);
-    merge(own, step.scale, shared);
-    if (used_splits(step, parameters.splits, position) == 1) {
-      store_attended(step, token, heads, shared);
-    } else {
-      store_split(parameters, sequence, split, heads, shared);
+    const std::int32_t newest_block = block_of(step, sequence, position);
+    const SplitRange range = splits_of<kKeys>(step, position);
+    const Task found{.token = token,
+                     .sequence = sequence,
+                     .kv_head = kv_head,
+                     .first_head = kv_head * step.group.value() + first_row,
+                     .num_heads = rows_left < kDecodeRows ? rows_left : kDecodeRows,
+                     .position = position,
+                     .visible = first_visible(step, position),
+                     .splits = range};
+    const auto lane_of_splits = static_cast<std::int32_t>(blockIdx.x);
+    if (newest_block < 0) {
+      if (parameters.rotates && lane_of_splits == 0) clear(step, found);
+      return;
+    }
+    if (lane_of_splits >= range.count()) return;
+    if (parameters.rotates) {
+      // The warp that will read the newest key writes it, so no other warp must wait for it.
+      const bool has_newest = (range.count() - 1 - lane_of_splits) % parameters.splits.lanes == 0;
+      if (has_newest && warp() == position / kKeys % kWarps) write_newest(step, found, newest_block);
+    }
+    Task& task = shared_task();
+    if (threadIdx.x == 0) task = found;
+    load_queries(parameters, found);
+    // Registers are scarce, so the split's number is computed from the key when it is needed.
+    std::int32_t key = (task.splits.first + lane_of_splits) * task.splits.keys;
+    while (key <= task.position) {
+      Sums sums;
+      do {
+        if (key + kWarps * kKeys > task.visible) add_round(step, task, key, sums);
+        key += kWarps * kKeys;
+      } while (key <= task.position && key % task.splits.keys != 0);
+      if (task.splits.count() == 1) {
+        store_attended(step, task, sums);
+      } else {
+        store_split(parameters, task, (key - 1) / task.splits.keys - task.splits.first, sums);
+      }
+      // The begin of the block's next split.
+      key = ((key - 1) / task.splits.keys + parameters.splits.lanes) * task.splits.keys;
     }
   }
 
-  [[nodiscard]] static std::size_t shared_bytes() { return Shared::kBytes; }
+  [[nodiscard]] static std::size_t shared_bytes() {
+    return kStageBytes + kQueryBytes + kTotalBytes + sizeof(Task);
+  }
 
  private:
-  /// Dimensions of keys in registers at a time, and dimensions of values that a warp sums. For a wide head,
-  /// two warps take the same keys and half of the values each.
+  static constexpr int kKeys = kTileKeys<kHeadDim>;
+  static_assert(kSplitTiles % kWarps == 0);
+  static constexpr int kGroup = 16;  // keys of a chunk; a KV block's size is a multiple of it
+  static constexpr int kGroups = kKeys / kGroup;
+  /// Dimensions of a chunk. A wide head has two halves.
   static constexpr int kChunk = kHeadDim <= 128 ? kHeadDim : 128;
-  static constexpr int kChunks = kHeadDim / kChunk;
-  static constexpr int kKeyWarps = kWarps / kChunks;
-  static constexpr int kSteps = kChunk / 16;    // mma steps over a chunk's dimensions
-  static constexpr int kKeyWords = kChunk / 8;  // words of a key's chunk per thread; 4 threads share a key
-  static constexpr int kValueWords =
-      kChunk / 16;  // words of a value's chunk per thread; 8 threads share a value
-  static constexpr int kTileKeys = 16;
+  static constexpr int kHalves = kHeadDim / kChunk;
+  static constexpr int kChunks = 2 * kGroups * kHalves;  // of a tile: its keys, then its values
+  static constexpr int kPieces = kChunk / 8;             // 16-byte pieces of a chunk's row
+  static constexpr int kSteps = kChunk / 16;             // mma steps over a chunk's dimensions
+  static constexpr int kColumns = kHeadDim / 8;
 
-  struct Heads {
-    std::int32_t first;
-    std::int32_t count;
-  };
+  /// Stride of a chunk's row: an odd number of 16-byte pieces, so that ldmatrix has no bank conflicts.
+  static constexpr int kRowElements = kChunk + 8;
+  static constexpr int kStageElements = kGroup * kRowElements;
+  /// For 128 dimensions, 2 blocks x 4 warps x 4 stages x 4 KiB are in flight on a multiprocessor.
+  static constexpr int kStages = kChunk == 64 || kChunk == 128 ? 4 : 3;
+  static constexpr std::size_t kStageBytes = std::size_t{kWarps} * kStages * kStageElements * sizeof(T);
+  static constexpr int kQueryElements = kHeadDim + 8;  // of a row
+  static constexpr std::size_t kQueryBytes = std::size_t{kDecodeRows} * kQueryElements * sizeof(T);
+  static constexpr std::size_t kTotalBytes = std::size_t{kWarps} * kDecodeRows * sizeof(RowTotals);
+  static constexpr int kSumElements = kHeadDim + 4;  // of a row of a tile's sums
+  static_assert(std::size_t{kDecodeRows} * kSumElements * sizeof(float) <=
+                    std::size_t{kStages} * kStageElements * sizeof(T),
+                "a warp's sums use the memory of its stages");
 
   struct Task {
+    std::int32_t token;
     std::int32_t sequence;
     std::int32_t kv_head;
-    std::int32_t first_visible;
-    KeyRange keys;
+    std::int32_t first_head;
+    std::int32_t num_heads;
+    std::int32_t position;
+    std::int32_t visible;  // the first key that the token sees
+    SplitRange splits;
   };
 
-  /// The block's shared memory.
-  struct Shared {
-    static constexpr int kRowFloats = kHeadDim + 4;  // stride of a row of sums: rows begin in different banks
-    static constexpr std::size_t kQueryBytes = kChunks * kSteps * kWarpSize * sizeof(Vector16);
-    static constexpr std::size_t kSumBytes = kDecodeRows * kRowFloats * sizeof(float);
-    static constexpr std::size_t kTotalBytes = kKeyWarps * kDecodeRows * 2 * sizeof(float);
-    static constexpr std::size_t kBytes = kQueryBytes + kSumBytes + kTotalBytes;
-
-    // Fragment a of an mma, for each step and each thread of a warp.
-    __device__ unsigned char* query(int mma_step, int lane) const {
-      return shared_memory() + static_cast<std::size_t>(mma_step * kWarpSize + lane) * sizeof(Vector16);
-    }
-    // Sums of the weighted values, relative to the row's maximum.
-    __device__ float* sums(int row) const {
-      return reinterpret_cast<float*>(shared_memory() + kQueryBytes) + row * kRowFloats;
-    }
-    // Maximum score of a row among a warp's keys, in units of log2. total() is the sum of the weights
-    // relative to it.
-    __device__ float* maximum(int key_warp, int row) const {
-      return reinterpret_cast<float*>(shared_memory() + kQueryBytes + kSumBytes) + key_warp * kDecodeRows +
-             row;
-    }
-    __device__ float* total(int key_warp, int row) const { return maximum(kKeyWarps + key_warp, row); }
+  /// A thread's part of the block's sums: pairs of columns of one row.
+  static constexpr int kRowThreads = kThreads / kDecodeRows;
+  static constexpr int kPairs = (kHeadDim / 2 + kRowThreads - 1) / kRowThreads;
+  struct Sums {
+    RowTotals totals;
+    float values[kPairs][2] = {};
   };
-
-  /// A warp's state for its rows lane / 4 (index 0) and lane / 4 + 8 (index 1).
-  struct Accumulators {
-    float maximum[2] = {kMinusInfinity, kMinusInfinity};  // of the unscaled scores
-    float total[2] = {0.0F, 0.0F};                        // sum of this thread's weights
-    float sums[2 * kValueWords][4] = {};                  // mma results; see add_values for the columns
-  };
+  __device__ static int own_row() { return static_cast<int>(threadIdx.x) / kRowThreads; }
+  __device__ static int column_of_pair(int pair) {
+    return (pair * kRowThreads + static_cast<int>(threadIdx.x) % kRowThreads) * 2;
+  }
 
   __device__ static int warp() { return static_cast<int>(threadIdx.x) / kWarpSize; }
-  /// Index of this warp among those that share the tiles, and of its chunk of the values.
-  __device__ static int key_warp() { return warp() / kChunks; }
-  __device__ static int value_chunk() { return warp() % kChunks; }
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
 
-  /// The first of a thread's four dimensions of a key's chunk in an mma step. Each thread holds 8 consecutive
-  /// dimensions of a slab of 32, which two steps share. The last slab may have 16.
-  __device__ static int key_dimension(int mma_step) {
-    const int slab = mma_step / 2 * 32;
-    return slab + 32 <= kChunk ? slab + 8 * (lane() % 4) + 4 * (mma_step % 2) : slab + 4 * (lane() % 4);
+  __device__ static T* stage(int warp, int index) {
+    return reinterpret_cast<T*>(shared_memory()) + (warp * kStages + index) * kStageElements;
+  }
+  /// A 16-byte piece of a row of a chunk.
+  __device__ static T* piece(T* chunk, int row, int index) { return chunk + row * kRowElements + 8 * index; }
+  __device__ static T* query(int row) {
+    return reinterpret_cast<T*>(shared_memory() + kStageBytes) + row * kQueryElements;
+  }
+  __device__ static RowTotals* totals(int warp, int row) {
+    return reinterpret_cast<RowTotals*>(shared_memory() + kStageBytes + kQueryBytes) + warp * kDecodeRows +
+           row;
+  }
+  /// In shared memory because registers are scarce.
+  __device__ static Task& shared_task() {
+    return *reinterpret_cast<Task*>(shared_memory() + kStageBytes + kQueryBytes + kTotalBytes);
+  }
+  /// An element of a warp's sums, in the memory of its stages.
+  __device__ static float* sum(int warp, int row, int column) {
+    return reinterpret_cast<float*>(stage(warp, 0)) + row * kSumElements + column;
   }
 
-  /// The first dimension of a value's chunk in a word of thread 0 .. 7 of the threads that share the value. 8
-  /// threads share a slab of 64 dimensions; the last slab may have 16 or 32.
-  __device__ static int value_dimension(int word, int thread) {
-    const int slab = word / 4 * 64;
-    const int width = kChunk - slab < 64 ? kChunk - slab : 64;
-    return slab + thread * (width / 8) + 2 * (word % 4);
-  }
-
-  __device__ static void load_queries(const AttentionStep& step, std::int32_t token, const Heads& heads,
-                                      const Shared& shared) {
-    const auto* query = static_cast<const T*>(step.rotated_query) +
-                        (static_cast<std::int64_t>(token) * step.num_heads + heads.first) * kHeadDim;
-    for (int mma_step = warp(); mma_step < kChunks * kSteps; mma_step += kWarps) {
-      const int row = lane() / 4;
-      const int dimension = mma_step / kSteps * kChunk + key_dimension(mma_step % kSteps);
-      Words<2> upper{};
-      Words<2> lower{};
-      if (row < heads.count) upper = load_words<2>(query + row * kHeadDim + dimension);
-      if (row + 8 < heads.count) lower = load_words<2>(query + (row + 8) * kHeadDim + dimension);
-      store_words<4>(shared.query(mma_step, lane()),
-                     {upper.words[0], lower.words[0], upper.words[1], lower.words[1]});
+  /// Sets the result of a token that attends to nothing to zero.
+  __device__ static void clear(const AttentionStep& step, const Task& task) {
+    for (int at = static_cast<int>(threadIdx.x) * 8; at < task.num_heads * kHeadDim; at += kThreads * 8) {
+      store_words<4>(attended_rows(step, task) + at, {});
     }
   }
 
-  /// Loads kWords consecutive words. `from` is aligned to their size.
-  template <int kWords>
-  __device__ static void load_into(const T* from, std::uint32_t* to) {
-    if constexpr (kWords == 4) {
-      const Vector16 vector = load_read_only_16(from);
-      ADAPTRT_UNROLL
-      for (int i = 0; i < 4; ++i) to[i] = vector.words[i];
-    } else {
-      const auto vector = load_words<kWords>(from);
-      ADAPTRT_UNROLL
-      for (int i = 0; i < kWords; ++i) to[i] = vector.words[i];
-    }
-  }
-
-  /// Loads this thread's words of keys lane / 4 and lane / 4 + 8 of a tile, whose chunk begins at `tile`.
-  __device__ static void load_keys(const T* tile, std::uint32_t (&keys)[2][kKeyWords]) {
-    ADAPTRT_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const T* key = tile + (lane() / 4 + 8 * i) * kHeadDim;
-      ADAPTRT_UNROLL
-      for (int word = 0; word + 4 <= kKeyWords; word += 4) {
-        load_into<4>(key + key_dimension(word / 2), &keys[i][word]);
-      }
-      if constexpr (kKeyWords % 4 != 0)
-        load_into<2>(key + key_dimension(kSteps - 1), &keys[i][kKeyWords - 2]);
-    }
-  }
-
-  /// The key in a tile that a thread's value i belongs to.
-  __device__ static int key_of_value(int i) { return 2 * (lane() % 4) + i % 2 + i / 2 * 8; }
-
-  /// Loads this thread's words of the values of its four keys, whose chunk begins at `tile`.
-  __device__ static void load_values(const T* tile, std::uint32_t (&values)[4][kValueWords]) {
-    ADAPTRT_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const T* value = tile + key_of_value(i) * kHeadDim;
-      ADAPTRT_UNROLL
-      for (int word = 0; word + 4 <= kValueWords; word += 4) {
-        load_into<4>(value + value_dimension(word, lane() / 4), &values[i][word]);
-      }
-      constexpr int kRest = kValueWords % 4;
-      if constexpr (kRest != 0) {
-        load_into<kRest>(value + value_dimension(kValueWords - kRest, lane() / 4),
-                         &values[i][kValueWords - kRest]);
+  /// Warp: rotates the newest key, and writes it and its value to the pool.
+  __device__ static void write_newest(const AttentionStep& step, const Task& task, std::int32_t block) {
+    T* key = static_cast<T*>(step.kv_pool) +
+             key_offset(step, block, task.kv_head, step.tokens_per_block.remainder(task.position));
+    const T* key_source = kv_source<T>(step, step.key, task.token, task.kv_head);
+    const T* source = kv_source<T>(step, step.value, task.token, task.kv_head);
+    for (int unit = lane(); unit < kHeadDim / 8; unit += kWarpSize) {
+      store_words(key + value_offset(step) + 8 * unit, load_words<4>(source + 8 * unit));
+      if (unit < (kHeadDim - step.rotary_half) / 8) {
+        rotate_unit<T, 8>(step, task.token, unit, key_source, key);
       }
     }
+    __syncwarp();
   }
 
-  /// First key of the tile at `key`; a tile's keys are all in one block. nullptr if the table has no block.
-  __device__ static const T* tile_at(const AttentionStep& step, const Task& task, std::int32_t key) {
-    const std::int32_t block = block_of(step, task.sequence, key);
-    if (block < 0) return nullptr;
-    return static_cast<const T*>(step.kv_pool) +
-           key_offset(step, block, task.kv_head, step.tokens_per_block.remainder(key));
-  }
-
-  /// Processes this warp's tiles of the split.
-  __device__ static void attend(const AttentionStep& step, const Task& task, const Shared& shared,
-                                Accumulators& own) {
-    std::int32_t key = task.keys.begin + key_warp() * kTileKeys;
-    if (key >= task.keys.end) return;
-    std::uint32_t keys[2][kKeyWords];
-    std::uint32_t values[4][kValueWords];
-    const T* tile = tile_at(step, task, key);
-    if (tile != nullptr) load_keys(tile, keys);
-    while (key < task.keys.end) {
-      const std::int32_t next_key = key + kKeyWarps * kTileKeys;
-      const T* next_tile = next_key < task.keys.end ? tile_at(step, task, next_key) : nullptr;
-      if (tile == nullptr) {
-        if (next_tile != nullptr) load_keys(next_tile, keys);
-      } else {
-        // Prefetch: these loads run while the data loaded before is multiplied.
-        load_values(tile + value_offset(step) + value_chunk() * kChunk, values);
-        float scores[2][4] = {};
-        ADAPTRT_UNROLL
-        for (int chunk = 0; chunk < kChunks; ++chunk) {
-          add_scores(shared, chunk, keys, scores);
-          const T* from = chunk + 1 < kChunks ? tile + (chunk + 1) * kChunk : next_tile;
-          if (from != nullptr) load_keys(from, keys);
-        }
-        if (step.softcap != 0.0F) bound(scores, step);
-        const KeyRange seen{task.first_visible - key, task.keys.end - key};
-        if (seen.begin > 0 || seen.end < kTileKeys) hide(seen, scores, values);
-        weigh(scores, step.scale, own);
-        add_values(scores, values, own);
-      }
-      key = next_key;
-      tile = next_tile;
-    }
-  }
-
-  /// Adds to scores[i] the mma result of keys 8 i .. 8 i + 7 of the tile.
-  __device__ static void add_scores(const Shared& shared, int chunk,
-                                    const std::uint32_t (&keys)[2][kKeyWords], float (&scores)[2][4]) {
-    ADAPTRT_UNROLL
-    for (int mma_step = 0; mma_step < kSteps; ++mma_step) {
-      const Words<4> query = load_words<4>(shared.query(chunk * kSteps + mma_step, lane()));
-      ADAPTRT_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        const std::uint32_t key[2] = {keys[i][2 * mma_step], keys[i][2 * mma_step + 1]};
-        mma_16x8x16<T>(scores[i], query.words, key);
+  /// Brings the rotated queries to shared memory; rows without a head become zeros.
+  __device__ static void load_queries(const Parameters& parameters, const Task& task) {
+    const AttentionStep& step = parameters.step;
+    if (parameters.rotates) {
+      const std::int32_t units = (kHeadDim - step.rotary_half) / 8;
+      for (int i = static_cast<int>(threadIdx.x); i < task.num_heads * units; i += kThreads) {
+        const int row = i / units;
+        rotate_unit<T, 8>(step, task.token, i % units,
+                          query_source<T>(step, task.token, task.first_head + row), query(row));
       }
     }
-  }
-
-  __device__ static void bound(float (&scores)[2][4], const AttentionStep& step) {
-    ADAPTRT_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      ADAPTRT_UNROLL
-      for (float& score : scores[i]) score = bounded(score, step.softcap, step.exponent);
-    }
-  }
-
-  /// Masks the tile's keys that are not visible. Their slots may hold anything, even NaN, so values become
-  /// zero.
-  __device__ static void hide(const KeyRange& seen, float (&scores)[2][4],
-                              std::uint32_t (&values)[4][kValueWords]) {
-    ADAPTRT_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      if (key_of_value(i) >= seen.begin && key_of_value(i) < seen.end) continue;
-      scores[i / 2][i % 2] = kMinusInfinity;
-      scores[i / 2][i % 2 + 2] = kMinusInfinity;
-      ADAPTRT_UNROLL
-      for (int word = 0; word < kValueWords; ++word) values[i][word] = 0;
-    }
-  }
-
-  /// Converts scores to weights relative to the maximum score so far.
-  __device__ static void weigh(float (&scores)[2][4], float scale, Accumulators& own) {
-    ADAPTRT_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      float* first = &scores[0][2 * half];
-      float* second = &scores[1][2 * half];
-      const float maximum = row_maximum(
-          fmaxf(fmaxf(own.maximum[half], fmaxf(first[0], first[1])), fmaxf(second[0], second[1])));
-      const float factor = rescale_factor(own.maximum[half], maximum, scale);
-      own.maximum[half] = maximum;
-      const float offset = maximum == kMinusInfinity ? 0.0F : maximum * scale;
-      ADAPTRT_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        first[i] = power_of_two(first[i] * scale - offset);
-        second[i] = power_of_two(second[i] * scale - offset);
-      }
-      own.total[half] = own.total[half] * factor + ((first[0] + first[1]) + (second[0] + second[1]));
-      ADAPTRT_UNROLL
-      for (int column = 0; column < 2 * kValueWords; ++column) {
-        own.sums[column][2 * half] *= factor;
-        own.sums[column][2 * half + 1] *= factor;
-      }
-    }
-  }
-
-  /// sums += weights * values. The columns of result 2 i are the first elements of word i of the threads'
-  /// values, those of result 2 i + 1 the second elements.
-  __device__ static void add_values(const float (&weights)[2][4],
-                                    const std::uint32_t (&values)[4][kValueWords], Accumulators& own) {
-    const std::uint32_t rounded[4] = {
-        pack_pair<T>(weights[0][0], weights[0][1]), pack_pair<T>(weights[0][2], weights[0][3]),
-        pack_pair<T>(weights[1][0], weights[1][1]), pack_pair<T>(weights[1][2], weights[1][3])};
-    ADAPTRT_UNROLL
-    for (int word = 0; word < kValueWords; ++word) {
-      const std::uint32_t first[2] = {low_halves(values[0][word], values[1][word]),
-                                      low_halves(values[2][word], values[3][word])};
-      const std::uint32_t second[2] = {high_halves(values[0][word], values[1][word]),
-                                       high_halves(values[2][word], values[3][word])};
-      mma_16x8x16<T>(own.sums[2 * word], rounded, first);
-      mma_16x8x16<T>(own.sums[2 * word + 1], rounded, second);
-    }
-  }
-
-  __device__ static std::uint32_t low_halves(std::uint32_t first, std::uint32_t second) {
-    return (first & 0xffffU) | (second << 16);
-  }
-  __device__ static std::uint32_t high_halves(std::uint32_t first, std::uint32_t second) {
-    return (first >> 16) | (second & 0xffff0000U);
-  }
-
-  /// Adds the warps' sums in shared memory, warp by warp, relative to the block's maximum.
-  __device__ static void merge(const Accumulators& own, float scale, const Shared& shared) {
-    const int row = lane() / 4;
-    ADAPTRT_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const float total = row_sum(own.total[half]);
-      if (lane() % 4 == 0 && value_chunk() == 0) {
-        *shared.maximum(key_warp(), row + 8 * half) = own.maximum[half] * scale;
-        *shared.total(key_warp(), row + 8 * half) = total;
+    const T* from = static_cast<const T*>(step.rotated_query) +
+                    (static_cast<std::int64_t>(task.token) * step.num_heads + task.first_head) * kHeadDim;
+    for (int i = static_cast<int>(threadIdx.x); i < kDecodeRows * (kHeadDim / 8); i += kThreads) {
+      const int row = i / (kHeadDim / 8);
+      const int element = i % (kHeadDim / 8) * 8;
+      if (row >= task.num_heads) {
+        store_words<4>(query(row) + element, {});
+      } else if (!parameters.rotates) {
+        store_words(query(row) + element, load_words<4>(from + row * kHeadDim + element));
       }
     }
     __syncthreads();
-    for (int turn = 0; turn < kKeyWarps; ++turn) {
-      if (key_warp() == turn) {
+  }
+
+  /// Adds the tiles of a round, which begins at key `round`.
+  __device__ static void add_round(const AttentionStep& step, const Task& task, std::int32_t round,
+                                   Sums& sums) {
+    const std::int32_t tile = round + warp() * kKeys;
+    if (tile <= task.position && tile + kKeys > task.visible) attend(step, task, tile);
+    __syncthreads();
+    ADAPTRT_NO_UNROLL
+    for (int i = 0; i < kWarps; ++i) {
+      const std::int32_t key = round + i * kKeys;
+      if (key + kKeys <= task.visible) continue;
+      if (key > task.position || own_row() >= task.num_heads) break;
+      const MergeFactors factors = merge_totals(sums.totals, *totals(i, own_row()));
+      ADAPTRT_UNROLL
+      for (int pair = 0; pair < kPairs; ++pair) {
+        if (column_of_pair(pair) >= kHeadDim) break;
+        const float* part = sum(i, own_row(), column_of_pair(pair));
+        sums.values[pair][0] = merge_value(sums.values[pair][0], part[0], factors);
+        sums.values[pair][1] = merge_value(sums.values[pair][1], part[1], factors);
+      }
+    }
+    __syncthreads();  // before the next round's copies overwrite the tiles' sums
+  }
+
+  /// Warp: computes a tile's sums.
+  __device__ static void attend(const AttentionStep& step, const Task& task, std::int32_t tile) {
+    // Lane i looks up the block of the tile's group i of 16 keys.
+    const std::int32_t group = tile + lane() % kGroups * kGroup;
+    const std::int32_t own_block =
+        group <= task.position && group + kGroup > task.visible ? block_of(step, task.sequence, group) : -1;
+    float scores[kKeys / 8][4] = {};
+    std::uint32_t weights[kGroups][4];
+    float values[kColumns][4] = {};
+    ADAPTRT_UNROLL
+    for (int chunk = 0; chunk < kStages; ++chunk) copy_chunk(step, task, tile, own_block, chunk);
+    ADAPTRT_UNROLL
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      wait_copies<kStages - 1>();
+      __syncwarp();
+      T* data = stage(warp(), chunk % kStages);
+      if (chunk < kChunks / 2) {
+        add_scores(data, chunk / kHalves, chunk % kHalves, scores);
+      } else {
+        const int index = chunk - kChunks / 2;
+        if (index == 0) weigh(step, task, tile, scores, weights);
+        add_values(data, index / kGroups, weights[index % kGroups], values);
+      }
+      __syncwarp();  // all lanes have read the stage
+      copy_chunk(step, task, tile, own_block, chunk + kStages);
+    }
+    store_tile(task, values);
+  }
+
+  /// Starts copying a chunk of the tile to its stage. Keys that are not visible become zeros, because their
+  /// slots may hold anything.
+  __device__ static void copy_chunk(const AttentionStep& step, const Task& task, std::int32_t tile,
+                                    std::int32_t own_block, int chunk) {
+    if (chunk < kChunks) {
+      const bool is_value = chunk >= kChunks / 2;
+      const int index = chunk % (kChunks / 2);
+      const int group = is_value ? index % kGroups : index / kHalves;
+      const int half = is_value ? index / kGroups : index % kHalves;
+      const std::int32_t block = __shfl_sync(kAllLanes, own_block, group);
+      const std::int32_t first = tile + group * kGroup;
+      const T* from = static_cast<const T*>(step.kv_pool);
+      if (block >= 0) {
+        from += key_offset(step, block, task.kv_head, step.tokens_per_block.remainder(first)) +
+                (is_value ? value_offset(step) : 0) + half * kChunk;
+      }
+      T* to = stage(warp(), chunk % kStages);
+      ADAPTRT_UNROLL
+      for (int row = lane() / 4; row < kGroup; row += 8) {
+        const std::int32_t key = first + row;
+        const bool valid = block >= 0 && key >= task.visible && key <= task.position;
         ADAPTRT_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          float* sums = shared.sums(row + 8 * half);
-          const float factor = rescale_factor(*shared.maximum(key_warp(), row + 8 * half),
-                                              block_maximum(shared, row + 8 * half));
-          ADAPTRT_UNROLL
-          for (int column = 0; column < 2 * kValueWords; ++column) {
-            ADAPTRT_UNROLL
-            for (int i = 0; i < 2; ++i) {
-              const int dimension =
-                  value_chunk() * kChunk + value_dimension(column / 2, 2 * (lane() % 4) + i) + column % 2;
-              const float sum = own.sums[column][2 * half + i] * factor;
-              sums[dimension] = turn == 0 ? sum : sums[dimension] + sum;
-            }
-          }
+        for (int i = lane() % 4; i < kPieces; i += 4) {
+          copy_async_16(piece(to, row, i), from + (row * kHeadDim + 8 * i), valid);
         }
       }
-      __syncthreads();
     }
+    commit_copies();
   }
 
-  __device__ static float block_maximum(const Shared& shared, int row) {
-    float maximum = *shared.maximum(0, row);
+  /// Adds the products of the queries with half `half` of a group's keys.
+  __device__ static void add_scores(T* keys, int group, int half, float (&scores)[kKeys / 8][4]) {
+    const T* query_row = query(lane() % 16) + lane() / 16 * 8 + half * kChunk;
+    const int key_row = lane() / 16 * 8 + lane() % 8;
     ADAPTRT_UNROLL
-    for (int i = 1; i < kKeyWarps; ++i) maximum = fmaxf(maximum, *shared.maximum(i, row));
-    return maximum;
+    for (int mma_step = 0; mma_step < kSteps; ++mma_step) {
+      std::uint32_t rows[4];
+      load_matrix_x4(rows, query_row + 16 * mma_step);
+      std::uint32_t key[4];
+      load_matrix_x4(key, piece(keys, key_row, 2 * mma_step + lane() / 8 % 2));
+      const std::uint32_t first[2] = {key[0], key[1]};
+      const std::uint32_t second[2] = {key[2], key[3]};
+      mma_16x8x16<T>(scores[2 * group], rows, first);
+      mma_16x8x16<T>(scores[2 * group + 1], rows, second);
+    }
   }
 
-  __device__ static float block_total(const Shared& shared, int row) {
-    const float maximum = block_maximum(shared, row);
-    float total = 0.0F;
+  /// Converts the tile's scores to weights, as mma operands for each 16 keys.
+  __device__ static void weigh(const AttentionStep& step, const Task& task, std::int32_t tile,
+                               float (&scores)[kKeys / 8][4], std::uint32_t (&weights)[kGroups][4]) {
     ADAPTRT_UNROLL
-    for (int i = 0; i < kKeyWarps; ++i) {
-      total += *shared.total(i, row) * rescale_factor(*shared.maximum(i, row), maximum);
-    }
-    return total;
-  }
-
-  __device__ static T* attended_rows(const AttentionStep& step, std::int32_t token, const Heads& heads) {
-    return static_cast<T*>(step.attended) +
-           (static_cast<std::int64_t>(token) * step.num_heads + heads.first) * kHeadDim;
-  }
-
-  __device__ static void store_attended(const AttentionStep& step, std::int32_t token, const Heads& heads,
-                                        const Shared& shared) {
-    T* out = attended_rows(step, token, heads);
-    for (int at = static_cast<int>(threadIdx.x) * 8; at < heads.count * kHeadDim; at += kThreads * 8) {
-      const int row = at / kHeadDim;
-      const float* sums = shared.sums(row) + at % kHeadDim;
-      const float factor = 1.0F / block_total(shared, row);
-      Words<4> words;
-      ADAPTRT_UNROLL
-      for (int i = 0; i < 4; ++i)
-        words.words[i] = pack_pair<T>(sums[2 * i] * factor, sums[2 * i + 1] * factor);
-      store_words(out + at, words);
-    }
-  }
-
-  __device__ static void store_split(const Parameters& parameters, std::int32_t sequence, std::int32_t split,
-                                     const Heads& heads, const Shared& shared) {
-    const Splits& splits = parameters.splits;
-    for (int at = static_cast<int>(threadIdx.x); at < heads.count * kHeadDim; at += kThreads) {
-      const int row = at / kHeadDim;
-      const int dimension = at % kHeadDim;
-      const std::int64_t index = split_index(parameters.step, splits, sequence, heads.first + row) + split;
-      splits.sums[index * kHeadDim + dimension] = shared.sums(row)[dimension];
-      if (dimension < 2) {
-        splits.totals[2 * index + dimension] =
-            dimension == 0 ? block_maximum(shared, row) : block_total(shared, row);
+    for (int half = 0; half < 2; ++half) {
+      if (8 * half < task.num_heads) {
+        if (step.softcap != 0.0F) bound(step, half, scores);
+        if (task.visible > tile || task.position < tile + kKeys - 1) {
+          apply_mask(scores, half, lane(), task.visible - tile, task.position + 1 - tile);
+        }
+        const RowTotals row = weigh_tile(scores, half, step.scale);
+        if (lane() % 4 == 0) *totals(warp(), lane() / 4 + 8 * half) = row;
       }
+      ADAPTRT_UNROLL
+      for (int column = 0; column < kKeys / 8; ++column) {
+        weights[column / 2][column % 2 * 2 + half] =
+            8 * half < task.num_heads ? pack_pair<T>(scores[column][2 * half], scores[column][2 * half + 1])
+                                      : 0;
+      }
+    }
+  }
+
+  __device__ static void bound(const AttentionStep& step, int half, float (&scores)[kKeys / 8][4]) {
+    ADAPTRT_UNROLL
+    for (int column = 0; column < kKeys / 8; ++column) {
+      ADAPTRT_UNROLL
+      for (int element = 2 * half; element < 2 * half + 2; ++element) {
+        scores[column][element] = bounded(scores[column][element], step.softcap, step.exponent);
+      }
+    }
+  }
+
+  /// Adds weights * half `half` of a group's values.
+  __device__ static void add_values(T* data, int half, const std::uint32_t (&weights)[4],
+                                    float (&values)[kColumns][4]) {
+    ADAPTRT_UNROLL
+    for (int pair = 0; pair < kSteps; ++pair) {
+      std::uint32_t value[4];
+      load_matrix_x4_transposed(value, piece(data, lane() % 16, 2 * pair + lane() / 16));
+      const std::uint32_t first[2] = {value[0], value[1]};
+      const std::uint32_t second[2] = {value[2], value[3]};
+      mma_16x8x16<T>(values[half * (kChunk / 8) + 2 * pair], weights, first);
+      mma_16x8x16<T>(values[half * (kChunk / 8) + 2 * pair + 1], weights, second);
+    }
+  }
+
+  /// Stores the rows of the tile's sums over the stages, which the warp has read.
+  __device__ static void store_tile(const Task& task, const float (&values)[kColumns][4]) {
+    wait_copies<0>();
+    __syncwarp();
+    ADAPTRT_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane() / 4 + 8 * half;
+      if (row >= task.num_heads) continue;
+      ADAPTRT_UNROLL
+      for (int column = 0; column < kColumns; ++column) {
+        float* to = sum(warp(), row, 8 * column + 2 * (lane() % 4));
+        to[0] = values[column][2 * half];
+        to[1] = values[column][2 * half + 1];
+      }
+    }
+  }
+
+  __device__ static T* attended_rows(const AttentionStep& step, const Task& task) {
+    return static_cast<T*>(step.attended) +
+           (static_cast<std::int64_t>(task.token) * step.num_heads + task.first_head) * kHeadDim;
+  }
+
+  __device__ static void store_attended(const AttentionStep& step, const Task& task, const Sums& sums) {
+    if (own_row() >= task.num_heads) return;
+    const float inverse = 1.0F / sums.totals.total;
+    T* out = attended_rows(step, task) + own_row() * kHeadDim;
+    ADAPTRT_UNROLL
+    for (int pair = 0; pair < kPairs; ++pair) {
+      if (column_of_pair(pair) >= kHeadDim) break;
+      store_words<1>(out + column_of_pair(pair),
+                     {pack_pair<T>(sums.values[pair][0] * inverse, sums.values[pair][1] * inverse)});
+    }
+  }
+
+  __device__ static void store_split(const Parameters& parameters, const Task& task, std::int32_t split,
+                                     const Sums& sums) {
+    if (own_row() >= task.num_heads) return;
+    const std::int64_t index =
+        split_index(parameters.step, parameters.splits, task.sequence, task.first_head + own_row()) + split;
+    float* to = parameters.splits.sums + index * kHeadDim;
+    ADAPTRT_UNROLL
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const int column = column_of_pair(pair);
+      if (column >= kHeadDim) break;
+      to[column] = sums.values[pair][0];
+      to[column + 1] = sums.values[pair][1];
+    }
+    if (column_of_pair(0) == 0) {
+      parameters.splits.totals[2 * index] = sums.totals.maximum;
+      parameters.splits.totals[2 * index + 1] = sums.totals.total;
     }
   }
 };

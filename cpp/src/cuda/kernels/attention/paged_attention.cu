@@ -121,8 +121,7 @@ PagedAttentionKernel::PagedAttentionKernel(const PagedAttentionConfig& config) :
 }
 
 std::size_t PagedAttentionKernel::workspace_bytes(std::int32_t max_tokens, std::int32_t max_sequences) const {
-  return query_bytes(config_, max_tokens) +
-         split_bytes(config_.num_heads, config_.num_kv_heads, config_.head_dim, max_sequences);
+  return query_bytes(config_, max_tokens) + split_bytes(config_.num_heads, config_.head_dim, max_sequences);
 }
 
 void PagedAttentionKernel::enqueue(const PagedAttentionSizes& sizes, const PagedAttentionArrays& arrays,
@@ -156,9 +155,11 @@ void PagedAttentionKernel::enqueue(const PagedAttentionSizes& sizes, const Paged
                            .exponent = softcap == 0.0F ? 0.0F : 2.0F * std::numbers::log2e_v<float> / softcap,
                            .tokens_per_block = Divisor(sizes.tokens_per_block),
                            .group = Divisor(config_.num_heads / config_.num_kv_heads)};
-  launch_rotate_and_write(step, config_.dtype, stream);
   const bool has_tensor_core_kernels = with_head_dim(config_.head_dim, [](auto) {});
-  if (!has_tensor_core_kernels || sizes.tokens_per_block % kTokensTogether != 0) {
+  const bool any_size = !has_tensor_core_kernels || sizes.tokens_per_block % kTokensTogether != 0;
+  const bool decode_rotates = !any_size && decode_can_rotate(step);
+  if (!decode_rotates) launch_rotate_and_write(step, config_.dtype, stream);
+  if (any_size) {
     launch_any_size(step, config_.dtype, stream);
     return;
   }
@@ -173,7 +174,7 @@ void PagedAttentionKernel::enqueue(const PagedAttentionSizes& sizes, const Paged
       splits.totals = splits.sums + static_cast<std::int64_t>(sizes.sequences) * splits.count *
                                         config_.num_heads * config_.head_dim;
     }
-    launch_decode(step, splits, config_.dtype, stream);
+    launch_decode(step, splits, decode_rotates, config_.dtype, stream);
   }
 }
 

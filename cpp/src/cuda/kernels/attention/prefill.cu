@@ -10,7 +10,8 @@ void launch_prefill(const AttentionStep& step, DType dtype, void* stream) {
       using Kernel = Prefill<T, kHeadDim>;
       const std::int32_t tiles = count_tiles<Kernel::kRows>(step);
       launch<Kernel>({.x = static_cast<std::uint32_t>(tiles) * static_cast<std::uint32_t>(step.num_kv_heads),
-                      .shared_bytes = Kernel::shared_bytes()},
+                      .shared_bytes = Kernel::shared_bytes(),
+                      .overlaps_previous = true},
                      step, stream);
     });
   });

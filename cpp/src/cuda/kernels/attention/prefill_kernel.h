@@ -4,7 +4,9 @@
 
 #include "cuda/kernels/attention/query_tiles.h"
 #include "cuda/kernels/attention/softmax.h"
+#include "cuda/kernels/attention/splits.h"
 #include "cuda/kernels/attention/step.h"
+#include "cuda/kernels/attention/tile_sums.h"
 #include "cuda/kernels/attention/words.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/ptx.h"
@@ -15,8 +17,8 @@ namespace adaptrt::cuda {
 /// A block computes a tile of rows, which are the query heads of one KV head for some tokens of a sequence.
 /// It processes their visible keys in tiles. Each warp has its own rows, and keeps their sums in registers.
 /// The tile's values are copied to shared memory while scores are computed, and the next keys while values
-/// are added. Tiles of keys begin at multiples of their size, so a token's result does not depend on how the
-/// prompt was chunked (if its chunk has more than one token).
+/// are added. The order of the sums is that of Decode (tile_sums.h), so a token's result does not depend on
+/// how the prompt was chunked.
 template <typename T, int kHeadDim>
 class Prefill {
  public:
@@ -29,9 +31,11 @@ class Prefill {
   static constexpr int kWarpRows = 16 * kRowTiles;
   static constexpr int kRows = kWarps * kWarpRows;
   /// Limited by 99 KiB of shared memory, and by registers for the scores.
-  static constexpr int kKeys = kHeadDim < 128 ? 64 : kHeadDim == 128 ? 48 : 32;
+  static constexpr int kKeys = kTileKeys<kHeadDim>;
 
   __device__ static void run(const AttentionStep& step) {
+    allow_next_kernel();
+    wait_for_previous_kernel();
     const QueryTile tile = find_query_tile<kRows>(step, reinterpret_cast<std::int32_t*>(shared_memory()));
     if (tile.num_rows <= 0) return;
     __syncthreads();  // before the queries overwrite the search result
@@ -52,12 +56,19 @@ class Prefill {
   static constexpr int kColumns = kHeadDim / 8;
   static constexpr int kBlockKeys = 16;  // a KV block's size is a multiple of it
 
-  /// A warp's state for its rows: index [i][0] is row 16 i + lane / 4, [i][1] row 16 i + lane / 4 + 8.
+  /// A warp's sums for its rows: index [i][0] is row 16 i + lane / 4, [i][1] row 16 i + lane / 4 + 8.
   struct Accumulators {
-    float maximum[kRowTiles][2];  // of the unscaled scores
-    float total[kRowTiles][2];    // sum of this thread's weights
+    RowTotals totals[kRowTiles][2];
     float sums[kRowTiles][kColumns][4];
   };
+
+  /// Prevents that the compiler puts a rarely used object into registers.
+  template <typename Object>
+  __device__ static void keep_in_memory([[maybe_unused]] Object& object) {
+#ifdef __CUDACC__
+    asm volatile("" : : "l"(&object) : "memory");
+#endif
+  }
 
   class Block {
    public:
@@ -68,40 +79,45 @@ class Prefill {
           end_(tile.last_position + 1) {}
 
     __device__ void run() {
-      const Accumulators initial{};
-      own_ = initial;
-      ADAPTRT_UNROLL
-      for (int i = 0; i < kRowTiles; ++i) {
-        ADAPTRT_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          own_.maximum[i][half] = kMinusInfinity;
-        }
-      }
+      own_ = {};
+      Accumulators splits;  // the splits before the current one; unused if there are none
+      keep_in_memory(splits);
+      bool has_splits = false;
       const PositionRange rows = positions_of_warp();
       std::int32_t key = begin_ / kKeys * kKeys;
       load_queries();
       load_rows(key, keys(), 0);
       commit_copies();
-      for (; key < end_; key += kKeys) {
+      for (const std::int32_t first = key; key < end_; key += kKeys) {
+        if (key > first && key % (kKeys * kSplitTiles) == 0) {
+          if (!has_splits) splits = {};
+          has_splits = true;
+          finish_split(key, splits);
+        }
         wait_copies<0>();
         __syncthreads();  // the keys have arrived, and the previous tile's values are no longer read
         load_rows(key, values(), value_offset(step_));
         commit_copies();
         const bool takes_part = key <= rows.last && key + kKeys > first_visible(step_, rows.first);
         std::uint32_t weights[kRowTiles][kKeys / 16][4];
+        MergeFactors factors[kRowTiles][2];
         if (takes_part) {
           float scores[kRowTiles][kKeys / 8][4];
           score(scores);
           if (step_.softcap != 0.0F) bound(scores);
           if (key + kKeys - 1 > rows.first || key < first_visible(step_, rows.last)) hide(key, scores);
-          weigh(scores);
+          weigh(scores, factors);
           round(scores, weights);
         }
         wait_copies<0>();
         __syncthreads();  // the values have arrived, and the keys are no longer read
         if (key + kKeys < end_) load_rows(key + kKeys, keys(), 0);
         commit_copies();
-        if (takes_part) add_values(weights);
+        if (takes_part) add_values(weights, factors);
+      }
+      if (has_splits) {
+        finish_split(end_, splits);
+        own_ = splits;
       }
       store();
     }
@@ -222,50 +238,18 @@ class Prefill {
         ADAPTRT_UNROLL
         for (int half = 0; half < 2; ++half) {
           const std::int32_t last = position_of(i, half);
-          const std::int32_t begin = first_visible(step_, last);
-          ADAPTRT_UNROLL
-          for (int column = 0; column < kKeys / 8; ++column) {
-            ADAPTRT_UNROLL
-            for (int element = 0; element < 2; ++element) {
-              const std::int32_t key = first + 8 * column + 2 * (lane() % 4) + element;
-              if (key < begin || key > last) scores[i][column][2 * half + element] = kMinusInfinity;
-            }
-          }
+          apply_mask(scores[i], half, lane(), first_visible(step_, last) - first, last + 1 - first);
         }
       }
     }
 
-    /// Converts scores to weights relative to the row's maximum score so far.
-    __device__ void weigh(float (&scores)[kRowTiles][kKeys / 8][4]) {
+    /// Converts scores to weights relative to the row's maximum in this tile.
+    __device__ void weigh(float (&scores)[kRowTiles][kKeys / 8][4], MergeFactors (&factors)[kRowTiles][2]) {
       ADAPTRT_UNROLL
       for (int i = 0; i < kRowTiles; ++i) {
         ADAPTRT_UNROLL
         for (int half = 0; half < 2; ++half) {
-          float maximum = own_.maximum[i][half];
-          ADAPTRT_UNROLL
-          for (int column = 0; column < kKeys / 8; ++column) {
-            maximum = fmaxf(maximum, fmaxf(scores[i][column][2 * half], scores[i][column][2 * half + 1]));
-          }
-          maximum = row_maximum(maximum);
-          const float factor = rescale_factor(own_.maximum[i][half], maximum, step_.scale);
-          own_.maximum[i][half] = maximum;
-          const float offset = maximum == kMinusInfinity ? 0.0F : maximum * step_.scale;
-          float total = own_.total[i][half] * factor;
-          ADAPTRT_UNROLL
-          for (int column = 0; column < kKeys / 8; ++column) {
-            ADAPTRT_UNROLL
-            for (int element = 2 * half; element < 2 * half + 2; ++element) {
-              const float weight = power_of_two(scores[i][column][element] * step_.scale - offset);
-              scores[i][column][element] = weight;
-              total += weight;
-            }
-          }
-          own_.total[i][half] = total;
-          ADAPTRT_UNROLL
-          for (int column = 0; column < kColumns; ++column) {
-            own_.sums[i][column][2 * half] *= factor;
-            own_.sums[i][column][2 * half + 1] *= factor;
-          }
+          factors[i][half] = merge_totals(own_.totals[i][half], weigh_tile(scores[i], half, step_.scale));
         }
       }
     }
@@ -283,20 +267,55 @@ class Prefill {
       }
     }
 
-    __device__ void add_values(const std::uint32_t (&weights)[kRowTiles][kKeys / 16][4]) {
+    /// Merges the tile's weighted values, 16 columns at a time.
+    __device__ void add_values(const std::uint32_t (&weights)[kRowTiles][kKeys / 16][4],
+                               const MergeFactors (&factors)[kRowTiles][2]) {
       const T* value_row = values() + lane() % 16 * kRowElements + lane() / 16 * 8;
       ADAPTRT_UNROLL
-      for (int mma_step = 0; mma_step < kKeys / 16; ++mma_step) {
+      for (int pair = 0; pair < kSteps; ++pair) {
+        float tile[kRowTiles][2][4] = {};
         ADAPTRT_UNROLL
-        for (int pair = 0; pair < kSteps; ++pair) {
+        for (int mma_step = 0; mma_step < kKeys / 16; ++mma_step) {
           std::uint32_t value[4];
           load_matrix_x4_transposed(value, value_row + 16 * mma_step * kRowElements + 16 * pair);
           const std::uint32_t first[2] = {value[0], value[1]};
           const std::uint32_t second[2] = {value[2], value[3]};
           ADAPTRT_UNROLL
           for (int i = 0; i < kRowTiles; ++i) {
-            mma_16x8x16<T>(own_.sums[i][2 * pair], weights[i][mma_step], first);
-            mma_16x8x16<T>(own_.sums[i][2 * pair + 1], weights[i][mma_step], second);
+            mma_16x8x16<T>(tile[i][0], weights[i][mma_step], first);
+            mma_16x8x16<T>(tile[i][1], weights[i][mma_step], second);
+          }
+        }
+        ADAPTRT_UNROLL
+        for (int i = 0; i < kRowTiles; ++i) {
+          ADAPTRT_UNROLL
+          for (int element = 0; element < 8; ++element) {
+            float& sum = own_.sums[i][2 * pair + element / 4][element % 4];
+            sum = merge_value(sum, tile[i][element / 4][element % 4], factors[i][element % 4 / 2]);
+          }
+        }
+      }
+    }
+
+    /// Merges the sums of the rows' current split into those of the splits before it. If `key` is not the end
+    /// of a row's split, the row is left as it is. Rows of a tile may have splits of different sizes.
+    __device__ void finish_split(std::int32_t key, Accumulators& splits) {
+      ADAPTRT_UNROLL
+      for (int i = 0; i < kRowTiles; ++i) {
+        ADAPTRT_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          const std::int32_t position = position_of(i, half);
+          if (position < 0 || (key < end_ && key % splits_of<kKeys>(step_, position).keys != 0)) continue;
+          const MergeFactors merge = merge_totals(splits.totals[i][half], own_.totals[i][half]);
+          own_.totals[i][half] = {};
+          ADAPTRT_UNROLL
+          for (int column = 0; column < kColumns; ++column) {
+            ADAPTRT_UNROLL
+            for (int element = 2 * half; element < 2 * half + 2; ++element) {
+              float& sum = splits.sums[i][column][element];
+              sum = merge_value(sum, own_.sums[i][column][element], merge);
+              own_.sums[i][column][element] = 0.0F;
+            }
           }
         }
       }
@@ -311,7 +330,7 @@ class Prefill {
       for (int i = 0; i < kRowTiles; ++i) {
         ADAPTRT_UNROLL
         for (int half = 0; half < 2; ++half) {
-          const float inverse = 1.0F / row_sum(own_.total[i][half]);
+          const float inverse = 1.0F / own_.totals[i][half].total;
           const bool attends = position_of(i, half) >= 0;
           T* row = rows + (16 * i + 8 * half + lane() / 4) * kRowElements + lane() % 4 * 2;
           ADAPTRT_UNROLL

@@ -34,7 +34,7 @@ __device__ inline float reciprocal(float x) {
 
 /// softcap * tanh(score / softcap), with an error of about softcap / 2^21. `exponent` is 2 log2(e) / softcap.
 __device__ inline float bounded(float score, float softcap, float exponent) {
-  return softcap - 2.0F * softcap * reciprocal(1.0F + power_of_two(score * exponent));
+  return fmaf(-2.0F * softcap, reciprocal(1.0F + power_of_two(score * exponent)), softcap);
 }
 
 /// Factor that converts weights relative to the maximum `from` to weights relative to `to` >= `from`; `scale`

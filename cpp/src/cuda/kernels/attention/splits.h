@@ -6,42 +6,50 @@
 
 namespace adaptrt::cuda {
 
-/// Distribution of a decode's keys over blocks. Each split that has keys stores the sums of its weighted
-/// values, relative to its maximum score. A sequence whose keys are all in one split needs no such sums.
+/// Keys of a tile. Tiles begin at multiples of it. The order of all sums follows from it, so prefills and
+/// decodes use the same tiles.
+template <int kHeadDim>
+inline constexpr int kTileKeys = kHeadDim < 128    ? 64
+                                 : kHeadDim == 128 ? 48
+                                                   : 32;
+/// Tiles of the smallest split.
+inline constexpr std::int32_t kSplitTiles = 8;
+/// Maximum splits of a token's visible keys, if the first one begins at a multiple of a split.
+inline constexpr std::int32_t kMostSplits = 16;
+
+/// Keys of a token's splits, which begin at multiples of it: kTile * kSplitTiles * 2^n, with the least n that
+/// gives at most kMostSplits splits. It depends on the token's position only, not on its step.
+template <int kTile>
+__host__ __device__ inline std::int32_t split_keys(std::int32_t visible_keys) {
+  std::int32_t keys = kTile * kSplitTiles;
+  while (visible_keys > static_cast<std::int64_t>(keys) * kMostSplits) keys *= 2;
+  return keys;
+}
+
+/// The splits of a token: [first, last], each of `keys` keys.
+struct SplitRange {
+  std::int32_t keys;
+  std::int32_t first;
+  std::int32_t last;
+
+  [[nodiscard]] __device__ std::int32_t count() const { return last - first + 1; }
+};
+
+template <int kTile>
+__device__ inline SplitRange splits_of(const AttentionStep& step, std::int32_t position) {
+  const std::int32_t begin = first_visible(step, position);
+  const std::int32_t keys = split_keys<kTile>(position + 1 - begin);
+  return {keys, begin / keys, position / keys};
+}
+
+/// Distribution of the decodes' splits over blocks. Each split of a sequence that has several stores its
+/// sums, relative to its maximum score.
 struct Splits {
-  std::int32_t count;     // per sequence, including splits without keys
-  std::int32_t num_keys;  // keys per split, a multiple of kKeysOfSplitStep
-  float* sums;            // [sequences, num_heads, count, head_dim]; nullptr when count is 1
-  float* totals;  // [sequences, num_heads, count, 2]: maximum score in units of log2, sum of the weights
+  std::int32_t count;  // maximum per sequence
+  std::int32_t lanes;  // blocks that share the splits of a sequence's KV head
+  float* sums;         // [sequences, num_heads, count, head_dim]; nullptr if count is 1
+  float* totals;       // [sequences, num_heads, count, 2]: maximum score in units of log2, sum of the weights
 };
-
-/// Keys that the warps of a block process at a time.
-inline constexpr std::int32_t kKeysOfSplitStep = 64;
-/// Splits begin at multiples of this: the size of a warp's tile of keys.
-inline constexpr std::int32_t kSplitAlignment = 16;
-
-struct KeyRange {
-  std::int32_t begin;
-  std::int32_t end;
-};
-
-__device__ inline std::int32_t first_split_key(const AttentionStep& step, std::int32_t position) {
-  return first_visible(step, position) / kSplitAlignment * kSplitAlignment;
-}
-
-/// Keys of a split, from the first key of its first tile; empty if begin >= end.
-__device__ inline KeyRange keys_of_split(const AttentionStep& step, const Splits& splits,
-                                         std::int32_t position, std::int32_t split) {
-  const std::int32_t begin = first_split_key(step, position) + split * splits.num_keys;
-  const std::int32_t end = begin + splits.num_keys;
-  return {begin, end < position + 1 ? end : position + 1};
-}
-
-/// Number of splits that have keys.
-__device__ inline std::int32_t used_splits(const AttentionStep& step, const Splits& splits,
-                                           std::int32_t position) {
-  return (position - first_split_key(step, position)) / splits.num_keys + 1;
-}
 
 /// Index of the first split of a head.
 __device__ inline std::int64_t split_index(const AttentionStep& step, const Splits& splits,

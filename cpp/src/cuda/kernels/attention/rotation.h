@@ -1,0 +1,85 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/kernels/attention/step.h"
+#include "cuda/kernels/attention/words.h"
+#include "cuda/kernels/types.h"
+
+namespace adaptrt::cuda {
+
+/// kWidth elements that a thread processes at once: 8 (16 bytes), or 1 if the sizes are not multiples of 8.
+template <typename T, int kWidth>
+struct Elements {
+  float values[kWidth];
+
+  __device__ static Elements load(const T* from) {
+    Elements result;
+    if constexpr (kWidth == 1) {
+      result.values[0] = to_float(*from);
+    } else {
+      const auto words = load_words<kWidth / 2>(from);
+      ADAPTRT_UNROLL
+      for (int i = 0; i < kWidth / 2; ++i) {
+        const FloatPair pair = unpack_pair<T>(words.words[i]);
+        result.values[2 * i] = pair.first;
+        result.values[2 * i + 1] = pair.second;
+      }
+    }
+    return result;
+  }
+
+  __device__ void store(T* to) const {
+    if constexpr (kWidth == 1) {
+      *to = from_float<T>(values[0]);
+    } else {
+      Words<kWidth / 2> words;
+      ADAPTRT_UNROLL
+      for (int i = 0; i < kWidth / 2; ++i) words.words[i] = pack_pair<T>(values[2 * i], values[2 * i + 1]);
+      store_words(to, words);
+    }
+  }
+};
+
+/// Rotates unit `unit` of a head: element i of the first half of the rotated part pairs with element i of the
+/// second half. A head has head_dim / kWidth - rotary_half / kWidth units.
+template <typename T, int kWidth>
+__device__ inline void rotate_unit(const AttentionStep& step, std::int32_t token, std::int32_t unit,
+                                   const T* from, T* to) {
+  using Vector = Elements<T, kWidth>;
+  const std::int32_t half = step.rotary_half;
+  const std::int32_t first = unit * kWidth;
+  if (first >= half) {
+    Vector::load(from + half + first).store(to + half + first);
+    return;
+  }
+  const float* cosine = step.cosine + static_cast<std::int64_t>(token) * half + first;
+  const float* sine = step.sine + static_cast<std::int64_t>(token) * half + first;
+  Vector a = Vector::load(from + first);
+  Vector b = Vector::load(from + half + first);
+  ADAPTRT_UNROLL
+  for (int i = 0; i < kWidth; ++i) {
+    // Explicitly fused: every kernel that rotates gives the same bits.
+    const float turned = fmaf(a.values[i], cosine[i], -(b.values[i] * sine[i]));
+    b.values[i] = fmaf(b.values[i], cosine[i], a.values[i] * sine[i]);
+    a.values[i] = turned;
+  }
+  a.store(to + first);
+  b.store(to + half + first);
+}
+
+/// First element of a token's query head, or of its key or value of a KV head, before rotation.
+template <typename T>
+__device__ inline const T* query_source(const AttentionStep& step, std::int32_t token, std::int32_t head) {
+  return static_cast<const T*>(step.query) + static_cast<std::int64_t>(token) * step.query_stride +
+         head * step.head_dim;
+}
+template <typename T>
+__device__ inline const T* kv_source(const AttentionStep& step, const void* from, std::int32_t token,
+                                     std::int32_t kv_head) {
+  return static_cast<const T*>(from) + static_cast<std::int64_t>(token) * step.kv_stride +
+         kv_head * step.head_dim;
+}
+
+}  // namespace adaptrt::cuda
