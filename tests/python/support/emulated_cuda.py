@@ -1,0 +1,36 @@
+"""Engines of backend cuda, started on an emulated device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import adaptrt_cuda_emulated
+import pytest
+
+from adaptrt import _core
+from adaptrt.runtime import cuda_engine
+
+
+class EmulatedCuda:
+    """Stands in for adaptrt._cuda. Every engine gets a new device."""
+
+    def __init__(self, *, cuda_graphs: bool = True, total_bytes: int = 1 << 32) -> None:
+        self._cuda_graphs = cuda_graphs
+        self._total_bytes = total_bytes
+        self.devices: list[Any] = []
+        """Devices in the order in which engines asked for them."""
+
+    def CudaDevice(self, index: int) -> Any:  # noqa: N802
+        self.devices.append(adaptrt_cuda_emulated.CudaDevice(index, total_bytes=self._total_bytes))
+        return self.devices[-1]
+
+    def CudaEngine(self, program: _core.Program, device: Any) -> _core.Engine:  # noqa: N802
+        engine: _core.Engine = adaptrt_cuda_emulated.CudaEngine(program, device, cuda_graphs=self._cuda_graphs)
+        return engine
+
+
+def emulate(patch: pytest.MonkeyPatch, **settings: Any) -> EmulatedCuda:
+    """From now on, engines of backend cuda start on emulated devices. settings: for EmulatedCuda."""
+    emulated = EmulatedCuda(**settings)
+    patch.setattr(cuda_engine, "import_cuda", lambda subject: emulated)
+    return emulated
