@@ -184,8 +184,8 @@ std::vector<std::uint16_t> RandomAttentionStep::rotate(const std::uint16_t* head
     const float sine = sine_[static_cast<std::size_t>(token) * half + i];
     const float first = widen(head[i]);
     const float second = widen(head[half + i]);
-    turned[i] = round(std::fma(first, cosine, -(second * sine)));
-    turned[half + i] = round(std::fma(second, cosine, first * sine));
+    turned[i] = round(first * cosine - second * sine);
+    turned[half + i] = round(second * cosine + first * sine);
   }
   return turned;
 }

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 #include "cuda/kernels/attention/step.h"
@@ -42,6 +41,15 @@ struct Elements {
   }
 };
 
+/// a * b, never fused with an addition: every kernel that rotates gives the same bits.
+__device__ inline float rounded_product(float a, float b) {
+#ifdef __CUDACC__
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
 /// Rotates unit `unit` of a head: element i of the first half of the rotated part pairs with element i of the
 /// second half. A head has head_dim / kWidth - rotary_half / kWidth units.
 template <typename T, int kWidth>
@@ -60,9 +68,8 @@ __device__ inline void rotate_unit(const AttentionStep& step, std::int32_t token
   Vector b = Vector::load(from + half + first);
   ADAPTRT_UNROLL
   for (int i = 0; i < kWidth; ++i) {
-    // Explicitly fused: every kernel that rotates gives the same bits.
-    const float turned = fmaf(a.values[i], cosine[i], -(b.values[i] * sine[i]));
-    b.values[i] = fmaf(b.values[i], cosine[i], a.values[i] * sine[i]);
+    const float turned = rounded_product(a.values[i], cosine[i]) - rounded_product(b.values[i], sine[i]);
+    b.values[i] = rounded_product(b.values[i], cosine[i]) + rounded_product(a.values[i], sine[i]);
     a.values[i] = turned;
   }
   a.store(to + first);
