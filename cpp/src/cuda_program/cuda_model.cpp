@@ -47,6 +47,7 @@ void CudaModel::enqueue(const RunShape& shape, Stream& stream) const {
                     .logit_rows = at(places.logit_rows),
                     .prompt_lengths = places.prompt_lengths ? at(*places.prompt_lengths) : nullptr,
                     .adapter_slots = places.adapter_slots ? at(*places.adapter_slots) : nullptr,
+                    .adapter_offsets = places.adapter_offsets ? at(*places.adapter_offsets) : nullptr,
                     .stream = stream.handle()};
   for (const auto& op : ops_) op->enqueue(run);
 }
@@ -73,7 +74,8 @@ GpuModelDescription describe(const Program& program) {
       .decode = {.max_tokens = sequences, .max_sequences = sequences, .max_logit_rows = sequences},
       .lora = program.lora,
       .finds_best_tokens = true,
-      .skips_unused_adapters = true};
+      .skips_unused_adapters = true,
+      .has_adapter_start_positions = true};
   model.attention.resize(static_cast<std::size_t>(program.num_layers));
   for (const Op& op : program.body) {
     if (const auto* attention = std::get_if<AttentionOp>(&op)) {

@@ -18,7 +18,8 @@ struct CudaRun {
   const std::int32_t* block_tables = nullptr;      ///< [sequences, blocks_per_sequence]
   const std::int32_t* logit_rows = nullptr;        ///< [logit rows]
   const std::int32_t* prompt_lengths = nullptr;    ///< [sequences], where the model has them
-  const std::int32_t* adapter_slots = nullptr;     ///< [sequences], with LoRA
+  const std::int32_t* adapter_slots = nullptr;     ///< [sequences + split sequences], with LoRA
+  const std::int32_t* adapter_offsets = nullptr;   ///< [sequences + split sequences + 1], with LoRA
   void* stream = nullptr;                          ///< cudaStream_t
 };
 

@@ -97,11 +97,11 @@ class LinearLaunches final : public CudaOp {
     adapters.kernel.enqueue(
         {.tokens = run.shape.tokens,
          .in = adapters.in,
-         .sequences = run.shape.sequences,
+         .sequences = run.shape.sequences + run.shape.split_sequences,
          .layers = adapters.tables->ranks.dims[1]},
         {.x = inputs_.x,
          .base = y_,
-         .sequence_offsets = run.sequence_offsets,
+         .sequence_offsets = run.adapter_offsets,
          .adapter_slots = run.adapter_slots,
          .ranks = reinterpret_cast<const std::int32_t*>(adapters.tables->ranks.address),
          .pointers = reinterpret_cast<const std::int64_t*>(adapters.tables->pointers.address)},

@@ -187,7 +187,8 @@ class GpuEngine final : public Engine {
             .sequences = static_cast<std::int32_t>(input.prompt_lengths.size()),
             .blocks_per_sequence = arrays_.padded_blocks(input.max_blocks_per_sequence),
             .logit_rows = std::max<std::int32_t>(1, static_cast<std::int32_t>(rows.size())),
-            .has_adapters = begun_.has_adapters};
+            .has_adapters = begun_.has_adapters,
+            .split_sequences = arrays_.split_sequences(input, begun_.slots)};
   }
 
   [[nodiscard]] RunShape graph_shape() const {

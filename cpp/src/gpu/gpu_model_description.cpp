@@ -103,6 +103,7 @@ EngineInfo GpuModelDescription::engine_info(std::size_t kv_block_bytes) const {
                   .max_reusable_prompt_len = max_reusable_prompt_len,
                   .lora = lora,
                   .finds_best_tokens = finds_best_tokens};
+  info.has_adapter_start_positions = has_adapter_start_positions;
   info.lora.matrix_layout = MatrixLayout::kRows;
   info.lora.shifts_enabled = false;
   return info;

@@ -22,6 +22,19 @@ std::size_t aligned(std::size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+std::int32_t tokens_of(const StepInput& input, std::size_t sequence) {
+  return input.sequence_offsets[sequence + 1] - input.sequence_offsets[sequence];
+}
+
+/// Returns the number of a sequence's tokens in the step that come before its adapter's start position; 0
+/// without an adapter.
+std::int32_t tokens_before_adapter(const StepInput& input, std::span<const std::int32_t> slots,
+                                   std::size_t sequence) {
+  if (slots[sequence] == kNoSlot || input.adapter_start_positions.empty()) return 0;
+  const std::int32_t first = input.positions[static_cast<std::size_t>(input.sequence_offsets[sequence])];
+  return std::clamp(input.adapter_start_positions[sequence] - first, 0, tokens_of(input, sequence));
+}
+
 /// Returns the elements of an array, filled with `padding`.
 std::span<std::int32_t> filled(std::byte* memory, const StepArray& array, std::int32_t padding) {
   const std::span<std::int32_t> elements(reinterpret_cast<std::int32_t*>(memory + array.offset),
@@ -35,10 +48,14 @@ std::span<std::int32_t> filled(std::byte* memory, const StepArray& array, std::i
 StepArrays::StepArrays(const GpuModelDescription& model)
     : has_prompt_lengths_(model.has_prompt_lengths),
       has_adapters_(!model.lora.sites.empty()),
+      has_adapter_starts_(has_adapters_ && model.has_adapter_start_positions),
       max_blocks_per_sequence_((model.max_seq_len + model.tokens_per_block - 1) / model.tokens_per_block) {
   for (const GpuStepLimits& limits : {model.prefill, model.decode}) {
-    const RunShape largest{limits.max_tokens, limits.max_sequences, max_blocks_per_sequence_,
-                           limits.max_logit_rows};
+    const RunShape largest{.tokens = limits.max_tokens,
+                           .sequences = limits.max_sequences,
+                           .blocks_per_sequence = max_blocks_per_sequence_,
+                           .logit_rows = limits.max_logit_rows,
+                           .split_sequences = has_adapter_starts_ ? limits.max_sequences : 0};
     max_bytes_ = std::max(max_bytes_, places(largest).bytes);
   }
 }
@@ -56,8 +73,20 @@ StepPlaces StepArrays::places(const RunShape& shape) const {
   places.block_tables = add({shape.sequences, shape.blocks_per_sequence});
   places.logit_rows = add({shape.logit_rows});
   if (has_prompt_lengths_) places.prompt_lengths = add({shape.sequences});
-  if (has_adapters_) places.adapter_slots = add({shape.sequences});
+  const std::int32_t ranges = shape.sequences + shape.split_sequences;
+  if (has_adapters_) places.adapter_slots = add({ranges});
+  if (has_adapter_starts_) places.adapter_offsets = add({ranges + 1});
   return places;
+}
+
+std::int32_t StepArrays::split_sequences(const StepInput& input, std::span<const std::int32_t> slots) const {
+  if (!has_adapter_starts_) return 0;
+  std::int32_t count = 0;
+  for (std::size_t sequence = 0; sequence < slots.size(); ++sequence) {
+    const std::int32_t before = tokens_before_adapter(input, slots, sequence);
+    if (before > 0 && before < tokens_of(input, sequence)) ++count;
+  }
+  return count;
 }
 
 std::int32_t StepArrays::padded_blocks(std::int32_t blocks_per_sequence) const {
@@ -84,12 +113,15 @@ std::size_t StepArrays::write(std::byte* memory, const RunShape& shape, const St
   std::span<std::int32_t> adapter_slots;
   if (places.prompt_lengths) prompt_lengths = filled(memory, *places.prompt_lengths, 1);
   if (places.adapter_slots) adapter_slots = filled(memory, *places.adapter_slots, kNoSlot);
+  std::span<std::int32_t> adapter_offsets;
+  if (places.adapter_offsets) adapter_offsets = filled(memory, *places.adapter_offsets, 0);
 
   // Maps a sequence's number in the step to its first token in the run.
   first_rows_.resize(sequences);
   const auto blocks =
       static_cast<std::size_t>(std::min(input.max_blocks_per_sequence, shape.blocks_per_sequence));
   std::int32_t row = 0;
+  std::size_t range = 0;
   for (std::size_t i = 0; i < sequences; ++i) {
     const auto sequence = static_cast<std::size_t>(order_[i]);
     const auto first = static_cast<std::size_t>(input.sequence_offsets[sequence]);
@@ -102,11 +134,22 @@ std::size_t StepArrays::write(std::byte* memory, const RunShape& shape, const St
                           sequence * static_cast<std::size_t>(input.max_blocks_per_sequence), blocks),
                       block_tables.begin() + static_cast<std::ptrdiff_t>(i) * shape.blocks_per_sequence);
     if (has_prompt_lengths_) prompt_lengths[i] = input.prompt_lengths[sequence];
-    if (has_adapters_) adapter_slots[i] = slots[sequence];
+    if (has_adapter_starts_) {
+      const std::int32_t before = tokens_before_adapter(input, slots, sequence);
+      if (before > 0) adapter_offsets[range++] = row;  // its slot is kNoSlot
+      if (before < static_cast<std::int32_t>(count)) {
+        adapter_slots[range] = slots[sequence];
+        adapter_offsets[range++] = row + before;
+      }
+    } else if (has_adapters_) {
+      adapter_slots[i] = slots[sequence];
+    }
     row += static_cast<std::int32_t>(count);
   }
   for (std::size_t i = sequences; i < offsets.size(); ++i)
     offsets[i] = row + static_cast<std::int32_t>(i - sequences);
+  for (std::size_t i = range; i < adapter_offsets.size(); ++i)
+    adapter_offsets[i] = row + static_cast<std::int32_t>(i - range);
 
   for (std::size_t i = 0; i < logit_rows.size(); ++i) {
     const auto after = std::ranges::upper_bound(input.sequence_offsets, logit_rows[i]);

@@ -70,9 +70,7 @@ Piece piece_of(std::int32_t sequence, std::int32_t first, std::int32_t count, co
 }
 
 std::vector<float> logits_of_pieces(Engine& engine, const std::vector<Piece>& pieces) {
-  StepArrays arrays(pieces);
-  arrays.adapter_start_positions.clear();
-  return logits_of(&engine, arrays.input());
+  return logits_of(&engine, StepArrays(pieces).input());
 }
 
 /// Returns the logits of the pieces' last rows.
@@ -143,6 +141,32 @@ BOOST_AUTO_TEST_CASE(a_sequence_has_the_same_bits_alone_and_in_a_crowd) {
   BOOST_TEST(next == own_next, boost::test_tools::per_element());
 }
 
+BOOST_AUTO_TEST_CASE(an_adapter_acts_from_its_start_position_on) {
+  Pair base(small_model(DType::kBFloat16));
+  Pair whole(small_model(DType::kBFloat16));
+  Pair split(small_model(DType::kBFloat16));
+  const DeviceAdapter adapter = split.rows.adapter(3, true);
+  Piece late = piece_of(0, 0, 30, &adapter);
+  late.adapter_from = 12;
+  const auto found = logits_of_pieces(*split.gpu, {late, piece_of(1, 0, 4, nullptr)});
+  const auto expected = logits_of_pieces(*base.gpu, {piece_of(0, 0, 30, nullptr)});
+  BOOST_TEST(std::equal(expected.begin(), expected.begin() + 12 * 64, found.begin()));
+  BOOST_TEST(!std::equal(expected.begin() + 12 * 64, expected.begin() + 13 * 64, found.begin() + 12 * 64));
+  // The same in two steps: without the adapter, then with it.
+  const DeviceAdapter same = whole.rows.adapter(3, true);
+  static_cast<void>(logits_of_pieces(*whole.gpu, {piece_of(0, 0, 12, nullptr)}));
+  const auto rest = logits_of_pieces(*whole.gpu, {piece_of(0, 12, 18, &same)});
+  BOOST_TEST(std::equal(rest.begin(), rest.end(), found.begin() + 12 * 64));
+  // Decodes before and behind the start.
+  for (const std::int32_t start : {31, 30}) {
+    Piece next = piece_of(0, 30, 1, &adapter);
+    next.adapter_from = start;
+    Piece plain = piece_of(0, 30, 1, start == 31 ? nullptr : &adapter);
+    BOOST_TEST(logits_of_pieces(*split.gpu, {next}) == logits_of_pieces(*split.gpu, {plain}),
+               boost::test_tools::per_element());
+  }
+}
+
 BOOST_AUTO_TEST_CASE(graphs_change_no_bit) {
   Pair graphs(small_model(DType::kBFloat16), true);
   Pair plain(small_model(DType::kBFloat16), false);
@@ -167,7 +191,6 @@ BOOST_AUTO_TEST_CASE(best_tokens_are_those_of_the_logits) {
   const std::vector<Piece> pieces{piece_of(0, 0, 12, nullptr), piece_of(1, 0, 4, nullptr)};
   const auto logits = logits_of_pieces(*pair.gpu, pieces);
   StepArrays arrays(pieces);
-  arrays.adapter_start_positions.clear();
   const std::vector<std::int32_t> rows = std::exchange(arrays.logit_rows, {});
   StepInput input = arrays.input();
   std::vector<std::int32_t> best(rows.size(), -9);

@@ -96,6 +96,44 @@ BOOST_AUTO_TEST_CASE(sequences_are_sorted_by_slot_and_padded) {
   check(places.adapter_slots.value(), {kNoSlot, 0, 1, kNoSlot});
 }
 
+BOOST_AUTO_TEST_CASE(tokens_before_their_adapter_are_a_range_of_their_own) {
+  const std::vector<std::int32_t> tokens{10, 11, 12, 20, 21, 30, 31};
+  const std::vector<std::int32_t> positions{4, 5, 6, 0, 1, 2, 3};
+  const std::vector<std::int32_t> offsets{0, 3, 5, 7};
+  const std::vector<std::int32_t> lengths{7, 8, 9};
+  const std::vector<std::int32_t> tables(6, 0);
+  const std::vector<std::int32_t> slots{0, 1, 1};
+  const std::vector<std::int32_t> starts{5, 9, 2};  // within the sequence, behind it, at its first token
+  const StepInput input{.token_ids = tokens,
+                        .positions = positions,
+                        .sequence_offsets = offsets,
+                        .prompt_lengths = lengths,
+                        .block_tables = tables,
+                        .max_blocks_per_sequence = 2,
+                        .adapters = {},
+                        .adapter_start_positions = starts,
+                        .logit_rows = {}};
+  GpuModelDescription described = model(false, true);
+  described.has_adapter_start_positions = true;
+  adaptrt::StepArrays arrays(described);
+  BOOST_TEST(arrays.split_sequences(input, slots) == 1);
+  const RunShape shape{
+      .tokens = 8, .sequences = 4, .blocks_per_sequence = 2, .logit_rows = 1, .split_sequences = 1};
+  std::vector<std::byte> memory(arrays.max_bytes(), std::byte{0x7F});
+  BOOST_TEST(arrays.write(memory.data(), shape, input, slots, {}) == arrays.places(shape).bytes);
+  const StepPlaces places = arrays.places(shape);
+  BOOST_TEST(values_of(memory, places.adapter_slots.value()) ==
+                 (std::vector<std::int32_t>{kNoSlot, 0, kNoSlot, 1, kNoSlot}),
+             boost::test_tools::per_element());
+  BOOST_TEST(
+      values_of(memory, places.adapter_offsets.value()) == (std::vector<std::int32_t>{0, 1, 3, 5, 7, 8}),
+      boost::test_tools::per_element());
+  // Models without start positions have one range for each sequence.
+  described.has_adapter_start_positions = false;
+  BOOST_TEST(adaptrt::StepArrays(described).split_sequences(input, slots) == 0);
+  BOOST_TEST(!adaptrt::StepArrays(described).places(shape).adapter_offsets.has_value());
+}
+
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace

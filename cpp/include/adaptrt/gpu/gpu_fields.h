@@ -44,7 +44,9 @@ constexpr auto fields_of(const GpuModelDescription* /*type*/) {
       Field{"finds_best_tokens", &C::finds_best_tokens,
             "True if the model finds the largest logit of each row on the device."},
       Field{"skips_unused_adapters", &C::skips_unused_adapters,
-            "True if the model does less work in steps without adapters."}};
+            "True if the model does less work in steps without adapters."},
+      Field{"has_adapter_start_positions", &C::has_adapter_start_positions,
+            "True if adapters may begin at a position of a sequence."}};
 }
 static_assert(lists_every_member<GpuModelDescription>());
 

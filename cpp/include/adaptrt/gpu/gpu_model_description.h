@@ -45,6 +45,8 @@ struct GpuModelDescription {
   bool finds_best_tokens = false;
   /// True if the model does less work in runs without RunShape::has_adapters.
   bool skips_unused_adapters = false;
+  /// True if the model reads StepPlaces::adapter_offsets, and adapters may begin at a position of a sequence.
+  bool has_adapter_start_positions = false;
 
   /// Lists all inconsistencies.
   [[nodiscard]] Problems validate() const;

@@ -23,6 +23,9 @@ struct RunShape {
   std::int32_t logit_rows = 0;
   /// False: no sequence of the run has an adapter, and the model skips unused adapters.
   bool has_adapters = true;
+  /// Number of sequences with tokens on both sides of their adapter's start position. 0 unless the model has
+  /// such positions.
+  std::int32_t split_sequences = 0;
 
   friend auto operator<=>(const RunShape&, const RunShape&) = default;
 };
@@ -43,8 +46,11 @@ struct StepPlaces {
   StepArray logit_rows;        ///< [R]
   /// [S], only where the model has prompt lengths
   std::optional<StepArray> prompt_lengths;
-  /// [S], only with LoRA
+  /// Only with LoRA: the slot of each range of tokens. [S]; with start positions, [S + split sequences],
+  /// because the tokens before its adapter's start position are a range without an adapter.
   std::optional<StepArray> adapter_slots;
+  /// [ranges + 1], first token of each range; only with start positions
+  std::optional<StepArray> adapter_offsets;
   std::size_t bytes = 0;  ///< of all of them
 };
 
@@ -69,6 +75,10 @@ class StepArrays {
   std::size_t write(std::byte* memory, const RunShape& shape, const StepInput& input,
                     std::span<const std::int32_t> slots, std::span<const std::int32_t> logit_rows);
 
+  /// Returns RunShape::split_sequences of a step. `slots` [S]: the sequences' slots.
+  [[nodiscard]] std::int32_t split_sequences(const StepInput& input,
+                                             std::span<const std::int32_t> slots) const;
+
   /// Rounds the blocks per sequence of a step up to a power of two, so that there are few shapes, but not
   /// above the maximum of a sequence.
   [[nodiscard]] std::int32_t padded_blocks(std::int32_t blocks_per_sequence) const;
@@ -76,6 +86,7 @@ class StepArrays {
  private:
   bool has_prompt_lengths_;
   bool has_adapters_;
+  bool has_adapter_starts_;
   std::int32_t max_blocks_per_sequence_;
   std::size_t max_bytes_ = 0;
   // Scratch of write():
