@@ -13,7 +13,7 @@ from ..._core import AttentionKind
 from ...formats.checkpoint.activation import Activation
 from ...formats.engine.build_config import CUDA, NATIVE
 from ...formats.network.network import Network
-from ...formats.network.ops import Attention, Embedding, Linear, Op, RmsNorm, Rotary
+from ...formats.network.ops import Attention, Cast, Embedding, LayerNorm, Linear, Op, RmsNorm, Rotary
 from ...formats.network.weights import LinearWeight
 
 WIDTH_MULTIPLE: Final = 8
@@ -62,8 +62,6 @@ def _problems_of_linear(op: Linear) -> Iterator[str]:
             yield "the op Linear with activation and add_to"
     if op.layer is None and (op.activation is not None or op.add_to is not None):
         yield "the op Linear with activation or add_to in lm_head"
-    if op.layer is None and any(weight.bias for weight in op.weights):
-        yield "the op Linear with bias in lm_head"
 
 
 def _size_problems(op: Op) -> Iterator[str]:
@@ -120,11 +118,17 @@ _ACCEPTED: Final[Mapping[type[Op], Mapping[str, _Check]]] = {
         "inputs_embeds_scale": _any,
         # Adapters do not act on the embedding.
         "as_linear": _any,
+        "positions": _any,
     },
     Rotary: dict.fromkeys(("scope", "output", "size", "base", "scaling", "max_position_embeddings"), _any),
-    RmsNorm: dict.fromkeys(("scope", "input", "output", "weight", "epsilon", "gather_logit_rows"), _any),
+    RmsNorm: dict.fromkeys(("scope", "input", "output", "weight", "epsilon", "gather_logit_rows", "add_to"), _any),
+    LayerNorm: dict.fromkeys(
+        ("scope", "input", "output", "weight", "bias", "epsilon", "gather_logit_rows", "is_stream", "number"), _any
+    ),
+    Cast: dict.fromkeys(("scope", "input", "output"), _any),
     Attention: {
         **dict.fromkeys(("scope", "layer", "qkv", "rotary", "output", "shape", "scale", "window", "softcap"), _any),
+        **dict.fromkeys(("query_norm", "key_norm"), _any),
         "kind": _causal,
     },
     Linear: {

@@ -3,16 +3,37 @@
 #include <cstdint>
 
 #include "adaptrt/cuda/paged_attention_kernel.h"
+#include "adaptrt/cuda/row_kernels.h"
 #include "kernel_configs.h"
 
 namespace adaptrt {
 namespace {
 
+/// Returns the norms of the heads; without any, nothing is launched.
+cuda::HeadNorms head_norms(const AttentionOp& op, const Program& program, const CudaMemory& memory,
+                           DeviceWeights& weights) {
+  const auto groups = [&](const VectorView& weight, std::int64_t first, std::int64_t columns) {
+    if (weight.size == 0) return cuda::NormGroups{};
+    return cuda::NormGroups{.first = first,
+                            .count = columns / weight.size,
+                            .size = weight.size,
+                            .weight = weights.vector(weight)};
+  };
+  return {.dtype = program.dtype,
+          .stride = program.buffers[static_cast<std::size_t>(op.qkv)].width,
+          .queries = groups(op.query_norm, 0, op.shape.query_size()),
+          .keys = groups(op.key_norm, op.shape.query_size(), op.shape.key_value_size()),
+          .epsilon = op.norm_epsilon,
+          .qkv = memory.buffer(op.qkv)};
+}
+
 class AttentionLaunches final : public CudaOp {
  public:
   AttentionLaunches(const AttentionOp& op, const Program& program, const CudaMemory& memory,
-                    const KvPoolAddresses& pools)
-      : kernel_(attention_config(op, program)), pool_(pools[static_cast<std::size_t>(op.layer)]) {
+                    const KvPoolAddresses& pools, DeviceWeights& weights)
+      : norms_(head_norms(op, program, memory, weights)),
+        kernel_(attention_config(op, program)),
+        pool_(pools[static_cast<std::size_t>(op.layer)]) {
     const Buffer& qkv = program.buffers[static_cast<std::size_t>(op.qkv)];
     const std::byte* q = memory.buffer(op.qkv);
     const auto element = size_of(program.dtype);
@@ -33,6 +54,9 @@ class AttentionLaunches final : public CudaOp {
   }
 
   void enqueue(const CudaRun& run) const override {
+    cuda::HeadNorms norms = norms_;
+    norms.tokens = run.shape.tokens;
+    cuda::enqueue(norms, run.stream);
     cuda::PagedAttentionSizes sizes = sizes_;
     sizes.tokens = run.shape.tokens;
     sizes.sequences = run.shape.sequences;
@@ -46,6 +70,7 @@ class AttentionLaunches final : public CudaOp {
   }
 
  private:
+  cuda::HeadNorms norms_;
   cuda::PagedAttentionKernel kernel_;
   /// Set after the op was made, with the number of blocks.
   std::byte* const& pool_;
@@ -57,8 +82,9 @@ class AttentionLaunches final : public CudaOp {
 }  // namespace
 
 std::unique_ptr<const CudaOp> make_attention(const AttentionOp& op, const Program& program,
-                                             const CudaMemory& memory, const KvPoolAddresses& pools) {
-  return std::make_unique<AttentionLaunches>(op, program, memory, pools);
+                                             const CudaMemory& memory, const KvPoolAddresses& pools,
+                                             DeviceWeights& weights) {
+  return std::make_unique<AttentionLaunches>(op, program, memory, pools, weights);
 }
 
 }  // namespace adaptrt

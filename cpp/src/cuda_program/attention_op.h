@@ -5,13 +5,16 @@
 #include "adaptrt/program/program.h"
 #include "cuda_memory.h"
 #include "cuda_op.h"
+#include "device_weights.h"
 #include "lowering.h"
 
 namespace adaptrt {
 
-/// Makes an attention op: RoPE, the write of keys and values to the layer's pool, and attention.
+/// Makes an attention op: norms of queries and keys, RoPE, the write of keys and values to the layer's pool,
+/// and attention.
 [[nodiscard]] std::unique_ptr<const CudaOp> make_attention(const AttentionOp& op, const Program& program,
                                                            const CudaMemory& memory,
-                                                           const KvPoolAddresses& pools);
+                                                           const KvPoolAddresses& pools,
+                                                           DeviceWeights& weights);
 
 }  // namespace adaptrt

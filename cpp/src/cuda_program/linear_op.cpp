@@ -34,10 +34,14 @@ class LinearLaunches final : public CudaOp {
                            .workspace = memory.workspace()};
     }
     if (op.output == program.logits) {
-      if (op.scale != 1.0F || op.softcap != 0.0F) {
-        logits_finish_ = {
-            .elements = 0, .logits = static_cast<float*>(y_), .scale = op.scale, .softcap = op.softcap};
-        logits_width_ = program.logits_width();
+      const float* bias = weights.biases(op.parts);
+      if (op.scale != 1.0F || op.softcap != 0.0F || bias != nullptr) {
+        logits_finish_ = {.elements = 0,
+                          .logits = static_cast<float*>(y_),
+                          .scale = op.scale,
+                          .softcap = op.softcap,
+                          .bias = bias,
+                          .width = program.logits_width()};
       }
       return;
     }
@@ -68,7 +72,7 @@ class LinearLaunches final : public CudaOp {
     }
     if (logits_finish_) {
       cuda::FinishLogits finish = *logits_finish_;
-      finish.elements = rows * logits_width_;
+      finish.elements = rows * finish.width;
       cuda::enqueue(finish, run.stream);
     }
   }
@@ -115,7 +119,6 @@ class LinearLaunches final : public CudaOp {
   std::optional<Adapters> adapters_;
   std::optional<cuda::Finish> finish_;
   std::optional<cuda::FinishLogits> logits_finish_;
-  std::int64_t logits_width_ = 0;
 };
 
 }  // namespace

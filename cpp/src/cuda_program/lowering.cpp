@@ -1,6 +1,7 @@
 #include "lowering.h"
 
 #include "adaptrt/core/error.h"
+#include "adaptrt/program/op_buffers.h"
 #include "attention_op.h"
 #include "linear_op.h"
 #include "row_ops.h"
@@ -23,23 +24,45 @@ class Lowering {
 
  private:
   void lower_one(const Op& op) {
+    if (waiting_ != kNoBuffer && !adds_waiting(op)) {
+      const OpBuffers buffers = buffers_of(op, program_);
+      if (buffers.does_read(waiting_) || buffers.does_write(waiting_)) add_waiting();
+    }
     std::visit([this](const auto& each) { lower_one(each); }, op);
   }
 
   void lower_one(const EmbeddingOp& op) { ops_.push_back(make_embedding(op, program_, memory_, weights_)); }
   void lower_one(const RopeTableOp& op) { ops_.push_back(make_rope_table(op, memory_, weights_)); }
-  void lower_one(const AttentionOp& op) { ops_.push_back(make_attention(op, program_, memory_, pools_)); }
+  void lower_one(const CastOp& op) { ops_.push_back(make_cast(op, program_, is_head_, memory_)); }
+  void lower_one(const AttentionOp& op) {
+    ops_.push_back(make_attention(op, program_, memory_, pools_, weights_));
+  }
 
   void lower_one(const RmsNormOp& op) {
+    if (op.add) {
+      ops_.push_back(make_added_norm(op, program_, memory_, weights_));
+    } else {
+      lower_norm(op,
+                 [&](bool adds) { return make_rms_norm(op, program_, is_head_, adds, memory_, weights_); });
+    }
+  }
+
+  void lower_one(const LayerNormOp& op) {
+    lower_norm(op,
+               [&](bool adds) { return make_layer_norm(op, program_, is_head_, adds, memory_, weights_); });
+  }
+
+  template <typename Norm, typename Make>
+  void lower_norm(const Norm& op, const Make& make) {
     const bool adds = op.input == waiting_;
-    ops_.push_back(make_rms_norm(op, program_, is_head_, adds, memory_, weights_));
+    ops_.push_back(make(adds));
     // A norm of gathered rows leaves the stream as it was.
     if (adds && !op.gather_logit_rows) waiting_ = kNoBuffer;
   }
 
   void lower_one(const LinearOp& op) {
     if (op.epilogue == LinearEpilogue::kAdd) {
-      add_waiting();
+      add_waiting();  // the product overwrites memory.addend()
       waiting_ = op.output;
     }
     ops_.push_back(make_linear(op, program_, is_head_, memory_, weights_));
@@ -50,7 +73,14 @@ class Lowering {
     throw EngineError("an op of the program cannot run on a GPU");  // problems_on_cuda() names it
   }
 
-  /// Adds memory.addend() to its stream, because another layer is about to overwrite it.
+  /// True if the op is a norm that adds memory.addend() to the stream that it reads.
+  [[nodiscard]] bool adds_waiting(const Op& op) const {
+    if (const auto* norm = std::get_if<RmsNormOp>(&op)) return !norm->add && norm->input == waiting_;
+    const auto* norm = std::get_if<LayerNormOp>(&op);
+    return norm != nullptr && norm->input == waiting_;
+  }
+
+  /// Adds memory.addend() to its stream.
   void add_waiting() {
     if (waiting_ == kNoBuffer) return;
     ops_.push_back(make_addition(waiting_, program_, memory_));

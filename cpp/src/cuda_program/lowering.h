@@ -16,8 +16,9 @@ using KvPoolAddresses = std::vector<std::byte*>;
 /// Makes the ops of a program, in order of execution, and copies their weights to the device. `memory` and
 /// `pools` must outlive the ops.
 ///
-/// The output of a linear layer that is added to a residual stream is kept in memory.addend(); the next op
-/// that reads the stream adds it first. For a norm, this saves one pass over the stream.
+/// The output of a linear layer that is added to a residual stream is kept in memory.addend() until the next
+/// op that reads the stream, or the next such layer. A norm adds it itself, which saves one pass over the
+/// stream.
 [[nodiscard]] CudaOps lower(const Program& program, const CudaMemory& memory, const KvPoolAddresses& pools,
                             DeviceWeights& weights);
 

@@ -70,13 +70,16 @@ class Checker {
     check_width(op.table.k, "the width");
   }
   void check(const RopeTableOp& /*op*/) {}
-  void check(const RmsNormOp& op) {
-    refuse_op(op.add, "a norm that adds its result");
+  void check(const RmsNormOp& op) { check_width(op.weight.size, "the width"); }
+  void check(const LayerNormOp& op) {
+    refuse_op(op.lora_site >= 0, "adapters of the norm");
     check_width(op.weight.size, "the width");
+  }
+  void check(const CastOp& op) {
+    check_width(program_.buffers[static_cast<std::size_t>(op.input)].width, "the width");
   }
   void check(const AttentionOp& op) {
     refuse_op(op.kind != AttentionKind::kCausal, "bidirectional attention");
-    refuse_op(op.query_norm.size != 0 || op.key_norm.size != 0, "norms of queries or keys");
     refuse_op(op.interleaved, "rotations of neighbouring elements");
     refuse_op(op.position_bias.size != 0, "biases of positions");
     refuse_op(op.sinks.size != 0, "attention sinks");
@@ -91,7 +94,6 @@ class Checker {
     for (const LinearPart& part : op.parts) {
       check_width(part.weight.k, "the input's width");
       check_width(part.weight.n, "an output's width");
-      refuse_op(op.output == program_.logits && part.bias.size != 0, "a bias of the logits");
     }
     if (op.output != program_.logits) return;
     refuse_op(op.lora_site >= 0, "adapters of the logits");

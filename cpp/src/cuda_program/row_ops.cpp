@@ -93,6 +93,47 @@ std::unique_ptr<const CudaOp> make_rms_norm(const RmsNormOp& op, const Program& 
                          });
 }
 
+std::unique_ptr<const CudaOp> make_added_norm(const RmsNormOp& op, const Program& program,
+                                              const CudaMemory& memory, DeviceWeights& weights) {
+  const cuda::AddedNorm kernel{.dtype = program.dtype,
+                               .width = width_of(program, op.input),
+                               .input = memory.buffer(op.input),
+                               .weight = weights.vector(op.weight),
+                               .epsilon = op.epsilon,
+                               .stream = floats(memory.buffer(op.output))};
+  return make_row_launch(kernel,
+                         [](cuda::AddedNorm& work, const CudaRun& run) { work.rows = run.shape.tokens; });
+}
+
+std::unique_ptr<const CudaOp> make_layer_norm(const LayerNormOp& op, const Program& program, bool is_head,
+                                              bool adds, const CudaMemory& memory, DeviceWeights& weights) {
+  const Buffer& output = program.buffers[static_cast<std::size_t>(op.output)];
+  const cuda::LayerNorm kernel{.dtype = program.dtype,
+                               .width = width_of(program, op.input),
+                               .stream = floats(memory.buffer(op.input)),
+                               .addend = adds ? memory.addend() : nullptr,
+                               .weight = weights.vector(op.weight),
+                               .bias = weights.vector(op.bias),
+                               .epsilon = op.epsilon,
+                               .output = memory.buffer(op.output),
+                               .float32_output = output.dtype == DType::kFloat32};
+  return make_row_launch(
+      kernel, [is_head, gathers = op.gather_logit_rows](cuda::LayerNorm& work, const CudaRun& run) {
+        work.rows = is_head ? run.shape.logit_rows : run.shape.tokens;
+        work.row_ids = gathers ? run.logit_rows : nullptr;
+      });
+}
+
+std::unique_ptr<const CudaOp> make_cast(const CastOp& op, const Program& program, bool is_head,
+                                        const CudaMemory& memory) {
+  const cuda::Cast kernel{
+      .dtype = program.dtype, .input = floats(memory.buffer(op.input)), .output = memory.buffer(op.output)};
+  return make_row_launch(
+      kernel, [is_head, width = width_of(program, op.input)](cuda::Cast& work, const CudaRun& run) {
+        work.elements = (is_head ? run.shape.logit_rows : run.shape.tokens) * width;
+      });
+}
+
 std::unique_ptr<const CudaOp> make_addition(BufferId stream, const Program& program,
                                             const CudaMemory& memory) {
   const cuda::Addition kernel{

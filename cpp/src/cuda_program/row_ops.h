@@ -20,6 +20,18 @@ namespace adaptrt {
                                                           bool is_head, bool adds, const CudaMemory& memory,
                                                           DeviceWeights& weights);
 
+/// Makes a norm of a sublayer's output, which is added to a residual stream.
+[[nodiscard]] std::unique_ptr<const CudaOp> make_added_norm(const RmsNormOp& op, const Program& program,
+                                                            const CudaMemory& memory, DeviceWeights& weights);
+
+/// See make_rms_norm.
+[[nodiscard]] std::unique_ptr<const CudaOp> make_layer_norm(const LayerNormOp& op, const Program& program,
+                                                            bool is_head, bool adds, const CudaMemory& memory,
+                                                            DeviceWeights& weights);
+
+[[nodiscard]] std::unique_ptr<const CudaOp> make_cast(const CastOp& op, const Program& program, bool is_head,
+                                                      const CudaMemory& memory);
+
 /// Makes an op that adds memory.addend() to a residual stream.
 [[nodiscard]] std::unique_ptr<const CudaOp> make_addition(BufferId stream, const Program& program,
                                                           const CudaMemory& memory);

@@ -118,7 +118,9 @@ void Validator::check(const RmsNormOp& op) {
   if (op.gather_logit_rows && rows_ != RowKind::kLogits)
     add(where_ + ": gathers logit rows outside the head");
   const RowKind input_rows = op.gather_logit_rows ? RowKind::kTokens : rows_;
-  const auto* input = operand("input", op.input, DType::kFloat32, input_rows);
+  // A norm whose result is added reads a sublayer's output, other norms read a residual stream.
+  const DType input_type = op.add ? program_.stored_type() : DType::kFloat32;
+  const auto* input = operand("input", op.input, input_type, input_rows);
   const DType output_type = op.add ? DType::kFloat32 : program_.activation_type();
   const auto* output = operand("output", op.output, output_type, rows_);
   if (input != nullptr) {

@@ -316,7 +316,7 @@ RECURRENT = {
 """Families with states. They have one rank, and no ONNX graph."""
 
 
-def save_family(family: Family, directory: Path, seed: int = 0) -> Path:
+def save_family(family: Family, directory: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
     """Writes a random model as a Hugging Face directory; norms and biases are random too."""
     generator = torch.Generator().manual_seed(seed)
     model = family.random_model()
@@ -332,7 +332,7 @@ def save_family(family: Family, directory: Path, seed: int = 0) -> Path:
                 parameter.copy_(noise)
             else:
                 parameter.copy_(1.5 * noise / family_inputs(name, parameter) ** 0.5)
-    model.save_pretrained(directory)
+    model.to(dtype).save_pretrained(directory)
     return directory
 
 

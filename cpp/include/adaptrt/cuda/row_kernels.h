@@ -43,6 +43,64 @@ struct RmsNorm {
 };
 void enqueue(const RmsNorm& work, void* stream);
 
+/// output[i] = round((s - mean(s)) / sqrt(variance(s) + epsilon) * weight + bias), otherwise as RmsNorm.
+struct LayerNorm {
+  DType dtype = DType::kBFloat16;
+  std::int64_t rows = 0;                  ///< rows of the output
+  std::int64_t width = 0;                 ///< a multiple of 8
+  float* stream = nullptr;                ///< [tokens, width], the residual stream
+  const void* addend = nullptr;           ///< T [tokens, width]; nullptr: nothing is added
+  const std::int32_t* row_ids = nullptr;  ///< [rows]; nullptr: all tokens
+  const float* weight = nullptr;          ///< [width]
+  const float* bias = nullptr;            ///< [width]; nullptr: none
+  float epsilon = 0.0F;
+  void* output = nullptr;       ///< T or float32 [rows, width]; float32 may be `stream` without row_ids
+  bool float32_output = false;  ///< true: the output is float32, not rounded
+};
+void enqueue(const LayerNorm& work, void* stream);
+
+/// stream += x / sqrt(mean(x^2) + epsilon) * weight for each row x of `input`: a norm after a sublayer.
+struct AddedNorm {
+  DType dtype = DType::kBFloat16;
+  std::int64_t rows = 0;
+  std::int64_t width = 0;         ///< a multiple of 8
+  const void* input = nullptr;    ///< T [rows, width]
+  const float* weight = nullptr;  ///< [width]
+  float epsilon = 0.0F;
+  float* stream = nullptr;  ///< [rows, width]
+};
+void enqueue(const AddedNorm& work, void* stream);
+
+/// Columns of HeadNorms: `count` groups of `size` neighbouring columns. Each group has its own mean.
+struct NormGroups {
+  std::int64_t first = 0;         ///< first column, a multiple of 8
+  std::int64_t count = 0;         ///< 0: no columns
+  std::int64_t size = 0;          ///< a multiple of 8
+  const float* weight = nullptr;  ///< [size], of every group
+};
+
+/// x = round(x / sqrt(mean(x^2) + epsilon) * weight) in place, for groups of columns of each row: the heads
+/// of q and k, or all heads of q and all heads of k.
+struct HeadNorms {
+  DType dtype = DType::kBFloat16;
+  std::int64_t tokens = 0;
+  std::int64_t stride = 0;  ///< width of a row, a multiple of 8
+  NormGroups queries;
+  NormGroups keys;
+  float epsilon = 0.0F;
+  void* qkv = nullptr;  ///< T [tokens, stride]
+};
+void enqueue(const HeadNorms& work, void* stream);
+
+/// output = input, rounded to T.
+struct Cast {
+  DType dtype = DType::kBFloat16;
+  std::int64_t elements = 0;     ///< a multiple of 8
+  const float* input = nullptr;  ///< [elements]
+  void* output = nullptr;        ///< T [elements]
+};
+void enqueue(const Cast& work, void* stream);
+
 /// stream += addend.
 struct Addition {
   DType dtype = DType::kBFloat16;
@@ -88,12 +146,14 @@ struct Finish {
 };
 void enqueue(const Finish& work, void* stream);
 
-/// logits = softcap * tanh(logits * scale / softcap), in place.
+/// logits = softcap * tanh((logits + bias) * scale / softcap), in place.
 struct FinishLogits {
   std::int64_t elements = 0;
   float* logits = nullptr;
   float scale = 1.0F;
-  float softcap = 0.0F;  ///< 0: none
+  float softcap = 0.0F;         ///< 0: none
+  const float* bias = nullptr;  ///< [width]; nullptr: none
+  std::int64_t width = 0;       ///< of a row; read with a bias, and then a multiple of 8
 };
 void enqueue(const FinishLogits& work, void* stream);
 

@@ -56,7 +56,7 @@ struct EmbeddingOp {
 /// output = input / sqrt(mean(input^2) + epsilon) * weight. The mean is over the width, in float32.
 /// With gather_logit_rows, output row i is computed from the input row whose logits are row i of the slice.
 struct RmsNormOp {
-  BufferId input = kNoBuffer;   // float32, kTokens
+  BufferId input = kNoBuffer;   // float32, kTokens; with `add`, the type of stored outputs of linear layers
   BufferId output = kNoBuffer;  // the engine's activation type (see activation_dtype)
   VectorView weight;
   float epsilon = 0.0F;

@@ -7,11 +7,15 @@ set(ADAPTRT_CUDA_KERNEL_SOURCES
     attention/prefill.cu
     attention/rotate_and_write.cu
     product/product.cu
+    rows/added_norm.cu
     rows/addition.cu
     rows/best_tokens.cu
+    rows/cast.cu
     rows/embedding.cu
     rows/finish.cu
     rows/finish_logits.cu
+    rows/head_norms.cu
+    rows/layer_norm.cu
     rows/rms_norm.cu
     rows/rope_table.cu)
 list(TRANSFORM ADAPTRT_CUDA_KERNEL_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)

@@ -1,0 +1,185 @@
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "adaptrt/cuda/row_kernels.h"
+#include "cuda/kernels/divisor.h"
+#include "cuda/kernels/element_type.h"
+#include "cuda/kernels/launch.h"
+#include "cuda/kernels/rows/block_sum.h"
+#include "cuda/kernels/rows/checks.h"
+#include "cuda/kernels/rows/elements.h"
+
+namespace adaptrt::cuda {
+namespace {
+
+/// Columns of a group that one warp normalises: a vector per thread.
+constexpr std::int64_t kMaxWarpSize = std::int64_t{kWarpSize} * rows::kVector;
+
+/// Groups in units of vectors.
+struct GroupVectors {
+  std::int32_t first;
+  std::int32_t count;
+  std::int32_t size;
+  const float* weight;
+};
+
+struct HeadNormsStep {
+  void* qkv;
+  std::int64_t groups;  ///< of all tokens
+  std::int64_t stride;  ///< vectors of a row
+  Divisor groups_per_token;
+  GroupVectors queries;
+  GroupVectors keys;
+  float epsilon;
+
+  struct Group {
+    std::int64_t first;  ///< vector of the tensor
+    std::int32_t size;
+    const float* weight;
+  };
+
+  /// Group `index` of all tokens.
+  [[nodiscard]] __device__ Group group(std::int64_t index) const {
+    const auto i = static_cast<std::int32_t>(index);
+    const std::int64_t row = groups_per_token.quotient(i) * stride;
+    const std::int32_t number = groups_per_token.remainder(i);
+    const bool is_query = number < queries.count;
+    const GroupVectors& columns = is_query ? queries : keys;
+    const std::int32_t at = is_query ? number : number - queries.count;
+    return {row + columns.first + std::int64_t{at} * columns.size, columns.size, columns.weight};
+  }
+};
+
+__device__ inline float sum_of_squares(const rows::Elements& elements) {
+  float sum = 0.0F;
+  ADAPTRT_UNROLL
+  for (int i = 0; i < rows::kVector; ++i) sum += elements.values[i] * elements.values[i];
+  return sum;
+}
+
+__device__ inline float factor_of(const HeadNormsStep& step, float squares, std::int32_t vectors) {
+  return rsqrtf(squares / static_cast<float>(vectors * rows::kVector) + step.epsilon);
+}
+
+template <typename T>
+__device__ inline void store_scaled(const HeadNormsStep& step, std::int64_t at, rows::Elements elements,
+                                    float factor, const rows::Elements& weight) {
+  elements.for_each([&](float value, int i) { return value * factor * weight.values[i]; });
+  rows::store<T>(step.qkv, at, elements);
+}
+
+/// One warp per group of up to kMaxWarpSize columns.
+template <typename T>
+class WarpHeadNorms {
+ public:
+  using Parameters = HeadNormsStep;
+  static constexpr int kThreads = 128;
+  static constexpr int kBlocksPerMultiprocessor = 12;
+  static constexpr int kGroupsPerBlock = kThreads / kWarpSize;
+  static constexpr std::size_t kSharedBytes = 0;
+
+  __device__ static void run(const HeadNormsStep& step) {
+    allow_next_kernel();
+    const auto thread = static_cast<std::int32_t>(threadIdx.x);
+    const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * kGroupsPerBlock + thread / kWarpSize;
+    const bool has_group = index < step.groups;
+    const HeadNormsStep::Group group = step.group(has_group ? index : 0);
+    const std::int32_t lane = thread % kWarpSize;
+    const bool has_vector = has_group && lane < group.size;
+    rows::Elements weight{};
+    if (has_vector) weight = rows::load_constant<float>(group.weight, lane);
+    wait_for_previous_kernel();
+    rows::Elements kept{};
+    if (has_vector) kept = rows::load<T>(step.qkv, group.first + lane);
+    float squares = sum_of_squares(kept);
+    ADAPTRT_UNROLL
+    for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
+      squares += __shfl_xor_sync(kAllLanes, squares, distance);
+    }
+    if (!has_vector) return;
+    store_scaled<T>(step, group.first + lane, kept, factor_of(step, squares, group.size), weight);
+  }
+};
+
+/// One block per group. A thread reads its vectors twice.
+template <typename T>
+class BlockHeadNorms {
+ public:
+  using Parameters = HeadNormsStep;
+  static constexpr int kThreads = 512;
+  static constexpr int kBlocksPerMultiprocessor = 3;
+  static constexpr int kGroupsPerBlock = 1;
+  static constexpr std::size_t kSharedBytes = kThreads / kWarpSize * sizeof(float);
+
+  __device__ static void run(const HeadNormsStep& step) {
+    allow_next_kernel();
+    const HeadNormsStep::Group group = step.group(blockIdx.x);
+    wait_for_previous_kernel();
+    const auto thread = static_cast<std::int32_t>(threadIdx.x);
+    float squares = 0.0F;
+    for (std::int32_t i = thread; i < group.size; i += kThreads) {
+      squares += sum_of_squares(rows::load<T>(step.qkv, group.first + i));
+    }
+    const float sum = rows::block_sum<kThreads>(squares, reinterpret_cast<float*>(shared_memory()));
+    const float factor = factor_of(step, sum, group.size);
+    for (std::int32_t i = thread; i < group.size; i += kThreads) {
+      store_scaled<T>(step, group.first + i, rows::load<T>(step.qkv, group.first + i), factor,
+                      rows::load_constant<float>(group.weight, i));
+    }
+  }
+};
+
+void check(rows::Checks* checks, const NormGroups& groups, std::int64_t stride, const std::string& name) {
+  if (groups.count == 0) return;
+  checks->count((name + ".count").c_str(), groups.count)
+      .vectors((name + ".size").c_str(), groups.size, 8)
+      .vectors((name + ".first").c_str(), groups.first, 0)
+      .condition(groups.first + groups.count * groups.size <= stride, (name + " ends after the row").c_str());
+}
+
+GroupVectors in_vectors(const NormGroups& groups) {
+  return {.first = static_cast<std::int32_t>(groups.first / rows::kVector),
+          .count = static_cast<std::int32_t>(groups.count),
+          .size = static_cast<std::int32_t>(groups.size / rows::kVector),
+          .weight = groups.weight};
+}
+
+template <typename Kernel>
+void launch_groups(const HeadNormsStep& step, void* stream) {
+  launch<Kernel>({.x = rows::blocks_for(step.groups, Kernel::kGroupsPerBlock),
+                  .shared_bytes = Kernel::kSharedBytes,
+                  .overlaps_previous = true},
+                 step, stream);
+}
+
+}  // namespace
+
+void enqueue(const HeadNorms& work, void* stream) {
+  rows::Checks checks;
+  checks.type(work.dtype).count("tokens", work.tokens).vectors("stride", work.stride, 8);
+  check(&checks, work.queries, work.stride, "queries");
+  check(&checks, work.keys, work.stride, "keys");
+  checks.done("HeadNorms");
+  const std::int64_t per_token = work.queries.count + work.keys.count;
+  rows::Checks().count("tokens * groups", work.tokens * per_token).done("HeadNorms");
+  if (per_token == 0) return;
+  const HeadNormsStep step{.qkv = work.qkv,
+                           .groups = work.tokens * per_token,
+                           .stride = work.stride / rows::kVector,
+                           .groups_per_token = Divisor(static_cast<std::int32_t>(per_token)),
+                           .queries = in_vectors(work.queries),
+                           .keys = in_vectors(work.keys),
+                           .epsilon = work.epsilon};
+  // The sizes alone decide, so the order of a sum does not depend on the number of tokens.
+  const bool fits_warps = std::max(work.queries.size, work.keys.size) <= kMaxWarpSize;
+  with_element_type(work.dtype, [&]<typename T>(TypeTag<T>) {
+    if (fits_warps) {
+      launch_groups<WarpHeadNorms<T>>(step, stream);
+    } else {
+      launch_groups<BlockHeadNorms<T>>(step, stream);
+    }
+  });
+}
+
+}  // namespace adaptrt::cuda

@@ -1,0 +1,413 @@
+#include <algorithm>
+#include <boost/test/data/monomorphic.hpp>
+#include <boost/test/data/test_case.hpp>
+#include <boost/test/unit_test.hpp>
+#include <cmath>
+#include <cstdint>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "adaptrt/core/error.h"
+#include "adaptrt/cuda/row_kernels.h"
+#include "rows_case.h"
+
+BOOST_TEST_DONT_PRINT_LOG_VALUE(adaptrt::DType)
+
+namespace adaptrt::cuda {
+namespace {
+
+namespace data = boost::unit_test::data;
+
+constexpr float kEpsilon = 0.01F;
+/// Layer norms have blocks of 128, 512 or 1024 threads, and read wider rows again.
+constexpr std::int64_t kWidths[] = {8, 96, 1032, 4104, 17000};
+
+auto says(const std::string& text) {
+  return
+      [text](const ConfigError& error) { return std::string(error.what()).find(text) != std::string::npos; };
+}
+
+/// Returns x / sqrt(mean(x^2) + epsilon) in float64.
+std::vector<double> rms_normalised(const std::vector<double>& x) {
+  double squares = 0;
+  for (const double value : x) squares += value * value;
+  const double factor = 1 / std::sqrt(squares / static_cast<double>(x.size()) + kEpsilon);
+  std::vector<double> result;
+  for (const double value : x) result.push_back(value * factor);
+  return result;
+}
+
+std::vector<double> elements_of(DType dtype, const Tensor<std::uint16_t>& tensor, std::int64_t begin,
+                                std::int64_t count) {
+  std::vector<double> values;
+  for (std::int64_t i = begin; i < begin + count; ++i) values.push_back(element(dtype, tensor[i]));
+  return values;
+}
+
+/// Columns [q | k | v] of a test: q and k of `heads` groups, v of 16 columns.
+struct Heads {
+  std::int64_t queries;
+  std::int64_t query_size;
+  std::int64_t keys;
+  std::int64_t key_size;
+
+  [[nodiscard]] std::int64_t first_key() const { return queries * query_size; }
+  [[nodiscard]] std::int64_t stride() const { return first_key() + keys * key_size + 16; }
+};
+std::ostream& operator<<(std::ostream& out, const Heads& heads) {
+  return out << heads.queries << " of " << heads.query_size << ", " << heads.keys << " of " << heads.key_size;
+}
+
+/// Heads for warps, of the largest size for warps too, and groups for blocks.
+const Heads kHeads[] = {{4, 16, 2, 16}, {3, 128, 1, 128}, {2, 256, 2, 256},
+                        {5, 72, 5, 72}, {1, 512, 1, 256}, {1, 6144, 1, 1024}};
+
+struct HeadsCase {
+  Heads heads;
+  DType dtype;
+  Tensor<float> query_weight;
+  Tensor<float> key_weight;
+
+  HeadsCase(const Heads& each, DType type, FreshRandom* random)
+      : heads(each),
+        dtype(type),
+        query_weight(random_floats(each.query_size, random)),
+        key_weight(random_floats(each.key_size, random)) {}
+
+  void run(Tensor<std::uint16_t>* qkv) const {
+    enqueue(HeadNorms{.dtype = dtype,
+                      .tokens = qkv->size() / heads.stride(),
+                      .stride = heads.stride(),
+                      .queries = {.first = 0,
+                                  .count = heads.queries,
+                                  .size = heads.query_size,
+                                  .weight = query_weight.data()},
+                      .keys = {.first = heads.first_key(),
+                               .count = heads.keys,
+                               .size = heads.key_size,
+                               .weight = key_weight.data()},
+                      .epsilon = kEpsilon,
+                      .qkv = qkv->data()},
+            nullptr);
+  }
+};
+
+BOOST_AUTO_TEST_SUITE(row_norms)
+
+BOOST_DATA_TEST_CASE(head_norms_match_float64, data::make(kRowTypes) * data::make(kHeads), dtype, heads) {
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    const HeadsCase norms(heads, dtype, &random);
+    for (const std::int64_t tokens : {1, 5}) {
+      const auto before = random_elements(dtype, tokens * heads.stride(), &random);
+      Tensor<std::uint16_t> qkv = before;
+      norms.run(&qkv);
+      std::int64_t wrong = 0;
+      const auto check = [&](std::int64_t begin, std::int64_t size, const Tensor<float>& weight) {
+        const auto expected = rms_normalised(elements_of(dtype, before, begin, size));
+        for (std::int64_t i = 0; i < size; ++i) {
+          const double value = expected[static_cast<std::size_t>(i)] * weight[i];
+          const bool right = is_rounded(value, dtype, qkv[begin + i], std::abs(value) * 0x1p-19);
+          wrong += static_cast<std::int64_t>(!right);
+        }
+      };
+      for (std::int64_t token = 0; token < tokens; ++token) {
+        const std::int64_t row = token * heads.stride();
+        for (std::int64_t i = 0; i < heads.queries; ++i) {
+          check(row + i * heads.query_size, heads.query_size, norms.query_weight);
+        }
+        for (std::int64_t i = 0; i < heads.keys; ++i) {
+          check(row + heads.first_key() + i * heads.key_size, heads.key_size, norms.key_weight);
+        }
+        const std::int64_t values = row + heads.stride() - 16;
+        BOOST_TEST(qkv.values(values, 16) == before.values(values, 16));
+      }
+      BOOST_TEST(wrong == 0);
+      BOOST_TEST(qkv.rest_is_unchanged());
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(head_norms_do_not_depend_on_the_other_tokens,
+                     data::make(kRowTypes) * data::make({kHeads[1], kHeads[5]}), dtype, heads) {
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    const HeadsCase norms(heads, dtype, &random);
+    const auto row = random_elements(dtype, heads.stride(), &random);
+    Tensor<std::uint16_t> alone = row;
+    norms.run(&alone);
+    // All other tokens are NaN.
+    Tensor<std::uint16_t> many(7 * heads.stride());
+    const std::int64_t begin = random.integer(0, 6) * heads.stride();
+    std::copy_n(row.data(), heads.stride(), many.data() + begin);
+    norms.run(&many);
+    BOOST_TEST(many.values(begin, heads.stride()) == alone.values(0, heads.stride()));
+  }
+}
+
+BOOST_AUTO_TEST_CASE(queries_may_have_a_norm_without_keys) {
+  FreshRandom random;
+  const Heads heads{2, 32, 1, 32};
+  HeadsCase norms(heads, DType::kBFloat16, &random);
+  const auto before = random_elements(norms.dtype, heads.stride(), &random);
+  Tensor<std::uint16_t> both = before;
+  norms.run(&both);
+  Tensor<std::uint16_t> queries = before;
+  enqueue(HeadNorms{.tokens = 1,
+                    .stride = heads.stride(),
+                    .queries = {.count = 2, .size = 32, .weight = norms.query_weight.data()},
+                    .keys = {},
+                    .epsilon = kEpsilon,
+                    .qkv = queries.data()},
+          nullptr);
+  BOOST_TEST(queries.values(0, 64) == both.values(0, 64));
+  BOOST_TEST(queries.values(64, 48) == before.values(64, 48));
+}
+
+BOOST_DATA_TEST_CASE(added_norms_match_float64, data::make(kRowTypes) * data::make(kWidths), dtype, width) {
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    for (const std::int64_t rows : {1, 5}) {
+      const auto input = random_elements(dtype, rows * width, &random);
+      const auto weight = random_floats(width, &random);
+      const auto before = random_floats(rows * width, &random);
+      Tensor<float> stream = before;
+      enqueue(AddedNorm{.dtype = dtype,
+                        .rows = rows,
+                        .width = width,
+                        .input = input.data(),
+                        .weight = weight.data(),
+                        .epsilon = kEpsilon,
+                        .stream = stream.data()},
+              nullptr);
+      std::int64_t wrong = 0;
+      for (std::int64_t row = 0; row < rows; ++row) {
+        const auto expected = rms_normalised(elements_of(dtype, input, row * width, width));
+        for (std::int64_t i = 0; i < width; ++i) {
+          const double added = expected[static_cast<std::size_t>(i)] * weight[i];
+          const double value = before[row * width + i] + added;
+          const double bound = std::abs(added) * 0x1p-19 + std::abs(value) * 0x1p-23;
+          wrong += static_cast<std::int64_t>(!(std::abs(stream[row * width + i] - value) <= bound));
+        }
+      }
+      BOOST_TEST(wrong == 0);
+      BOOST_TEST(stream.rest_is_unchanged());
+    }
+  }
+}
+
+struct LayerNormCase {
+  DType dtype;
+  std::int64_t width;
+  Tensor<float> stream;
+  Tensor<std::uint16_t> addend;
+  Tensor<float> weight;
+  Tensor<float> bias;
+
+  LayerNormCase(DType type, std::int64_t tokens, std::int64_t row_width, FreshRandom* random)
+      : dtype(type),
+        width(row_width),
+        stream(random_floats(tokens * row_width, random)),
+        addend(random_elements(type, tokens * row_width, random)),
+        weight(random_floats(row_width, random)),
+        bias(random_floats(row_width, random)) {
+    // A mean much larger than the deviation, which a difference of large sums would lose.
+    const float shift = random->real(-100, 100);
+    for (std::int64_t i = 0; i < stream.size(); ++i) stream[i] += shift;
+  }
+
+  [[nodiscard]] LayerNorm norm(Tensor<float>* target, std::int64_t rows, bool has_addend) const {
+    return {.dtype = dtype,
+            .rows = rows,
+            .width = width,
+            .stream = target->data(),
+            .addend = has_addend ? addend.data() : nullptr,
+            .weight = weight.data(),
+            .bias = has_addend ? nullptr : bias.data(),
+            .epsilon = kEpsilon};
+  }
+
+  [[nodiscard]] float sum(std::int64_t index, bool has_addend) const {
+    return stream[index] + (has_addend ? element(dtype, addend[index]) : 0.0F);
+  }
+
+  struct Expected {
+    double value;
+    double error;
+  };
+
+  /// Returns the output of row `from`. Cases with an addend have no bias.
+  [[nodiscard]] std::vector<Expected> expected(std::int64_t from, bool has_addend) const {
+    double mean = 0;
+    for (std::int64_t i = 0; i < width; ++i) mean += sum(from * width + i, has_addend);
+    mean /= static_cast<double>(width);
+    double squares = 0;
+    for (std::int64_t i = 0; i < width; ++i) {
+      squares += std::pow(sum(from * width + i, has_addend) - mean, 2);
+    }
+    const double factor = 1 / std::sqrt(squares / static_cast<double>(width) + kEpsilon);
+    std::vector<Expected> row;
+    for (std::int64_t i = 0; i < width; ++i) {
+      const double scale = factor * weight[i];
+      const double scaled = (sum(from * width + i, has_addend) - mean) * scale;
+      const double added = has_addend ? 0.0 : bias[i];
+      // The mean, of up to some 100, is rounded to float32.
+      const double error =
+          std::abs(scaled) * 0x1p-18 + std::abs(mean * scale) * 0x1p-21 + std::abs(added) * 0x1p-23;
+      row.push_back({scaled + added, error});
+    }
+    return row;
+  }
+};
+
+BOOST_DATA_TEST_CASE(layer_norms_match_float64, data::make(kRowTypes) * data::make(kWidths), dtype, width) {
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    const std::int64_t tokens = 3;
+    const LayerNormCase one(dtype, tokens, width, &random);
+    for (const bool has_addend : {false, true}) {
+      Tensor<float> stream = one.stream;
+      Tensor<std::uint16_t> output(tokens * width);
+      LayerNorm norm = one.norm(&stream, tokens, has_addend);
+      norm.output = output.data();
+      enqueue(norm, nullptr);
+      // The same norm as a residual stream in float32.
+      Tensor<float> same = one.stream;
+      Tensor<float> exact(tokens * width);
+      norm = one.norm(&same, tokens, has_addend);
+      norm.output = exact.data();
+      norm.float32_output = true;
+      enqueue(norm, nullptr);
+      std::int64_t wrong = 0;
+      for (std::int64_t row = 0; row < tokens; ++row) {
+        const auto expected = one.expected(row, has_addend);
+        for (std::int64_t i = 0; i < width; ++i) {
+          const auto [value, error] = expected[static_cast<std::size_t>(i)];
+          const std::int64_t at = row * width + i;
+          wrong += static_cast<std::int64_t>(!is_rounded(value, dtype, output[at], error));
+          wrong += static_cast<std::int64_t>(!(std::abs(exact[at] - value) <= error));
+          wrong += static_cast<std::int64_t>(stream[at] != one.sum(at, has_addend));
+        }
+      }
+      BOOST_TEST(wrong == 0);
+      BOOST_TEST(stream.rest_is_unchanged());
+      BOOST_TEST(output.rest_is_unchanged());
+      BOOST_TEST(exact.rest_is_unchanged());
+      // In place.
+      same = Tensor<float>(one.stream);
+      norm.stream = same.data();
+      norm.output = same.data();
+      enqueue(norm, nullptr);
+      BOOST_TEST(same.values(0, same.size()) == exact.values(0, exact.size()));
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(layer_norms_of_gathered_rows_leave_the_stream,
+                     data::make(kRowTypes) * data::make({96, 17000}), dtype, width) {
+  constexpr std::int64_t kTokens = 6;
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    const LayerNormCase one(dtype, kTokens, width, &random);
+    Tensor<std::int32_t> rows(3);
+    for (const auto& [at, row] : {std::pair{0, 5}, {1, 2}, {2, 5}}) rows[at] = row;
+    for (const bool has_addend : {false, true}) {
+      Tensor<float> stream = one.stream;
+      Tensor<std::uint16_t> output(rows.size() * width);
+      LayerNorm norm = one.norm(&stream, rows.size(), has_addend);
+      norm.row_ids = rows.data();
+      norm.output = output.data();
+      enqueue(norm, nullptr);
+      BOOST_TEST(stream.values(0, stream.size()) == one.stream.values(0, stream.size()));
+      BOOST_TEST(output.rest_is_unchanged());
+      // A row has the same bits as in a norm of all rows.
+      Tensor<std::uint16_t> all(kTokens * width);
+      norm = one.norm(&stream, kTokens, has_addend);
+      norm.output = all.data();
+      enqueue(norm, nullptr);
+      for (std::int64_t row = 0; row < rows.size(); ++row) {
+        BOOST_TEST(output.values(row * width, width) == all.values(rows[row] * width, width));
+      }
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(casts_round_once, data::make(kRowTypes) * data::make({8, 24, 4096, 30000}), dtype,
+                     elements) {
+  FreshRandom random;
+  const auto input = random_floats(elements, &random);
+  Tensor<std::uint16_t> output(elements);
+  enqueue(Cast{.dtype = dtype, .elements = elements, .input = input.data(), .output = output.data()},
+          nullptr);
+  std::int64_t wrong = 0;
+  for (std::int64_t i = 0; i < elements; ++i) {
+    const auto bits = dtype == DType::kFloat16 ? float_to_float16(input[i]) : float_to_bfloat16(input[i]);
+    wrong += static_cast<std::int64_t>(output[i] != bits);
+  }
+  BOOST_TEST(wrong == 0);
+  BOOST_TEST(output.rest_is_unchanged());
+}
+
+BOOST_AUTO_TEST_CASE(logits_have_a_bias) {
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    for (const std::int64_t width : {8, 136}) {
+      for (const std::int64_t rows : {1, 19}) {
+        const auto before = random_floats(rows * width, &random);
+        const auto bias = random_floats(width, &random);
+        Tensor<float> logits = before;
+        enqueue(FinishLogits{.elements = rows * width,
+                             .logits = logits.data(),
+                             .scale = 0.5F,
+                             .softcap = 0.0F,
+                             .bias = bias.data(),
+                             .width = width},
+                nullptr);
+        std::int64_t wrong = 0;
+        for (std::int64_t i = 0; i < rows * width; ++i) {
+          wrong += static_cast<std::int64_t>(logits[i] != (before[i] + bias[i % width]) * 0.5F);
+        }
+        BOOST_TEST(wrong == 0);
+        BOOST_TEST(logits.rest_is_unchanged());
+      }
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(no_rows_need_no_memory) {
+  enqueue(LayerNorm{.width = 8}, nullptr);
+  enqueue(AddedNorm{.width = 8}, nullptr);
+  enqueue(Cast{}, nullptr);
+  enqueue(HeadNorms{.stride = 8, .queries = {.count = 1, .size = 8}, .keys = {}}, nullptr);
+  enqueue(HeadNorms{.tokens = 4, .stride = 8, .queries = {}, .keys = {}}, nullptr);
+}
+
+BOOST_AUTO_TEST_CASE(invalid_sizes_are_refused_by_name) {
+  BOOST_CHECK_EXCEPTION(
+      enqueue(LayerNorm{.dtype = DType::kFloat32, .rows = 1, .width = 4}, nullptr), ConfigError,
+      says("LayerNorm: dtype is float32; expected float16 or bfloat16; width is 4; expected "));
+  BOOST_CHECK_EXCEPTION(enqueue(AddedNorm{.rows = -1, .width = 8}, nullptr), ConfigError,
+                        says("AddedNorm: rows is -1; expected 0 to "));
+  BOOST_CHECK_EXCEPTION(enqueue(Cast{.elements = 9}, nullptr), ConfigError,
+                        says("Cast: elements is 9; expected a multiple of 8 from 0 to "));
+  BOOST_CHECK_EXCEPTION(
+      enqueue(HeadNorms{.tokens = 1,
+                        .stride = 24,
+                        .queries = {.count = 2, .size = 12},
+                        .keys = {.first = 16, .count = 1, .size = 16}},
+              nullptr),
+      ConfigError,
+      says(
+          "HeadNorms: queries.size is 12; expected a multiple of 8 from 8 to 2147483647; keys ends after the "
+          "row"));
+  const float bias = 0;
+  BOOST_CHECK_EXCEPTION(enqueue(FinishLogits{.elements = 8, .bias = &bias, .width = 4}, nullptr), ConfigError,
+                        says("FinishLogits: width is 4; expected a multiple of 8 from 8 to "));
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace adaptrt::cuda

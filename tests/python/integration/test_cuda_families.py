@@ -1,0 +1,142 @@
+"""Families on backend cuda, on an emulated device, against transformers + PEFT in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import adaptrt
+from adaptrt.builder.build import build
+from adaptrt.builder.conversion.checkpoint import Checkpoint
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
+from support.emulated_cuda import emulate
+from support.families import FALCON_TARGETS, HALF_ROTATED, LLAMA, WINDOWS, Family, rope, save_family
+from support.models import Reference, save_adapter
+from support.serving import collect, make_request
+
+# Maximum difference of logits relative to their range. The reference has the engine's weights, in float32; the engine
+# rounds adapters, and activations after every kernel. float16 has 11 bits, of which each of some ten roundings in a row
+# may lose one half, and soft caps and norms amplify the errors.
+TOLERANCE = 0.006
+CONFIG = BuildConfig(
+    max_batch_size=4,
+    max_num_tokens=48,
+    max_seq_len=96,
+    tokens_per_block=16,
+    backend="cuda",
+    lora_config=LoraBuildConfig(max_lora_rank=8),
+    plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"),
+)
+# All widths are multiples of 8, which the kernels need; they differ.
+SIZES: dict[str, Any] = {
+    "vocab_size": 96, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 56, "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None,
+}  # fmt: skip
+HEADS = {**SIZES, "head_dim": 16}
+# hidden_size / num_attention_heads is the head's size.
+WIDE = {**SIZES, "hidden_size": 64}
+NEOX = {name: value for name, value in WIDE.items() if name != "num_key_value_heads"}
+NEOX_TARGETS = ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]
+TWO_WINDOWS = {**WINDOWS, "sliding_window": 10, "layer_types": WINDOWS["layer_types"][:2]}
+GEMMA = {**HEADS, **TWO_WINDOWS, "query_pre_attn_scalar": 24}
+OPT = {
+    "vocab_size": 96, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 72,
+    "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None,
+}  # fmt: skip
+OPT_TARGETS = ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"]
+GPT2 = {
+    "vocab_size": 96, "n_embd": 48, "n_layer": 2, "n_head": 3, "n_positions": 128, "n_inner": 72, "bos_token_id": 0,
+    "eos_token_id": 1,
+}  # fmt: skip
+FALCON = {
+    "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_hidden_size": 72,
+    "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None,
+}  # fmt: skip
+FAMILIES = {
+    # Norms of each head, and of all heads.
+    "qwen3": Family(transformers.Qwen3Config, LLAMA, HEADS),
+    "olmo2": Family(transformers.Olmo2Config, LLAMA, WIDE),
+    "olmo3": Family(
+        transformers.Olmo3Config, LLAMA,
+        {**WIDE, **TWO_WINDOWS, "rope_parameters": {
+            "full_attention": rope("yarn", 5000.0, factor=4.0, original_max_position_embeddings=16),
+            "sliding_attention": rope(theta=300.0)}},
+    ),
+    "exaone4": Family(
+        transformers.Exaone4Config, LLAMA,
+        {**HEADS, "sliding_window": 20, "sliding_window_pattern": 2, "layer_types": TWO_WINDOWS["layer_types"]},
+    ),
+    # Norms after sublayers.
+    "gemma2": Family(
+        transformers.Gemma2Config, LLAMA,
+        {**GEMMA, "head_dim": 256, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
+    ),
+    "gemma3": Family(
+        transformers.Gemma3TextConfig, LLAMA,
+        {**GEMMA, "rope_parameters": {
+            "full_attention": rope("linear", 5000.0, factor=8.0), "sliding_attention": rope(theta=300.0)}},
+    ),
+    # Layer norms; learned positions; attention and MLP in parallel; biases of lm_head.
+    "gpt2": Family(transformers.GPT2Config, ["c_attn", "c_proj", "c_fc"], GPT2),
+    "gpt-neox": Family(transformers.GPTNeoXConfig, NEOX_TARGETS, {**NEOX, "rope_parameters": HALF_ROTATED}),
+    "falcon": Family(transformers.FalconConfig, FALCON_TARGETS, FALCON),
+    "falcon-of-groups": Family(
+        transformers.FalconConfig, FALCON_TARGETS,
+        {**FALCON, "num_kv_heads": 2, "new_decoder_architecture": True, "bias": True},
+    ),
+    "opt": Family(transformers.OPTConfig, OPT_TARGETS, OPT),
+    "opt-norms-behind": Family(
+        transformers.OPTConfig, OPT_TARGETS, {**OPT, "do_layer_norm_before": False, "enable_bias": False}
+    ),
+    "starcoder2": Family(
+        transformers.Starcoder2Config, ["q_proj", "k_proj", "v_proj", "o_proj", "c_fc", "c_proj"],
+        {**WIDE, "sliding_window": 20},
+    ),
+    "phi2": Family(
+        transformers.PhiConfig, ["q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"],
+        {**WIDE, "num_key_value_heads": 4},
+    ),
+    "stablelm-parallel": Family(
+        transformers.StableLmConfig, LLAMA,
+        {**WIDE, "use_parallel_residual": True, "use_qkv_bias": True, "rope_parameters": HALF_ROTATED},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_are_those_of_transformers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one batch of a prompt in chunks, and a request with an adapter on every layer."""
+    emulate(monkeypatch)
+    family = FAMILIES[name]
+    model = save_family(family, tmp_path / "model", dtype=torch.float16)
+    adapter = save_adapter(model, tmp_path / "adapter", seed=1, r=4, target_modules=family.targets)
+    build(Checkpoint.of_model(model), CONFIG, tmp_path / "engine")
+    rng = np.random.default_rng(7)
+    cases = [(rng.integers(2, 96, length).tolist(), path) for length, path in ((50, None), (19, adapter))]
+    config = adaptrt.ExecutorConfig(enable_chunked_context=True)
+    with adaptrt.Executor(tmp_path / "engine", adaptrt.ModelType.DECODER_ONLY, config) as executor:
+        loras = [None if path is None else adaptrt.LoraConfig.from_peft(1, path, executor.engine) for _, path in cases]
+        ids = [
+            executor.enqueue_request(make_request(prompt, 4, lora))
+            for (prompt, _), lora in zip(cases, loras, strict=True)
+        ]
+        answers = [collect(executor, request_id) for request_id in ids]
+    base = Reference(model, None)
+    for (prompt, path), answer in zip(cases, answers, strict=True):
+        expected = (base if path is None else Reference(model, path)).logits(prompt, answer.tokens).numpy()
+        actual = np.concatenate([answer.context_logits, answer.generation_logits[1:]])
+        assert actual.shape == expected.shape
+        assert difference(actual, expected) <= TOLERANCE
+        if path is not None:
+            # So the comparison would notice if the adapter had no effect.
+            assert difference(base.logits(prompt, answer.tokens).numpy(), expected) > 2 * TOLERANCE
+
+
+def difference(actual: np.ndarray, expected: np.ndarray) -> float:
+    """Returns the maximum difference relative to the range of the expected values."""
+    return float(np.abs(actual - expected).max() / (expected.max() - expected.min()))
