@@ -126,6 +126,10 @@ def _invariance(machine: Machine, shape: LoraShape) -> Iterator[Check]:
     otherwise = step.tiled(step.shape.tokens + 1).run()
     equal = torch.equal(otherwise.view(torch.int16), together.view(torch.int16))
     yield Check(f"{name}: bits in tiles of few tokens and of many", equal)
+    decode = replace(shape, cancelling=True, lengths=(1,) * len(shape.slots), many_tokens_from=None)
+    short = LoraStep.random(machine, decode, torch.Generator(machine.device))
+    equal = torch.equal(short.run().view(torch.int16), short.as_long_step().run().view(torch.int16))
+    yield Check(f"lora {_describe(decode)}: bits of decode steps and of long steps", equal)
     in_place = step.base.clone()
     step.base = in_place
     step.enqueue(in_place)

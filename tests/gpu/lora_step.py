@@ -34,6 +34,8 @@ class LoraShape:
     dora: bool = False
     many_tokens_from: int | None = None
     """Steps with at least this many tokens use tiles of many tokens; None: the kernel's default."""
+    decode_tokens: int | None = None
+    """Steps of up to this many tokens use the kernels for decode steps; None: the kernel's default."""
     odd_addresses: bool = False
     integers: bool = False
     """True: inputs are small integers. Every sum is exact then, so the result must be exact too."""
@@ -79,6 +81,7 @@ class LoraStep:
     def __post_init__(self) -> None:
         """Creates the kernel and its workspace."""
         module_ids = [3 * part + 1 for part in range(len(self.shape.out_sizes))]
+        thresholds = {"many_tokens_from": self.shape.many_tokens_from, "decode_tokens": self.shape.decode_tokens}
         self.kernel = self.machine.kernels.LoraKernel(
             KERNEL_DTYPES[self.shape.dtype].value,
             LAYER,
@@ -86,7 +89,7 @@ class LoraStep:
             list(self.shape.out_sizes),
             self.shape.max_rank,
             self.shape.dora,
-            **({} if self.shape.many_tokens_from is None else {"many_tokens_from": self.shape.many_tokens_from}),
+            **{name: tokens for name, tokens in thresholds.items() if tokens is not None},
         )
         self.workspace = self.machine.poisoned((self.kernel.workspace_bytes(self.shape.tokens),), torch.uint8)
 
@@ -130,6 +133,10 @@ class LoraStep:
     def tiled(self, many_tokens_from: int) -> LoraStep:
         """Returns the same step with another threshold for tiles of many tokens."""
         return replace(self, shape=replace(self.shape, many_tokens_from=many_tokens_from))
+
+    def as_long_step(self) -> LoraStep:
+        """Returns the same step without the kernels for decode steps."""
+        return replace(self, shape=replace(self.shape, decode_tokens=0))
 
     def alone(self, sequence: int) -> LoraStep:
         """Returns a step with only one sequence of this step."""

@@ -12,6 +12,10 @@ from results import Timing
 
 IN_SIZE = 4096
 QKV = (4096, 1024, 1024)
+# The other linear layers of an 8B model: name, input width, and widths of the parts.
+_OTHER_SITES = (("o", 4096, (4096,)), ("gate|up", 4096, (14336, 14336)), ("down", 14336, (4096,)))
+_DECODE_STEPS = ((1, 1), (8, 8), (64, 64))
+_MAX_RANK = 64
 # Number of tokens, and of adapters over which they are distributed evenly.
 _STEPS = ((1, 1), (8, 1), (8, 8), (64, 1), (64, 8), (64, 64), (512, 1), (512, 64), (2048, 1), (2048, 8), (8192, 4))
 _RANKS = (8, 16, 64)
@@ -19,18 +23,27 @@ _MOST_IN_A_ROW = 256
 
 
 def lora_timings(machine: Machine, rates: dict[str, float]) -> Iterator[Timing]:
-    """Measures in bfloat16, for q, k and v of an 8B model."""
+    """Measures in bfloat16, for q, k and v of an 8B model, and decode steps of rank 16 for its other layers."""
     for tokens, adapters in _STEPS:
         for rank in _RANKS:
-            shape = LoraShape(
-                dtype=torch.bfloat16,
-                in_size=IN_SIZE,
-                out_sizes=QKV,
-                ranks=((rank,) * len(QKV),) * adapters,
-                lengths=(tokens // adapters,) * adapters,
-                slots=tuple(range(adapters)),
-            )
+            shape = _shape(IN_SIZE, QKV, tokens, adapters, rank)
             yield _timing(machine, rates, shape, f"lora qkv tokens {tokens} adapters {adapters} rank {rank}")
+    for site, in_size, out_sizes in _OTHER_SITES:
+        for tokens, adapters in _DECODE_STEPS:
+            shape = _shape(in_size, out_sizes, tokens, adapters, 16)
+            yield _timing(machine, rates, shape, f"lora {site} tokens {tokens} adapters {adapters} rank 16")
+
+
+def _shape(in_size: int, out_sizes: tuple[int, ...], tokens: int, adapters: int, rank: int) -> LoraShape:
+    return LoraShape(
+        dtype=torch.bfloat16,
+        in_size=in_size,
+        out_sizes=out_sizes,
+        ranks=((rank,) * len(out_sizes),) * adapters,
+        lengths=(tokens // adapters,) * adapters,
+        slots=tuple(range(adapters)),
+        max_rank=_MAX_RANK,
+    )
 
 
 def _timing(machine: Machine, rates: dict[str, float], shape: LoraShape, name: str) -> Timing:

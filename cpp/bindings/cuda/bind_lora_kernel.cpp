@@ -19,14 +19,16 @@ using cuda::LoraKernel;
 std::unique_ptr<LoraKernel> make_lora_kernel(int dtype, std::int32_t layer,
                                              std::vector<std::int32_t> module_ids,
                                              std::vector<std::int32_t> out_sizes, std::int32_t max_rank,
-                                             bool dora, std::int64_t many_tokens_from) {
+                                             bool dora, std::int64_t many_tokens_from,
+                                             std::int64_t decode_tokens) {
   return std::make_unique<LoraKernel>(LoraKernel::Config{.dtype = dtype_of(dtype),
                                                          .layer = layer,
                                                          .module_ids = std::move(module_ids),
                                                          .out_sizes = std::move(out_sizes),
                                                          .max_rank = max_rank,
                                                          .dora = dora,
-                                                         .many_tokens_from = many_tokens_from});
+                                                         .many_tokens_from = many_tokens_from,
+                                                         .decode_tokens = decode_tokens});
 }
 
 void enqueue_lora(const LoraKernel& kernel, std::int64_t tokens, std::int64_t in_size, std::int64_t sequences,
@@ -54,9 +56,11 @@ void bind_lora_kernel(py::module_& module) {
       .def(py::init(&make_lora_kernel), py::arg("dtype"), py::arg("layer"), py::arg("module_ids"),
            py::arg("out_sizes"), py::arg("max_rank"), py::arg("dora"), py::kw_only(),
            py::arg("many_tokens_from") = LoraKernel::kManyTokensFrom,
+           py::arg("decode_tokens") = LoraKernel::kDecodeTokens,
            "dtype: a value of DType, float16 or bfloat16. The other arguments are the plugin's attributes, "
            "and whether magnitudes are used. Steps of at least many_tokens_from tokens use larger tiles, "
-           "with the same bits. Raises ConfigError.")
+           "and shorter steps of up to decode_tokens tokens use kernels for decode steps, with the same "
+           "bits. Raises ConfigError.")
       .def("workspace_bytes", &LoraKernel::workspace_bytes, py::arg("max_tokens"),
            "Bytes of workspace that enqueue needs for up to max_tokens tokens.")
       .def("enqueue", &enqueue_lora, py::arg("tokens"), py::arg("in_size"), py::arg("sequences"),

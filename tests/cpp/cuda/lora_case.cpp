@@ -116,6 +116,12 @@ Elements LoraCase::run_tiled(std::int64_t many_tokens_from) const {
   return same.run();
 }
 
+Elements LoraCase::run_as_long_step() const {
+  LoraCase same = *this;
+  same.shape_.decode_tokens = 0;
+  return same.run();
+}
+
 Elements LoraCase::run_on(std::int64_t first, std::int64_t last, Elements base, bool in_place) const {
   const LoraKernel kernel({.dtype = shape_.dtype,
                            .layer = kLayer,
@@ -123,7 +129,8 @@ Elements LoraCase::run_on(std::int64_t first, std::int64_t last, Elements base, 
                            .out_sizes = shape_.out_sizes,
                            .max_rank = shape_.max_rank,
                            .dora = shape_.dora,
-                           .many_tokens_from = shape_.many_tokens_from});
+                           .many_tokens_from = shape_.many_tokens_from,
+                           .decode_tokens = shape_.decode_tokens});
   const auto first_of_step = first_token(first);
   const auto tokens_of_step = first_token(last) - first_of_step;
   std::vector<std::int32_t> offsets;

@@ -65,6 +65,7 @@ struct LoraShape {
   Numbers numbers = Numbers::kReal;
   /// Small, so that a step with few tokens counts as one with many.
   std::int64_t many_tokens_from = 256;
+  std::int64_t decode_tokens = LoraKernel::kDecodeTokens;
 };
 
 /// A step of LoraKernel in host memory, with a float64 reference.
@@ -79,6 +80,8 @@ class LoraCase {
   [[nodiscard]] Elements run_in_place() const;
   /// Returns the result for all sequences if tiles for many tokens are used from `many_tokens_from` on.
   [[nodiscard]] Elements run_tiled(std::int64_t many_tokens_from) const;
+  /// Returns the result without the kernels for decode steps.
+  [[nodiscard]] Elements run_as_long_step() const;
 
   /// Number of elements of y that differ from the float64 result by more than rounding; integers and infinity
   /// must be equal.

@@ -36,14 +36,17 @@ void check(const LoraShape& shape) {
   FreshRandom random;
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
     const LoraCase step(shape, &random);
-    BOOST_TEST(step.wrong_elements(step.run()) == 0);
+    const Elements y = step.run();
+    BOOST_TEST(step.wrong_elements(y) == 0);
+    BOOST_TEST((step.run_as_long_step() == y));
   }
 }
 
 BOOST_AUTO_TEST_SUITE(lora_kernel)
 
 BOOST_DATA_TEST_CASE(ranks_are_exact,
-                     data::make(kDTypes) * data::make({1, 2, 7, 8, 12, 16, 33, 64, 100, 256}), dtype, rank) {
+                     data::make(kDTypes) * data::make({1, 2, 4, 7, 8, 12, 16, 24, 30, 33, 64, 100, 256}),
+                     dtype, rank) {
   for (const bool integers : {false, true}) {
     LoraShape shape = decode(dtype, 2, rank);
     shape.max_rank = 256;
@@ -59,6 +62,18 @@ BOOST_DATA_TEST_CASE(as_many_adapters_as_tokens, data::make(kDTypes) * data::mak
   for (auto& ranks : shape.ranks) ranks = {8, 4, 8};
   shape.numbers = Numbers::kIntegers;
   check(shape);
+}
+
+/// Blocks and warps of expand end within a part, and warps of shrink have several stages or none.
+BOOST_DATA_TEST_CASE(wide_parts, data::make({16, 17, 40}) * data::make({1, 12}), rank, length) {
+  check({.dtype = DType::kFloat16,
+         .in = 1320,
+         .out_sizes = {1208, 8, 264},
+         .max_rank = 40,
+         .ranks = {{rank, 0, rank}, {8, rank, 4}},
+         .lengths = {length, 1, 1},
+         .slots = {0, -1, 1},
+         .dora = true});
 }
 
 /// There are enough token tiles that a block processes several tiles of the rank's rows in turn.

@@ -25,6 +25,10 @@ class LoraKernel {
   /// 4096 and 14336. Smaller steps have too few such tiles to keep all multiprocessors loading.
   static constexpr std::int64_t kManyTokensFrom = 3072;
 
+  /// Number of tokens up to which steps use the kernels for decode steps, which start loading the adapters'
+  /// weights before the previous kernel has ended.
+  static constexpr std::int64_t kDecodeTokens = 512;
+
   struct Config {
     DType dtype = DType::kBFloat16;  ///< float16 or bfloat16
     std::int32_t layer = 0;
@@ -34,9 +38,13 @@ class LoraKernel {
     bool dora = false;                          ///< true: applies magnitudes
     /// Steps with at least this many tokens use tiles of many tokens. No bit of the result depends on it.
     std::int64_t many_tokens_from = kManyTokensFrom;
+    /// Shorter steps, up to this many tokens, use the kernels for decode steps, also without effect on bits.
+    std::int64_t decode_tokens = kDecodeTokens;
   };
 
-  /// Device addresses, aligned to the element size; alignment to 16 bytes is faster.
+  /// Device addresses, aligned to the element size; alignment to 16 bytes is faster. Except for x and base,
+  /// no kernel in the stream may write them between the last copy to the device and this work: the launches
+  /// may begin before the previous kernel has ended, and then wait only for x and base.
   struct Inputs {
     const void* x = nullptr;     ///< [tokens, in]
     const void* base = nullptr;  ///< [tokens, out]; may be y

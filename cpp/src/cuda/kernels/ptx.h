@@ -90,6 +90,11 @@ __device__ inline void wait_copies() {
   asm volatile("cp.async.wait_group %0;" : : "n"(kPending) : "memory");
 }
 
+/// Loads the cache line of a global address into the L2 cache.
+__device__ inline void prefetch(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" : : "l"(__cvta_generic_to_global(global)));
+}
+
 /// Lets the stream's next kernel begin when multiprocessors are free, if it was launched that way. Before
 /// sm_90 this does nothing, and so does the next function.
 __device__ inline void allow_next_kernel() {

@@ -122,6 +122,8 @@ void wait_copies() {
   emulation::wait_for_copy_groups(kPending);
 }
 
+inline void prefetch(const void* /*global*/) {}
+
 // Emulated kernels run one after another.
 inline void allow_next_kernel() {}
 inline void wait_for_previous_kernel() {}

@@ -39,40 +39,36 @@ class Expand {
   static int column_blocks(int out) { return (out + kBlockColumns - 1) / kBlockColumns; }
 
   static __device__ void run(const Parameters& p) {
+    allow_next_kernel();
     auto& search = *reinterpret_cast<TileSearch*>(shared_memory());
     const TokenTile tile = find_token_tile(p.step, static_cast<int>(blockIdx.x), search);
+    const Columns columns = find_columns(p.step, static_cast<int>(blockIdx.y), kBlockColumns);
+    const Update update = update_of(p.step, tile.count > 0 ? tile.slot : -1, columns.part);
+    wait_for_previous_kernel();
     if (tile.count == 0) return;
-    int part = 0;
-    int block = static_cast<int>(blockIdx.y);
-    while (block * kBlockColumns >= p.step.parts[part].out) {
-      block -= (p.step.parts[part].out + kBlockColumns - 1) / kBlockColumns;
-      ++part;
-    }
-    const Update update = update_of(p.step, tile.slot, part);
-    const int start = p.step.parts[part].start;
+    const int start = p.step.parts[columns.part].start;
     const std::int64_t offset = static_cast<std::int64_t>(tile.first) * p.out + start;
     const Work work{.base = static_cast<const T*>(p.base) + offset,
                     .y = static_cast<T*>(p.y) + offset,
-                    .shrunk = shrunk_row<T>(p.step, part, tile.first),
+                    .shrunk = shrunk_row<T>(p.step, columns.part, tile.first),
                     .b = static_cast<const T*>(update.b),
                     .magnitude = p.dora ? update.magnitude : nullptr,
                     .rank = update.rank,
                     .tokens = tile.count,
-                    .width = p.step.parts[part].out,
+                    .width = p.step.parts[columns.part].out,
                     .stride = p.out,
                     .shrunk_stride = p.step.shrunk_stride};
     const bool rows_are_of_vectors = rows_are_aligned(p.base, p.out) && rows_are_aligned(p.y, p.out) &&
                                      start % kVector == 0 && work.width % kVector == 0;
-    const int first_column = block * kBlockColumns;
     if (update.rank == 0) {
       if (rows_are_of_vectors) {
-        copy_base<Rows::kOfVectors>(work, first_column);
+        copy_base<Rows::kOfVectors>(work, columns.first);
       } else {
-        copy_base<Rows::kAnyhow>(work, first_column);
+        copy_base<Rows::kAnyhow>(work, columns.first);
       }
       return;
     }
-    const int column = first_column + static_cast<int>(threadIdx.x) / kWarpSize * kWarpColumns;
+    const int column = columns.first + static_cast<int>(threadIdx.x) / kWarpSize * kWarpColumns;
     if (column >= work.width) return;
     if (!rows_are_of_vectors) {
       expand<1, Rows::kAnyhow, Rows::kAnyhow>(work, column);
@@ -157,8 +153,8 @@ class Expand {
         for (int half = 0; half < 2; ++half) {
           const int token = 16 * i + 8 * half;
           const bool exists = first_token + group + token < work.tokens;
-          shrunk[half] = load_vector<Rows::kOfVectors>(shrunk_row + token * work.shrunk_stride, k,
-                                                       exists ? work.rank : 0);
+          shrunk[half] = load_own_vector<Rows::kOfVectors>(shrunk_row + token * work.shrunk_stride, k,
+                                                           exists ? work.rank : 0);
         }
         ADAPTRT_UNROLL
         for (int j = 0; j < 4; ++j) multiply_32<T>(sums[i][j], shrunk[0], shrunk[1], b[j]);

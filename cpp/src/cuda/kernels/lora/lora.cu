@@ -6,6 +6,8 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/cuda/lora_kernel.h"
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/lora/decode_expand_kernel.h"
+#include "cuda/kernels/lora/decode_shrink_kernel.h"
 #include "cuda/kernels/lora/expand_kernel.h"
 #include "cuda/kernels/lora/shrink_kernel.h"
 #include "cuda/kernels/lora/step.h"
@@ -13,6 +15,8 @@
 namespace adaptrt::cuda {
 namespace {
 
+using lora::DecodeExpand;
+using lora::DecodeShrink;
 using lora::Expand;
 using lora::max_token_tiles;
 using lora::Shrink;
@@ -31,30 +35,75 @@ std::int64_t total_width(const std::vector<std::int32_t>& out_sizes) {
   return total;
 }
 
+/// Number of blocks of DecodeShrink that all run at once on an H100 or H200.
+constexpr std::int64_t kDecodeBlocksWanted = 400;
+
+struct Operands {
+  Step step;
+  const void* x;
+  int in;
+  const void* base;
+  void* y;
+  void* stream;
+};
+
+template <typename Kernel>
+void enqueue_shrink(const Operands& operands, std::int64_t rank_lanes, std::size_t shared_bytes) {
+  const Step& step = operands.step;
+  launch<Kernel>(
+      {.x = static_cast<std::uint32_t>(max_token_tiles(step.tokens, step.sequences, step.tile)),
+       .y = static_cast<std::uint32_t>(step.num_parts * rank_lanes),
+       .shared_bytes = shared_bytes,
+       .overlaps_previous = true},
+      {.step = step, .x = operands.x, .in = operands.in, .rank_lanes = static_cast<int>(rank_lanes)},
+      operands.stream);
+}
+
+template <typename Kernel>
+void enqueue_expand(const LoraKernel::Config& config, const Operands& operands) {
+  const Step& step = operands.step;
+  int column_blocks = 0;
+  for (const auto size : config.out_sizes) column_blocks += Kernel::column_blocks(size);
+  launch<Kernel>({.x = static_cast<std::uint32_t>(max_token_tiles(step.tokens, step.sequences, step.tile)),
+                  .y = static_cast<std::uint32_t>(column_blocks),
+                  .shared_bytes = Kernel::kSharedBytes,
+                  .overlaps_previous = true},
+                 {.step = step,
+                  .base = operands.base,
+                  .y = operands.y,
+                  .out = static_cast<int>(total_width(config.out_sizes)),
+                  .dora = config.dora},
+                 operands.stream);
+}
+
+/// True if the addresses and sizes allow loads of 16 bytes, which the kernels for decode steps need.
+bool has_rows_of_vectors(const LoraKernel::Config& config, const Operands& operands) {
+  const auto is_aligned = [](const void* address) {
+    return reinterpret_cast<std::uintptr_t>(address) % (lora::kVector * sizeof(Half)) == 0;
+  };
+  const auto is_padded = [](std::int64_t size) { return size % lora::kVector == 0; };
+  return is_padded(operands.in) && std::ranges::all_of(config.out_sizes, is_padded) &&
+         is_aligned(operands.x) && is_aligned(operands.base) && is_aligned(operands.y);
+}
+
 template <typename T>
-void enqueue_typed(const LoraKernel::Config& config, const LoraKernel::Inputs& inputs, const Step& step,
-                   std::int64_t in, void* y, void* stream) {
-  const auto tiles = max_token_tiles(step.tokens, step.sequences, step.tile);
+void enqueue_typed(const LoraKernel::Config& config, const Operands& operands) {
+  const Step& step = operands.step;
+  const auto blocks = max_token_tiles(step.tokens, step.sequences, step.tile) * step.num_parts;
+  if (step.tile == DecodeShrink<T>::kTokens && step.tokens <= config.decode_tokens &&
+      has_rows_of_vectors(config, operands)) {
+    const auto rank_tiles = round_up(config.max_rank, DecodeShrink<T>::kRows) / DecodeShrink<T>::kRows;
+    const auto lanes = std::clamp<std::int64_t>((kDecodeBlocksWanted + blocks / 2) / blocks, 1, rank_tiles);
+    enqueue_shrink<DecodeShrink<T>>(operands, lanes, DecodeShrink<T>::kSharedBytes);
+    enqueue_expand<DecodeExpand<T>>(config, operands);
+    return;
+  }
   const bool many = step.tile > Shrink<T>::kFewTokens;
   const auto rank_tiles = round_up(config.max_rank, Shrink<T>::kFewTokensRows) / Shrink<T>::kFewTokensRows;
-  const auto rank_lanes = std::clamp<std::int64_t>(kBlocksWanted / (tiles * step.num_parts), 1, rank_tiles);
-  launch<Shrink<T>>(
-      {.x = static_cast<std::uint32_t>(tiles),
-       .y = static_cast<std::uint32_t>(step.num_parts * rank_lanes),
-       .shared_bytes = many ? Shrink<T>::kManyTokensSharedBytes : Shrink<T>::kFewTokensSharedBytes},
-      {.step = step, .x = inputs.x, .in = static_cast<int>(in), .rank_lanes = static_cast<int>(rank_lanes)},
-      stream);
-  int column_blocks = 0;
-  for (const auto size : config.out_sizes) column_blocks += Expand<T>::column_blocks(size);
-  launch<Expand<T>>({.x = static_cast<std::uint32_t>(tiles),
-                     .y = static_cast<std::uint32_t>(column_blocks),
-                     .shared_bytes = Expand<T>::kSharedBytes},
-                    {.step = step,
-                     .base = inputs.base,
-                     .y = y,
-                     .out = static_cast<int>(total_width(config.out_sizes)),
-                     .dora = config.dora},
-                    stream);
+  const auto lanes = std::clamp<std::int64_t>(kBlocksWanted / blocks, 1, rank_tiles);
+  enqueue_shrink<Shrink<T>>(operands, lanes,
+                            many ? Shrink<T>::kManyTokensSharedBytes : Shrink<T>::kFewTokensSharedBytes);
+  enqueue_expand<Expand<T>>(config, operands);
 }
 
 }  // namespace
@@ -126,10 +175,16 @@ void LoraKernel::enqueue(const Sizes& sizes, const Inputs& inputs, void* y, void
     step.parts[part] = {config_.module_ids[part], config_.out_sizes[part], start};
     start += config_.out_sizes[part];
   }
+  const Operands operands{.step = step,
+                          .x = inputs.x,
+                          .in = static_cast<int>(sizes.in),
+                          .base = inputs.base,
+                          .y = y,
+                          .stream = stream};
   if (config_.dtype == DType::kFloat16) {
-    enqueue_typed<Half>(config_, inputs, step, sizes.in, y, stream);
+    enqueue_typed<Half>(config_, operands);
   } else {
-    enqueue_typed<BFloat16>(config_, inputs, step, sizes.in, y, stream);
+    enqueue_typed<BFloat16>(config_, operands);
   }
 }
 

@@ -45,13 +45,14 @@ class Shrink {
   static constexpr std::size_t kManyTokensSharedBytes = 3 * 2 * 64 * 64 * sizeof(T);
 
   static __device__ void run(const Parameters& p) {
+    allow_next_kernel();
     auto& search = *reinterpret_cast<TileSearch*>(shared_memory());
     const TokenTile tile = find_token_tile(p.step, static_cast<int>(blockIdx.x), search);
     // The copies below reuse the search's shared memory.
     __syncthreads();
-    if (tile.count == 0) return;
     const int part = static_cast<int>(blockIdx.y) / p.rank_lanes;
-    const Update update = update_of(p.step, tile.slot, part);
+    const Update update = update_of(p.step, tile.count > 0 ? tile.slot : -1, part);
+    wait_for_previous_kernel();
     const T* x = static_cast<const T*>(p.x) + static_cast<std::int64_t>(tile.first) * p.in;
     const bool aligned = rows_are_aligned(p.x, p.in) && rows_are_aligned(update.a, p.in);
     const Work work{.x = x,
@@ -80,8 +81,7 @@ class Shrink {
   }
 
  private:
-  static constexpr int kSlices = 8;
-  static constexpr int kChunk = 64;
+  static constexpr int kChunk = kSliceUnit;
   static constexpr int kStages = 3;
   static constexpr int kVectorsOfChunk = kChunk / kVector;
   /// Products of 32 columns whose vectors a warp has in flight.
@@ -101,11 +101,6 @@ class Shrink {
     int out_stride;
     bool aligned;
   };
-
-  static __device__ int slice_width(int in) {
-    const int width = (in + kSlices - 1) / kSlices;
-    return (width + kChunk - 1) / kChunk * kChunk;
-  }
 
   /// Rows from the rank on, up to the padding, are zero for any x.
   static __device__ void write(const Work& work, int row, int token, float sum) {
@@ -146,7 +141,7 @@ class Shrink {
         for (int i = 0; i < 2; ++i) {
           const int at = k + j * kColumnsOfMultiply + column;
           a[j][i] = load_vector<kRows>(a_rows[i], at, a_widths[i]);
-          x[j][i] = load_vector<kRows>(x_rows[i], at, x_widths[i]);
+          x[j][i] = load_own_vector<kRows>(x_rows[i], at, x_widths[i]);
         }
       }
       ADAPTRT_UNROLL

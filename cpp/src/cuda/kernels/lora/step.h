@@ -14,6 +14,18 @@ inline constexpr int kMaxParts = 3;
 /// Elements in 16 bytes: the size of a thread's loads, and the padding unit of rows of `shrunk`.
 inline constexpr int kVector = 8;
 
+/// The input's width is summed in this many slices, each a multiple of kSliceUnit columns.
+inline constexpr int kSlices = 8;
+inline constexpr int kSliceUnit = 64;
+
+/// Blocks of the kernels for decode steps per multiprocessor. For other GPUs than the H100's and H200's, nvcc
+/// spills registers if there are more than two.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+inline constexpr int kDecodeBlocksPerMultiprocessor = 3;
+#else
+inline constexpr int kDecodeBlocksPerMultiprocessor = 2;
+#endif
+
 /// One part of the linear layer's output.
 struct Part {
   int module;
@@ -38,6 +50,11 @@ struct Step {
   int shrunk_stride;  ///< max_rank, padded to a multiple of kVector
 };
 
+__device__ inline int slice_width(int in) {
+  const int width = (in + kSlices - 1) / kSlices;
+  return (width + kSliceUnit - 1) / kSliceUnit * kSliceUnit;
+}
+
 /// An adapter's update of one part.
 struct Update {
   int rank;  ///< 0: no update, and the other fields are unused
@@ -53,6 +70,22 @@ __device__ inline Update update_of(const Step& step, int slot, int part) {
   const std::int64_t* pointers = step.pointers + 3 * entry;
   return {step.ranks[entry], reinterpret_cast<const void*>(pointers[0]),
           reinterpret_cast<const void*>(pointers[1]), reinterpret_cast<const float*>(pointers[2])};
+}
+
+/// Columns of a part that a block of expand computes.
+struct Columns {
+  int part;
+  int first;
+};
+
+/// Columns of block `block`, if blocks have `block_columns` columns.
+__device__ inline Columns find_columns(const Step& step, int block, int block_columns) {
+  int part = 0;
+  while (block * block_columns >= step.parts[part].out) {
+    block -= (step.parts[part].out + block_columns - 1) / block_columns;
+    ++part;
+  }
+  return {part, block * block_columns};
 }
 
 template <typename T>

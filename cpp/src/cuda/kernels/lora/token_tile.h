@@ -47,11 +47,16 @@ __device__ inline TokenTile find_token_tile(const Step& step, int index, TileSea
     const int sequence = chunk + thread;
     bool begins_tile = false;
     int first = 0;
+    // All loads are independent, because their latency delays the loads of the weights.
     if (sequence < step.sequences) {
+      const int previous = sequence > 0 ? sequence - 1 : 0;
       first = step.sequence_offsets[sequence];
-      begins_tile = first % step.tile != 0 && step.sequence_offsets[sequence + 1] > first &&
-                    (step.adapter_slots[sequence] != step.adapter_slots[sequence - 1] ||
-                     step.sequence_offsets[sequence - 1] == first);
+      const int end = step.sequence_offsets[sequence + 1];
+      const int previous_first = step.sequence_offsets[previous];
+      const int slot = step.adapter_slots[sequence];
+      const int previous_slot = step.adapter_slots[previous];
+      const bool continues_run = slot == previous_slot && previous_first != first;
+      begins_tile = first % step.tile != 0 && end > first && !continues_run;
     } else if (sequence == step.sequences) {
       first = step.sequence_offsets[sequence];
       begins_tile = first % step.tile != 0 && first < step.tokens;

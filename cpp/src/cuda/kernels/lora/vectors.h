@@ -25,6 +25,14 @@ __device__ inline Vector16 gather_vector(const T* row, int k, int width) {
   return vector;
 }
 
+/// Copies 8 elements to shared memory, one by one; zeros from `width` on. It needs few registers.
+template <typename T>
+__device__ inline void copy_elements(unsigned char* shared, const T* from, int width) {
+  T* const to = reinterpret_cast<T*>(shared);
+  ADAPTRT_NO_UNROLL
+  for (int i = 0; i < kVector; ++i) to[i].bits = i < width ? from[i].bits : std::uint16_t{0};
+}
+
 /// How rows are loaded: as vectors if all of them are aligned and complete, else element by element.
 enum class Rows : bool { kAnyhow, kOfVectors };
 
@@ -35,7 +43,7 @@ __device__ inline Vector16 load_vector(const T* row, int k, int width) {
   return k < width ? load_read_only_16(row + k) : Vector16{{0, 0, 0, 0}};
 }
 
-/// Loads elements k .. k + 7 from memory that this thread may write later.
+/// Loads elements k .. k + 7 from memory that an earlier kernel or this thread writes.
 template <Rows kRows, typename T>
 __device__ inline Vector16 load_own_vector(const T* row, int k, int width) {
   if constexpr (kRows == Rows::kAnyhow) return gather_vector(row, k, width);
