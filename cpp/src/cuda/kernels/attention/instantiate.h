@@ -15,25 +15,29 @@ struct IntegerTag {
 /// true if they are.
 template <typename Function>
 bool with_head_dim(std::int32_t head_dim, const Function& function) {
-  switch (head_dim) {
-    case 64:
-      function(IntegerTag<64>{});
-      return true;
-    case 80:
-      function(IntegerTag<80>{});
-      return true;
-    case 96:
-      function(IntegerTag<96>{});
-      return true;
-    case 128:
-      function(IntegerTag<128>{});
-      return true;
-    case 256:
-      function(IntegerTag<256>{});
-      return true;
-    default:
-      return false;
+  if (head_dim == 128) {
+    function(IntegerTag<128>{});
+    return true;
   }
+  if constexpr (!kHasFewKernels) {
+    switch (head_dim) {
+      case 64:
+        function(IntegerTag<64>{});
+        return true;
+      case 80:
+        function(IntegerTag<80>{});
+        return true;
+      case 96:
+        function(IntegerTag<96>{});
+        return true;
+      case 256:
+        function(IntegerTag<256>{});
+        return true;
+      default:
+        break;
+    }
+  }
+  return false;
 }
 
 }  // namespace adaptrt::cuda

@@ -43,15 +43,21 @@ void enqueue_tile(const ProductKernel::Config& config, int tokens, const Product
 template <bool kFloat32Output>
 void enqueue_best_tile(const ProductKernel::Config& config, std::int64_t tokens,
                        const ProductKernel::Inputs& inputs, void* y, int multiprocessors, void* stream) {
+  constexpr std::size_t kCompiledTiles = kHasFewKernels ? 2 : kTiles.size();
+  const std::size_t best = choose_tile(tokens, config.in_size, config.out_size, multiprocessors);
+  if (best >= kCompiledTiles) {
+    throw ConfigError(
+        "this build does not have the tile of a product; build without ADAPTRT_CUDA_FEW_KERNELS");
+  }
   with_tile(
-      choose_tile(tokens, config.in_size, config.out_size, multiprocessors),
+      best,
       [&](auto tile) {
         with_element_type(config.dtype, [&]<typename T>(TypeTag<T>) {
           using Output = std::conditional_t<kFloat32Output, float, T>;
           enqueue_tile<T, tile, Output>(config, static_cast<int>(tokens), inputs, y, multiprocessors, stream);
         });
       },
-      std::make_index_sequence<kTiles.size()>{});
+      std::make_index_sequence<kCompiledTiles>{});
 }
 
 }  // namespace adaptrt::cuda::product
