@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
@@ -146,6 +146,11 @@ class TemplateFields(Fields):
         return self
 
 
+ALLOWED_TOOLS: Final = "allowed_tools"
+"""Type of a tool_choice that lists the functions that may be called."""
+_NAMED: Final = {"type": "function", "function": {"name": "NAME"}}
+
+
 @dataclass(frozen=True)
 class ToolChoice:
     """The functions that an answer may or must call."""
@@ -153,17 +158,45 @@ class ToolChoice:
     mode: Literal["none", "auto", "required"]
     name: str | None = None
     """The only function to call, with mode "required"; None: any of them."""
+    allowed: tuple[str, ...] | None = None
+    """The functions of the request that may be called; None: all of them."""
+
+    def can_call(self, name: str) -> bool:
+        """True if the answer may call a function of the request."""
+        return self.mode != "none" and self.name in (None, name) and (self.allowed is None or name in self.allowed)
 
 
 def _tool_choice(value: Any) -> ToolChoice:
     if value in ("none", "auto", "required"):
         return ToolChoice(value)
+    if (name := _named_function(value)) is not None:
+        return ToolChoice("required", name)
+    if isinstance(value, dict) and value.get("type") == ALLOWED_TOOLS:
+        return _allowed_tools(value)
+    raise ValueError(
+        f"is {shown(value)}; expected 'none', 'auto', 'required' or {_NAMED}, or an object of type '{ALLOWED_TOOLS}'"
+    )
+
+
+def _named_function(value: Any) -> str | None:
+    """Returns the name in {"type": "function", "function": {"name": ...}}; None: the value has another form."""
     if isinstance(value, dict) and set(value) == {"type", "function"} and value["type"] == "function":
         function = value["function"]
         if isinstance(function, dict) and set(function) == {"name"} and isinstance(function["name"], str):
-            return ToolChoice("required", function["name"])
-    form = {"type": "function", "function": {"name": "NAME"}}
-    raise ValueError(f"is {shown(value)}; expected 'none', 'auto', 'required' or {form}")
+            return function["name"]
+    return None
+
+
+def _allowed_tools(value: dict[str, Any]) -> ToolChoice:
+    form = value.get(ALLOWED_TOOLS)
+    if set(value) == {"type", ALLOWED_TOOLS} and isinstance(form, dict) and set(form) == {"mode", "tools"}:
+        mode, tools = form["mode"], form["tools"]
+        if mode in ("auto", "required") and isinstance(tools, list) and tools:
+            names = [_named_function(tool) for tool in tools]
+            if all(name is not None for name in names):
+                return ToolChoice(mode, allowed=tuple(name for name in names if name is not None))
+    expected = {"type": ALLOWED_TOOLS, ALLOWED_TOOLS: {"mode": "auto", "tools": [_NAMED]}}
+    raise ValueError(f"is {shown(value)}; expected {expected}, or the mode 'required'")
 
 
 class ChatRequest(GenerationFields, TemplateFields):
@@ -189,9 +222,13 @@ class ChatRequest(GenerationFields, TemplateFields):
 
     @model_validator(mode="after")
     def _callable(self) -> ChatRequest:
+        names = [tool.function.name for tool in self.tools or ()]
+        for i, name in enumerate(self.tool_choice.allowed or ()):
+            if name not in names:
+                place = f"tool_choice.{ALLOWED_TOOLS}.tools[{i}].function.name"
+                raise ValueError(f"{place} is {shown(name)}; expected one of {shown(names)}")
         if self.tool_choice.mode != "required":
             return self
-        names = [tool.function.name for tool in self.tools or ()]
         if not names:
             raise ValueError("tool_choice asks for a call, but tools is empty; expected one or more tools")
         if self.tool_choice.name is not None and self.tool_choice.name not in names:

@@ -25,7 +25,7 @@ from .openai_fields import Fields, only
 from .records import current_request
 from .response_store import ResponseStore, StoredResponse
 from .responses_answer import CANCELLED, Event, ResponseAnswer
-from .responses_fields import ResponseRequest, chat_of, listed
+from .responses_fields import ResponseRequest, chat_of, listed, tool_choice_echo
 from .service import Service
 from .work import WorkKind
 
@@ -236,7 +236,6 @@ class Responses:
         for name in sampling.keys() & recommended.keys():
             if name not in fields.model_fields_set:
                 sampling[name] = recommended[name]
-        named = fields.tool_choice
         form = fields.text.format
         return {
             "model": self._service.model_names[0] if conversation.adapter is None else conversation.adapter,
@@ -257,7 +256,7 @@ class Responses:
                 "format": {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_unset=True),
                 "verbosity": fields.text.verbosity,
             },
-            "tool_choice": {"type": "function", **named["function"]} if isinstance(named, dict) else named,
+            "tool_choice": tool_choice_echo(fields.tool_choice),
             "tools": [tool.model_dump(exclude={"defer_loading"}) for tool in fields.tools],
             "top_logprobs": fields.top_logprobs,
             "truncation": fields.truncation,

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Discriminator, Field, PlainValidator, Tag,
 
 from ..common.shown_value import shown
 from ..runtime.sampling_fields import INT32_MAX, MAX_LOG_PROBS
-from .openai_chat_fields import ChatRequest, Message, NoAnnotations
+from .openai_chat_fields import ALLOWED_TOOLS, ChatRequest, Message, NoAnnotations
 from .openai_fields import Fields, FiniteObject, Metadata, SamplingFields, never, only, sampling_values
 from .responses_answer import item_id
 from .turns import ASSISTANT, Turns, content_of
@@ -17,6 +17,7 @@ from .turns import ASSISTANT, Turns, content_of
 LOG_PROBS: Final = "message.output_text.logprobs"
 ENCRYPTED_REASONING: Final = "reasoning.encrypted_content"
 _ONLY_TEXT: Final = "the model reads only text"
+_NAMED: Final = {"type": "function", "name": "NAME"}
 
 
 def _text_parts(value: Any) -> Any:
@@ -160,11 +161,40 @@ def _tool_choice(value: Any) -> Any:
     """Returns the choice in the format of chats."""
     if value in ("none", "auto", "required"):
         return value
-    if isinstance(value, dict) and set(value) == {"type", "name"} and value["type"] == "function":
+    if _is_named(value):
         return {"type": "function", "function": {"name": value["name"]}}
+    if isinstance(value, dict) and value.get("type") == ALLOWED_TOOLS:
+        return _allowed_tools(value)
     raise ValueError(
-        f"is {shown(value)}; expected 'none', 'auto', 'required' or {{'type': 'function', 'name': 'NAME'}}"
+        f"is {shown(value)}; expected 'none', 'auto', 'required' or {_NAMED}, or an object of type '{ALLOWED_TOOLS}'"
     )
+
+
+def _allowed_tools(value: dict[str, Any]) -> Any:
+    """Returns a choice that lists functions in the format of chats."""
+    tools: Any = value.get("tools")
+    is_list = isinstance(tools, list) and bool(tools) and all(_is_named(tool) for tool in tools)
+    if is_list and set(value) == {"type", "mode", "tools"} and value["mode"] in ("auto", "required"):
+        functions = [{"type": "function", "function": {"name": tool["name"]}} for tool in tools]
+        return {"type": ALLOWED_TOOLS, ALLOWED_TOOLS: {"mode": value["mode"], "tools": functions}}
+    expected = {"type": ALLOWED_TOOLS, "mode": "auto", "tools": [_NAMED]}
+    raise ValueError(f"is {shown(value)}; expected {expected}, or the mode 'required'")
+
+
+def _is_named(value: Any) -> bool:
+    is_function = isinstance(value, dict) and set(value) == {"type", "name"} and value["type"] == "function"
+    return is_function and isinstance(value["name"], str)
+
+
+def tool_choice_echo(choice: Any) -> Any:
+    """Returns a choice in the format of chats as responses repeat it."""
+    if not isinstance(choice, dict):
+        return choice
+    if choice["type"] != ALLOWED_TOOLS:
+        return {"type": choice["type"], **choice["function"]}
+    allowed = choice[ALLOWED_TOOLS]
+    tools = [{"type": tool["type"], **tool["function"]} for tool in allowed["tools"]]
+    return {"type": ALLOWED_TOOLS, "mode": allowed["mode"], "tools": tools}
 
 
 class TextFormat(Fields):
@@ -267,11 +297,20 @@ class ResponseRequest(SamplingFields):
             raise ValueError(f"include has '{LOG_PROBS}' with tools; accepted: tool_choice 'none', or no tools")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is given, but stream is false")
-        name = self.tool_choice["function"]["name"] if isinstance(self.tool_choice, dict) else None
         names = [tool.name for tool in self.tools]
-        if name is not None and name not in names:
-            raise ValueError(f"tool_choice.name is {shown(name)}; expected one of {shown(names)}")
+        for place, name in self._chosen_names():
+            if name not in names:
+                raise ValueError(f"{place} is {shown(name)}; expected one of {shown(names)}")
         return self
+
+    def _chosen_names(self) -> list[tuple[str, str]]:
+        """Returns the functions that tool_choice names, with their places."""
+        choice = tool_choice_echo(self.tool_choice)
+        if not isinstance(choice, dict):
+            return []
+        if "name" in choice:
+            return [("tool_choice.name", choice["name"])]
+        return [(f"tool_choice.tools[{i}].name", tool["name"]) for i, tool in enumerate(choice["tools"])]
 
     @property
     def has_log_probs(self) -> bool:

@@ -54,8 +54,8 @@ async def tool_use_of(
 ) -> ToolUse:
     """Returns how the request's functions are called. form_name: format of the model's calls; None: not known.
 
-    The answer needs a guide if a function is strict, a call is required, or only one call is allowed. Raises ApiError
-    for functions that this server cannot offer, and for parameters that no guide can enforce.
+    The answer needs a guide if a function is strict, a call is required, or only some functions or one call are
+    allowed. Raises ApiError for functions that this server cannot offer, and for parameters that no guide can enforce.
     """
     choice = fields.tool_choice
     is_forced = choice.mode == "required"
@@ -70,15 +70,20 @@ async def tool_use_of(
     functions = [
         GuidedFunction(tool.function.name, tool.function.parameters, tool.function.strict, f"tools[{i}].function")
         for i, tool in enumerate(fields.tools or ())
-        if choice.name in (None, tool.function.name)
+        if choice.can_call(tool.function.name)
     ]
     content = guide_of(fields)
     schema = None if content is None else json_schema_of(content)
-    is_held = is_forced or not fields.parallel_tool_calls or any(function.is_strict for function in functions)
+    is_held = (
+        is_forced
+        or not fields.parallel_tool_calls
+        or len(functions) < len(fields.tools or ())
+        or any(function.is_strict for function in functions)
+    )
     if is_held and content is not None and schema is None:
         raise ApiError(
-            "tools that are strict, required or not parallel are given with a guide that is not JSON; expected a JSON "
-            "schema, or no guide"
+            "tools that are strict, required, not parallel or not all allowed are given with a guide that is not JSON; "
+            "expected a JSON schema, or no guide"
         )
     if is_held or schema is not None:
         # Guides are compiled for the model's own tokenizer.

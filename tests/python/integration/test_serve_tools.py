@@ -182,6 +182,23 @@ def test_a_model_that_would_call_something_else_is_held_to_the_tools(asked: tupl
         assert not answer.message.content
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_only_allowed_tools_are_called(asked: tuple[str, openai.OpenAI], mode: str) -> None:
+    _, client = asked
+    parameters = {"properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
+    tools: Any = [
+        {"type": "function", "function": {"name": name, "strict": True, "parameters": parameters}}
+        for name in ("weather", "time")
+    ]
+    listed = {"mode": mode, "tools": [{"type": "function", "function": {"name": "time"}}]}
+    choice: Any = {"type": "allowed_tools", "allowed_tools": listed}
+    (answer,) = client.chat.completions.create(**ASKED, tools=tools, tool_choice=choice, max_tokens=150).choices
+    # The model would call weather.
+    (call,) = answer.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("time", {"city": "Paris"})
+    assert answer.finish_reason == "tool_calls"
+
+
 def test_parameters_that_cannot_be_enforced_are_refused_by_name(asked: tuple[str, openai.OpenAI]) -> None:
     _, client = asked
     bad = json.loads(json.dumps([*STRICT, *STRICT]))

@@ -21,6 +21,9 @@ LIMITS = ServerLimits()
 INT32_MAX = (1 << 31) - 1
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+OTHER = {"type": "function", "function": {"name": "g"}}
+LISTED = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": LISTED}
 
 
 # By model and field: the smallest and largest accepted values, then refused values.
@@ -233,6 +236,14 @@ def test_fields_that_completions_refuse(fields: dict[str, Any], param: str | Non
             None,
             "tool_choice.function.name is 'g'; expected one of ['f']",
         ),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {**LISTED, "tools": [OTHER]}}},
+            None,
+            "tool_choice.allowed_tools.tools[0].function.name is 'g'; expected one of ['f']",
+        ),
+        ({"tool_choice": ALLOWED}, None, "tools[0].function.name is 'f'; expected one of []"),
+        ({"tool_choice": {**ALLOWED, "allowed_tools": {**LISTED, "tools": []}}}, "tool_choice", "'mode': 'auto'"),
+        ({"tool_choice": {**ALLOWED, "allowed_tools": {**LISTED, "mode": "none"}}}, "tool_choice", "'mode': 'auto'"),
         ({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}, None, "differ"),
         ({"messages": [{**USER, "reasoning_content": "h"}]}, "messages.0", "only an assistant's message may have it"),
         (
@@ -332,6 +343,8 @@ def test_reasoning_effort_is_a_variable_of_the_template() -> None:
         ("none", ToolChoice("none")),
         ("required", ToolChoice("required")),
         ({"type": "function", "function": {"name": "f"}}, ToolChoice("required", "f")),
+        (ALLOWED, ToolChoice("auto", allowed=("f",))),
+        ({**ALLOWED, "allowed_tools": {**LISTED, "mode": "required"}}, ToolChoice("required", allowed=("f",))),
     ],
 )
 def test_tool_choices(choice: Any, parsed: ToolChoice) -> None:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from adaptrt.serve.openai_chat_fields import ChatRequest
 from adaptrt.serve.openai_fields import SamplingFields
-from adaptrt.serve.responses_fields import ResponseRequest, chat_of, listed
+from adaptrt.serve.responses_fields import ResponseRequest, chat_of, listed, tool_choice_echo
 
 TOOL: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
 CHAT_TOOL = {"type": "function", "function": {name: TOOL[name] for name in ("name", "parameters", "strict")}}
@@ -49,6 +49,8 @@ SHARED: dict[str, Any] = {
     "cache_salt": "s",
     "stream": True,
 }
+NAMED = {"type": "function", "name": "f"}
+CHAT_NAMED = {"type": "function", "function": {"name": "f"}}
 OTHERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     *(({name: value}, {name: value}) for name, value in SHARED.items()),
     ({"chat_template_kwargs": {"a": 1}}, {"chat_template_kwargs": {"a": 1}}),
@@ -58,6 +60,13 @@ OTHERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (
         {"tools": [TOOL], "tool_choice": {"type": "function", "name": "f"}},
         {"tools": [CHAT_TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+    ),
+    (
+        {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [NAMED]}},
+        {
+            "tools": [CHAT_TOOL],
+            "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [CHAT_NAMED]}},
+        },
     ),
     ({"parallel_tool_calls": False}, {"parallel_tool_calls": False}),
     ({"max_output_tokens": 5}, {"max_completion_tokens": 5}),
@@ -132,6 +141,14 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [TOOL | {"defer_loading": True}]}, "tools.0.defer_loading", "accepted: False"),
     ({"tool_choice": {"type": "web_search"}}, "tool_choice", "expected 'none'"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "", "tool_choice.name is 'g'"),
+    (
+        {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{**NAMED, "name": "g"}]}},
+        "",
+        "tool_choice.tools[0].name is 'g'",
+    ),
+    ({"tool_choice": {"type": "allowed_tools", "mode": "none", "tools": [NAMED]}}, "tool_choice", "'mode': 'auto'"),
+    ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice", "'mode': 'auto'"),
+    ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]}}, "tool_choice", "expected"),
     ({"top_logprobs": 3}, "", "include has no 'message.output_text.logprobs'"),
     ({"include": ["message.output_text.logprobs"], "tools": [TOOL]}, "", "with tools"),
     ({"stream_options": {}}, "", "stream is false"),
@@ -238,3 +255,13 @@ def test_listed_items_have_ids_and_keep_those_of_the_client() -> None:
     assert items[3]["content"] == [{"type": "output_text", "text": "x", "annotations": []}]
     assert items[6]["output"] == [{"type": "input_text", "text": "o1"}]
     assert {item["status"] for item in items} == {"completed"}
+
+
+@pytest.mark.parametrize(
+    "choice",
+    ["auto", "none", NAMED, {"type": "allowed_tools", "mode": "required", "tools": [NAMED, {**NAMED, "name": "g"}]}],
+)
+def test_a_response_repeats_the_choice_of_tools(choice: Any) -> None:
+    tools = [TOOL, {**TOOL, "name": "g"}]
+    fields = ResponseRequest.model_validate({"input": "a", "tools": tools, "tool_choice": choice})
+    assert tool_choice_echo(fields.tool_choice) == choice

@@ -67,6 +67,9 @@ def test_functions_that_only_together_cannot_be_enforced_have_the_guides_error()
 
 JSON = {"response_format": {"type": "json_object"}}
 REGEX = {"structured_outputs": {"regex": "a+"}}
+TOOL = {"type": "function", "function": {"name": "f"}}
+OTHER = {"type": "function", "function": {"name": "g"}}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [TOOL]}}
 
 
 @pytest.mark.parametrize(
@@ -77,6 +80,8 @@ REGEX = {"structured_outputs": {"regex": "a+"}}
         ({"parallel_tool_calls": False}, False, "calls"),
         ({"tool_choice": "required"}, False, "calls"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, False, "calls"),
+        ({"tool_choice": ALLOWED, "tools": [TOOL, OTHER]}, False, "calls"),
+        ({"tool_choice": ALLOWED}, False, None),
         (JSON, False, "calls"),
         (JSON, True, "calls"),
         (REGEX, False, "a+"),
