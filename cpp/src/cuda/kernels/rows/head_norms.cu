@@ -75,7 +75,7 @@ class WarpHeadNorms {
  public:
   using Parameters = HeadNormsStep;
   static constexpr int kThreads = 128;
-  static constexpr int kBlocksPerMultiprocessor = 12;
+  static constexpr int kBlocksPerMultiprocessor = 8;
   static constexpr int kGroupsPerBlock = kThreads / kWarpSize;
   static constexpr std::size_t kSharedBytes = 0;
 
@@ -108,7 +108,7 @@ class BlockHeadNorms {
  public:
   using Parameters = HeadNormsStep;
   static constexpr int kThreads = 512;
-  static constexpr int kBlocksPerMultiprocessor = 3;
+  static constexpr int kBlocksPerMultiprocessor = 2;
   static constexpr int kGroupsPerBlock = 1;
   static constexpr std::size_t kSharedBytes = kThreads / kWarpSize * sizeof(float);
 
