@@ -124,8 +124,10 @@ BOOST_DATA_TEST_CASE(logits_equal_the_cpu_engines,
 }
 
 BOOST_AUTO_TEST_CASE(a_sequence_has_the_same_bits_alone_and_in_a_crowd) {
-  Pair alone(small_model(DType::kBFloat16));
-  Pair crowd(small_model(DType::kBFloat16));
+  ModelOptions options = small_model(DType::kBFloat16);
+  options.head_norms = true;
+  Pair alone(options);
+  Pair crowd(options);
   const DeviceAdapter lora = alone.rows.adapter(3, false);
   const DeviceAdapter dora = crowd.rows.adapter(4, true);
   const DeviceAdapter same = crowd.rows.adapter(3, false);
