@@ -6,9 +6,6 @@
 namespace adaptrt {
 namespace {
 
-/// Size of a half of the staging memory: large enough that starting a copy takes no noticeable time.
-constexpr std::size_t kStagingBytes = std::size_t{32} << 20;
-
 std::span<const std::byte> bytes_of(const PanelMatrix& matrix) {
   return {matrix.data, matrix.bytes()};
 }
@@ -19,10 +16,9 @@ std::span<const std::byte> bytes_of(const VectorView& vector) {
 
 }  // namespace
 
-DeviceWeights::DeviceWeights(Device& device, Stream& stream) : device_(device), stream_(stream) {
-  for (int half = 0; half < 2; ++half) {
-    staging_.push_back({device.allocate_pinned(kStagingBytes), device.make_event()});
-  }
+DeviceWeights::DeviceWeights(Device& device, Stream& stream, std::size_t staging_bytes)
+    : device_(device), stream_(stream) {
+  for (Half& half : staging_) half = {device.allocate_pinned(staging_bytes), device.make_event()};
 }
 
 const void* DeviceWeights::matrices(std::span<const LinearPart> parts) {
@@ -59,7 +55,7 @@ const float* DeviceWeights::biases(std::span<const LinearPart> parts) {
 
 void DeviceWeights::finish() {
   stream_.synchronize();
-  staging_.clear();
+  for (Half& half : staging_) half = {};
 }
 
 const std::byte* DeviceWeights::copy(std::span<const Piece> pieces) {
@@ -87,7 +83,7 @@ void DeviceWeights::upload(std::byte* to, Piece piece) {
     Half& half = staging_[next_half_];
     next_half_ = (next_half_ + 1) % staging_.size();
     half.copied->synchronize();
-    const std::size_t bytes = std::min(kStagingBytes, piece.size() - done);
+    const std::size_t bytes = std::min(half.memory.bytes(), piece.size() - done);
     std::memcpy(half.memory.data(), piece.data() + done, bytes);
     stream_.copy_to_device(to + done, half.memory.data(), bytes);
     stream_.record(*half.copied);

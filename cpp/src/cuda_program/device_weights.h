@@ -1,7 +1,9 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <map>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -16,7 +18,10 @@ namespace adaptrt {
 /// Device::allocate and Stream.
 class DeviceWeights {
  public:
-  DeviceWeights(Device& device, Stream& stream);
+  /// Size of a half of the staging memory: large enough that starting a copy takes no noticeable time.
+  static constexpr std::size_t kStagingBytes = std::size_t{32} << 20;
+
+  DeviceWeights(Device& device, Stream& stream, std::size_t staging_bytes = kStagingBytes);
   DeviceWeights(const DeviceWeights&) = delete;
   DeviceWeights& operator=(const DeviceWeights&) = delete;
   ~DeviceWeights() = default;
@@ -48,7 +53,7 @@ class DeviceWeights {
 
   Device& device_;
   Stream& stream_;
-  std::vector<Half> staging_;
+  std::array<Half, 2> staging_;
   std::size_t next_half_ = 0;
   std::vector<Allocation> memory_;
   /// Device addresses by the host addresses and sizes of the pieces.

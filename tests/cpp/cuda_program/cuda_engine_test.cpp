@@ -240,6 +240,16 @@ BOOST_AUTO_TEST_CASE(what_gpus_cannot_run_is_named) {
                     EngineError);
 }
 
+BOOST_AUTO_TEST_CASE(an_engine_without_adapters_runs) {
+  ModelOptions options = small_model(DType::kBFloat16);
+  options.max_rank = 0;
+  Pair pair(options);
+  const std::vector<Piece> pieces{piece_of(0, 0, 8, nullptr)};
+  const auto expected = logits_of_pieces(*pair.cpu, pieces);
+  const auto found = logits_of_pieces(*pair.gpu, pieces);
+  for (std::size_t i = 0; i < expected.size(); ++i) BOOST_TEST(std::fabs(expected[i] - found[i]) < 0.3F);
+}
+
 BOOST_AUTO_TEST_CASE(too_little_memory_is_refused) {
   RandomModel model(small_model(DType::kBFloat16));
   RowsOfModel rows(model);

@@ -36,7 +36,7 @@ def test_the_gpus_checks_hold_for_the_emulated_kernels(tmp_path: Path) -> None:
     assert groups == {"lora", "attention", "product", "rows", "device:", "session"}
 
 
-# test_cuda_emulated.py serves requests with the same engine, and the parts "engine-timings" run the same scripts' models.
+# test_cuda_emulated.py serves requests with the same engine, and "engine-timings" runs most of the same scripts.
 @pytest.mark.nightly
 def test_the_gpus_checks_hold_for_the_emulated_engine(tmp_path: Path) -> None:
     checks = run_check(tmp_path / "report.json", "--parts", "engine", "soak", "--soak-seconds", "2")["checks"]
