@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .._core import GuidedDecodingParams
+from .._core import GuidedDecodingParams, RequestError
 from .answer_parts import AnswerSplitter, PlainText
+from .errors import ApiError
 from .openai_chat_fields import ChatRequest
 from .service import Service
+from .thinking_budget import budget_of
 from .tool_use import Reasoning, ToolUse, text_guide_of, tool_use_of
 from .tools.form import Functions
 from .tools.forms import (
@@ -41,11 +43,31 @@ class AnswerForm:
     """True: the splitter finds the model's reasoning."""
 
 
-async def answer_form_of(service: Service, fields: ChatRequest, adapter: str | None, prompt_end: str) -> AnswerForm:
+async def answer_form_of(
+    service: Service,
+    fields: ChatRequest,
+    adapter: str | None,
+    prompt_end: str,
+    *,
+    max_tokens: int | None = None,
+    is_budget_target: bool = False,
+) -> AnswerForm:
     """Returns the format of a conversation's answers. prompt_end: last characters of the rendered prompt.
 
-    Raises ApiError like tool_use_of().
+    max_tokens: of the answer; None: not known. is_budget_target: a budget of reasoning that cannot be enforced is
+    ignored.
+
+    Raises ApiError like tool_use_of() and budget_of().
     """
+    if is_budget_target and fields.max_reasoning_tokens is not None:
+        try:
+            form = await answer_form_of(service, fields, adapter, prompt_end, max_tokens=max_tokens)
+            if form.guide is not None:
+                await service.executor.compile_guide(form.guide)
+        except (ApiError, RequestError):
+            fields = fields.model_copy(update={"thinking_token_budget": None})
+        else:
+            return form
     has_tools = bool(fields.called_tools)
     template = await service.prompts.template_for(fields, adapter)
     source = None if template is None else template.text(with_tools=has_tools)
@@ -60,15 +82,16 @@ async def answer_form_of(service: Service, fields: ChatRequest, adapter: str | N
         name = _HARMONY
     elif has_tools and name == _HARMONY:
         name = None
-    if name is not None:
-        form = REASONING_FORMS[name]
-        reasoning = Reasoning(form, form.opened_by(prompt_end))
+    reasoning_form = None if name is None else REASONING_FORMS[name]
+    opened = "" if reasoning_form is None else reasoning_form.opened_by(prompt_end)
+    budget = await budget_of(service, fields, reasoning_form, opened, max_tokens)
+    if reasoning_form is not None:
+        reasoning = Reasoning(reasoning_form, opened, budget)
     tool_use = await tool_use_of(service, fields, calls, reasoning) if has_tools else None
     guide = await text_guide_of(service, fields, reasoning) if tool_use is None else tool_use.guide
     if tool_use is None and reasoning is None:
         return AnswerForm(PlainText, guide, (), has_reasoning=False)
     marks = (*(() if tool_use is None else tool_use.form.marks), *(() if reasoning is None else reasoning.form.marks))
-    opened = "" if reasoning is None else reasoning.opened
     return AnswerForm(
         lambda: FormSplitter(lambda reader, sink: _read(reader, sink, tool_use, reasoning), opened),
         guide,

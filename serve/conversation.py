@@ -50,10 +50,13 @@ class Conversation:
     """True: the splitter finds the model's reasoning."""
 
     @classmethod
-    async def of(cls, service: Service, fields: ChatRequest, *, cuts_answer: bool = False) -> Conversation:
+    async def of(
+        cls, service: Service, fields: ChatRequest, *, cuts_answer: bool = False, is_budget_target: bool = False
+    ) -> Conversation:
         """Renders and checks a conversation. Raises ApiError and AdaptrtError for fields that cannot be used.
 
         cuts_answer: True: an answer that does not fit in the context is shortened. False: it is refused.
+        is_budget_target: True: a budget of reasoning that cannot be enforced has no effect. False: it is refused.
         """
         adapter = await adapter_of(service, fields)
         tools = [tool.for_template() for tool in fields.called_tools]
@@ -71,7 +74,9 @@ class Conversation:
         )
         tokenizer = await service.tokenizers.of(adapter)
         prompt_end = str(tokenizer.tokenizer.decode(prompt[-_PROMPT_END:], skip_special_tokens=False))
-        form = await answer_form_of(service, fields, adapter, prompt_end)
+        form = await answer_form_of(
+            service, fields, adapter, prompt_end, max_tokens=max_tokens, is_budget_target=is_budget_target
+        )
         request = text_request(
             service,
             fields,

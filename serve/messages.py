@@ -78,7 +78,8 @@ def routes(service: Service) -> APIRouter:
 
 
 async def _answered(service: Service, fields: MessagesRequest) -> Response:
-    conversation = await Conversation.of(service, await _translated(service, fields), cuts_answer=True)
+    chat = await _translated(service, fields)
+    conversation = await Conversation.of(service, chat, cuts_answer=True, is_budget_target=True)
     request = conversation.request
     model = service.model_names[0] if conversation.adapter is None else conversation.adapter
     answer = MessageAnswer(model, len(request.prompt), is_cut=request.max_tokens < fields.max_tokens)

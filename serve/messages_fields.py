@@ -172,7 +172,7 @@ class Thinking(Fields):
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
-    """No effect: max_tokens limits reasoning and text together."""
+    """Maximum number of tokens of the reasoning. No effect if the model's reasoning cannot be limited."""
     display: Annotated[str, only("summarized", "reasoning is shown")] | None = None
 
 
@@ -259,6 +259,7 @@ def chat_of(fields: CountRequest) -> ChatRequest:
         "tool_choice": choice.of_chat(),
         "parallel_tool_calls": not choice.disable_parallel_tool_use,
         "reasoning_effort": fields.output_config.effort,
+        "thinking_token_budget": None if fields.thinking is None else fields.thinking.budget_tokens,
         "response_format": None
         if form is None
         else {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.schema_}},

@@ -212,6 +212,8 @@ class ChatRequest(GenerationFields, TemplateFields):
     """False: an answer has at most one call."""
     reasoning_effort: Annotated[str, Field(min_length=1)] | None = None
     """Becomes the template variable of this name. Many templates ignore it."""
+    thinking_token_budget: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
+    """Maximum number of tokens of the reasoning; -1 and None: no maximum."""
     modalities: Annotated[list[str], only(["text"], "answers are texts")] = Field(default_factory=lambda: ["text"])
     verbosity: Annotated[str, only("medium", "the model decides how much it writes")] = "medium"
     mm_processor_kwargs: Annotated[dict[str, Any], only({}, "the model reads only text")] = Field(default_factory=dict)
@@ -264,6 +266,11 @@ class ChatRequest(GenerationFields, TemplateFields):
     def called_tools(self) -> list[Tool]:
         """Tools that the answer may call."""
         return [] if self.tool_choice.mode == "none" else self.tools or []
+
+    @property
+    def max_reasoning_tokens(self) -> int | None:
+        """Maximum number of tokens of the reasoning; None: no maximum."""
+        return None if self.thinking_token_budget == -1 else self.thinking_token_budget
 
     @property
     def answer_tokens(self) -> int | None:

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from ..common.shown_value import shown
 from ..runtime.sampling_fields import INT32_MAX, LOGIT_BIASES, MAX_LOG_PROBS, MAX_LOGIT_BIAS
 from .records import REQUEST_IDS, is_request_id
-from .vllm_fields import GENERATION_FIELDS, POOLED_FIELDS, VllmFields
+from .vllm_fields import COMPLETION_FIELDS, GENERATION_FIELDS, POOLED_FIELDS, VllmFields
 
 MAX_STOPS: Final = 64
 MAX_STOP_CHARACTERS: Final = 1024
@@ -380,6 +380,8 @@ def sampling_values(fields: SamplingFields) -> dict[str, Any]:
 
 class CompletionRequest(GenerationFields):
     """Body of POST /v1/completions."""
+
+    vllm_fields = COMPLETION_FIELDS
 
     prompt: Prompts
     max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] = DEFAULT_MAX_TOKENS

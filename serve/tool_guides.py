@@ -12,7 +12,7 @@ from .._core import GuidedDecodingParams
 from ..runtime.guided_decoding import COMPACT_JSON, lark_of, with_json_options
 from .errors import ApiError
 from .tools.form import CallForm, CallRule, literal
-from .tools.reasoning import Answers, ReasoningForm, begin_pattern
+from .tools.reasoning import Answers, Budget, ReasoningForm, begin_pattern
 
 _TYPES: Final = GuidedDecodingParams.GuideType
 _SLASH: Final = re.compile(r"\\.|/|\n", re.DOTALL)
@@ -71,12 +71,13 @@ def tool_guide(
     special: Callable[[str], int | None],
     reasoning: ReasoningForm | None = None,
     opened: str = "",
+    budget: Budget | None = None,
 ) -> GuidedDecodingParams:
     """Returns a guide in llguidance's Lark for an answer that may call functions.
 
     is_forced: the answer has a call and no text. is_single: it has at most one call. content: JSON schema of an answer
     without calls; None: any text. special: id of the special token of the tokenizer that is a text. reasoning: may
-    precede the answer. opened: beginning of the reasoning in the prompt.
+    precede the answer. opened: beginning of the reasoning in the prompt. budget: of the reasoning.
     """
     token = _token_writer(special)
     calls = [function.rule(is_forced=is_forced) for function in functions]
@@ -109,19 +110,27 @@ def tool_guide(
             else:
                 rules += [f"{name}: before_{name} body", f"before_{name}[lazy]: {text} {marker}"]
         rules += [f"FIRST: /{made.text}/{first}", f"TEXT: /{made.text}/"]
-    return _grammar(rules, answers, reasoning, opened, token)
+    return _grammar(rules, answers, reasoning, opened, token, budget)
 
 
 def guide_after_reasoning(
-    guide: GuidedDecodingParams, reasoning: ReasoningForm, opened: str, special: Callable[[str], int | None]
+    guide: GuidedDecodingParams | None,
+    reasoning: ReasoningForm,
+    opened: str,
+    special: Callable[[str], int | None],
+    budget: Budget | None = None,
 ) -> GuidedDecodingParams:
-    """Returns a guide that lets a model reason before the answer that `guide` describes.
+    """Returns a guide that lets a model reason before the answer that `guide` describes; None: any text.
 
-    Structural tags are returned as they are, because they allow any text before their triggers. Raises ApiError for a
-    schema that is not JSON.
+    budget: of the reasoning. Structural tags are returned as they are, because they allow any text before their
+    triggers. Raises ApiError for a schema that is not JSON, and for structural tags with a budget.
     """
+    if guide is None:
+        guide = GuidedDecodingParams(_TYPES.REGEX, r"(.|\n)*")
     text = guide.guide or ""
     if guide.guide_type == _TYPES.STRUCTURAL_TAG:
+        if budget is not None:
+            raise ApiError("a budget for reasoning is given with a structural tag; expected another guide, or none")
         return guide
     if guide.guide_type == _TYPES.REGEX:
         answer = f"ANSWER\nANSWER: /{_SLASH.sub(_without_slash, text)}/{_not_reasoning(reasoning, opened, special)}"
@@ -130,7 +139,7 @@ def guide_after_reasoning(
     else:
         answer = _json(text if guide.guide_type == _TYPES.JSON_SCHEMA else json.dumps(_ANY_OBJECT))
     rules = ["%llguidance {}", f"answer: {answer}"]
-    return _grammar(rules, Answers(None, "answer"), reasoning, opened, _token_writer(special))
+    return _grammar(rules, Answers(None, "answer"), reasoning, opened, _token_writer(special), budget)
 
 
 def _grammar(
@@ -139,8 +148,9 @@ def _grammar(
     reasoning: ReasoningForm | None,
     opened: str,
     token: Callable[[str], str],
+    budget: Budget | None,
 ) -> GuidedDecodingParams:
-    first = [f"start: {answers.any}"] if reasoning is None else reasoning.rules(opened, answers, token)
+    first = [f"start: {answers.any}"] if reasoning is None else reasoning.rules(opened, answers, token, budget)
     return GuidedDecodingParams(_TYPES.EBNF_GRAMMAR, "\n".join([*rules, *first]) + "\n")
 
 

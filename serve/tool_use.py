@@ -14,7 +14,7 @@ from .service import Service
 from .tool_guides import GuidedFunction, guide_after_reasoning, tool_guide
 from .tools.form import CallForm, Functions
 from .tools.forms import FORMS, LLAMA3_JSON
-from .tools.reasoning import ReasoningForm
+from .tools.reasoning import Budget, ReasoningForm
 
 _JSON_SCHEMA: Final = GuidedDecodingParams.GuideType.JSON_SCHEMA
 
@@ -26,6 +26,8 @@ class Reasoning:
     form: ReasoningForm
     opened: str
     """Beginning of the reasoning that the prompt has already."""
+    budget: Budget | None = None
+    """None: the reasoning may have any length."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,10 @@ async def text_guide_of(
 ) -> GuidedDecodingParams | None:
     """Returns the guide of an answer that calls no functions; None: it has none."""
     guide = guide_of(fields)
-    if guide is None or reasoning is None:
+    if reasoning is None or (guide is None and reasoning.budget is None):
         return guide
     vocabulary = (await service.tokenizers.of(None)).vocabulary
-    return guide_after_reasoning(guide, reasoning.form, reasoning.opened, vocabulary.special_id)
+    return guide_after_reasoning(guide, reasoning.form, reasoning.opened, vocabulary.special_id, reasoning.budget)
 
 
 async def tool_use_of(
@@ -85,7 +87,8 @@ async def tool_use_of(
             "tools that are strict, required, not parallel or not all allowed are given with a guide that is not JSON; "
             "expected a JSON schema, or no guide"
         )
-    if is_held or schema is not None:
+    has_budget = reasoning is not None and reasoning.budget is not None
+    if is_held or schema is not None or (has_budget and content is None):
         # Guides are compiled for the model's own tokenizer.
         vocabulary = (await service.tokenizers.of(None)).vocabulary
         guide: GuidedDecodingParams | None = tool_guide(
@@ -97,6 +100,7 @@ async def tool_use_of(
             special=vocabulary.special_id,
             reasoning=None if reasoning is None else reasoning.form,
             opened="" if reasoning is None else reasoning.opened,
+            budget=None if reasoning is None else reasoning.budget,
         )
         assert guide is not None
         await _check(service, guide, functions, is_forced)

@@ -19,7 +19,6 @@ GENERATION_FIELDS: Final[Mapping[str, Accepted]] = {
     "watermarking": Accepted(_NO, "texts have no watermarks"),
     "logprob_token_ids": Accepted((), _LIKELY),
     "repetition_detection": Accepted((), "give repetition_penalty or max_tokens"),
-    "thinking_token_budget": Accepted((-1,), "give max_tokens"),
     "stream_interval": Accepted((1,), "streams have each piece at once"),
     "routed_experts_prompt_start": Accepted((0,), "answers have no data about experts"),
     "return_token_offsets": Accepted(_NO, "text_offset of logprobs has the tokens' positions"),
@@ -32,6 +31,12 @@ GENERATION_FIELDS: Final[Mapping[str, Accepted]] = {
     "session_id": Accepted((), "give cache_salt to separate the prefixes of clients, or X-Request-Id for the log"),
 }
 """Fields of completions and chats."""
+
+COMPLETION_FIELDS: Final[Mapping[str, Accepted]] = {
+    **GENERATION_FIELDS,
+    "thinking_token_budget": Accepted((-1,), "chats take it; give max_tokens"),
+}
+"""Fields of completions."""
 
 POOLED_FIELDS: Final[Mapping[str, Accepted]] = {
     "padding": Accepted(("do_not_pad",), "texts are not padded"),

@@ -9,7 +9,7 @@ from typing import Final
 from .form import CallForm, CallGrammar, CallRule, Functions, literal, rule_until
 from .json_text import read_arguments
 from .reader import SPACE, Marks, Steps, TextReader
-from .reasoning import Answers, ReadAnswer, ReasoningForm
+from .reasoning import Answers, Budget, ReadAnswer, ReasoningForm
 from .sink import PartSink
 
 _START: Final = "<|start|>"
@@ -85,13 +85,30 @@ class HarmonyReasoning(ReasoningForm):
         """See ReasoningForm."""
         yield from read_answer(reader, sink)
 
-    def rules(self, opened: str, answers: Answers, token: Callable[[str], str]) -> Sequence[str]:
+    def end(self, opened: str) -> str:
+        """See ReasoningForm."""
+        return _END
+
+    def rules(
+        self, opened: str, answers: Answers, token: Callable[[str], str], budget: Budget | None = None
+    ) -> Sequence[str]:
         """See ReasoningForm."""
         channel, message, start = token(_CHANNEL), token(_MESSAGE), f'{token(_START)} "{_ROLE}"'
         final = f'{channel} "{_FINAL}" {message} {answers.text}'
         if opened.startswith(f"{_CHANNEL}{_FINAL}") and answers.text is not None:
             return [f"start: {answers.text}"]
         last = " | ".join(([answers.calls] if answers.calls else []) + ([final] if answers.text else []))
+        if budget is not None:
+            # The budget is that of the whole answer, so there is one message of reasoning.
+            is_analysis = opened.startswith(f"{_CHANNEL}{_ANALYSIS}")
+            first = f"{'spent' if is_analysis else 'ended'} {start} " if opened else ""
+            return [
+                f"start: {first}preamble* {'' if is_analysis else '(analysis preamble*)? '}({last})",
+                f'preamble: {channel} "{_COMMENTARY}" {message} ended {start}',
+                f'analysis: {channel} "{_ANALYSIS}" {message} spent {start}',
+                budget.rule("spent"),
+                *rule_until("ended", _END, token),
+            ]
         first = f"ended {start} " if opened else ""
         return [
             f"start: {first}before* ({last})",

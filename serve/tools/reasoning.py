@@ -31,6 +31,21 @@ class Answers:
         return " | ".join(rule for rule in (self.calls, self.text) if rule is not None)
 
 
+@dataclass(frozen=True)
+class Budget:
+    """Maximum number of tokens of the reasoning."""
+
+    num_tokens: int
+    texts: str
+    """Expression in Lark of one token that the reasoning may have."""
+    ends: str
+    """Expression in Lark of a token that ends it."""
+
+    def rule(self, name: str) -> str:
+        """Returns a rule in Lark of which `name` is reasoning within the budget, and its end."""
+        return f"{name}: {f'{self.texts}{{0,{self.num_tokens}}} ' if self.num_tokens else ''}{self.ends}"
+
+
 def read_text(reader: TextReader, sink: PartSink) -> Steps[None]:
     """Reads an answer that is only text."""
     yield from reader.rest(sink.text)
@@ -68,10 +83,17 @@ class ReasoningForm(ABC):
         """Parses an answer with or without reasoning up to its end."""
 
     @abstractmethod
-    def rules(self, opened: str, answers: Answers, token: Callable[[str], str]) -> Sequence[str]:
+    def end(self, opened: str) -> str:
+        """Returns the text that ends the reasoning. opened: the text that opened_by() returned."""
+
+    @abstractmethod
+    def rules(
+        self, opened: str, answers: Answers, token: Callable[[str], str], budget: Budget | None = None
+    ) -> Sequence[str]:
         """Returns rules in Lark. `start` is the reasoning, which may be missing, and then an answer.
 
-        opened: the text that opened_by() returned. token: writes a mark, which may be a special token.
+        opened: the text that opened_by() returned. token: writes a mark, which may be a special token. budget: its
+        tokens end the reasoning with end(); None: the reasoning may have any length.
         """
 
 
@@ -130,14 +152,20 @@ class TaggedReasoning(ReasoningForm):
         """See ReasoningForm."""
         return () if opened else (self._begin,)
 
-    def rules(self, opened: str, answers: Answers, token: Callable[[str], str]) -> Sequence[str]:
+    def end(self, opened: str) -> str:
+        """See ReasoningForm."""
+        return self._end
+
+    def rules(
+        self, opened: str, answers: Answers, token: Callable[[str], str], budget: Budget | None = None
+    ) -> Sequence[str]:
         """See ReasoningForm."""
         begin = "" if opened else f"{_begin_rule(self._begin, token)} "
         optional = "" if opened else "?"
         return [
             f"start: reasoning{optional} ({answers.any})",
             rf"reasoning: {begin}reasoning_text /\n?\n?/",
-            *rule_until("reasoning_text", self._end, token),
+            *(rule_until("reasoning_text", self._end, token) if budget is None else [budget.rule("reasoning_text")]),
         ]
 
 
@@ -172,13 +200,20 @@ class GraniteReasoning(ReasoningForm):
         """See ReasoningForm."""
         return () if opened else (*self._tagged.begins(opened), self._PHRASES[0])
 
-    def rules(self, opened: str, answers: Answers, token: Callable[[str], str]) -> Sequence[str]:
+    def end(self, opened: str) -> str:
+        """See ReasoningForm. Without a beginning in the prompt, the model may use the phrases."""
+        return self._tagged.end(opened) if opened else self._ENDS[0]
+
+    def rules(
+        self, opened: str, answers: Answers, token: Callable[[str], str], budget: Budget | None = None
+    ) -> Sequence[str]:
         """See ReasoningForm."""
         if opened:
-            return self._tagged.rules(opened, answers, token)
+            return self._tagged.rules(opened, answers, token, budget)
+        tagged = self._tagged.rules(opened, answers, token)[1:] if budget is None else ()
         return [
-            f"start: (reasoning | phrases)? ({answers.any})",
+            f"start: ({'reasoning | ' if tagged else ''}phrases)? ({answers.any})",
             rf"phrases: {_begin_rule(self._PHRASES[0], literal)} phrases_text /\n?\n?/",
-            *rule_until("phrases_text", self._ENDS[0], literal),
-            *self._tagged.rules(opened, answers, token)[1:],
+            *(rule_until("phrases_text", self._ENDS[0], literal) if budget is None else [budget.rule("phrases_text")]),
+            *tagged,
         ]

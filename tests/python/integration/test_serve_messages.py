@@ -136,6 +136,14 @@ def test_reasoning(client: anthropic.Anthropic, address: str, is_streamed: bool)
         assert other.responses.create(model="base", input=items).output_text == "It is sunny."
 
 
+@pytest.mark.parametrize(("budget", "thought"), [(1, "Look"), (2, "Look outside."), (99, "Look outside.")])
+def test_a_budget_for_reasoning(client: anthropic.Anthropic, budget: int, thought: str) -> None:
+    made = client.messages.create(**ASKED, thinking={"type": "enabled", "budget_tokens": budget})
+    thinking, text = made.content
+    assert (thinking.type, text.type) == ("thinking", "text")
+    assert (thinking.thinking, text.text, made.stop_reason) == (thought, "Sunshine.", "end_turn")
+
+
 def test_ends_of_answers(client: anthropic.Anthropic) -> None:
     assert client.messages.create(**{**ASKED, "max_tokens": 1}).stop_reason == "max_tokens"
     stopped = client.messages.create(**ASKED, stop_sequences=["sun"])
@@ -157,8 +165,9 @@ def test_a_tool_that_must_be_called(client: anthropic.Anthropic) -> None:
     schema = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
     tools: Any = [{"name": "weather", "strict": True, "input_schema": schema}]
     for choice in ({"type": "any"}, {"type": "tool", "name": "weather", "disable_parallel_tool_use": True}):
-        made = client.messages.create(**ASKED, tools=tools, tool_choice=choice)  # type: ignore[call-overload]
-        # The model may think before the call.
+        # The model may think before the call, but not until the answer's end.
+        asked: Any = {**ASKED, "tools": tools, "tool_choice": choice, "extra_body": {"temperature": 0}}
+        made = client.messages.create(**asked, thinking={"type": "enabled", "budget_tokens": 1})
         (call,) = (block for block in made.content if block.type == "tool_use")
         assert (call.input, made.stop_reason) == ({"city": "Paris"}, "tool_use")
 

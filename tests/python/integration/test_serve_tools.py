@@ -199,6 +199,29 @@ def test_only_allowed_tools_are_called(asked: tuple[str, openai.OpenAI], mode: s
     assert answer.finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("extra", [{"tools": TOOLS}, {"tools": STRICT, "tool_choice": "required"}])
+def test_reasoning_within_a_budget(asked: tuple[str, openai.OpenAI], extra: dict[str, Any], stream: bool) -> None:
+    kind, client = asked
+    fields: Any = {**ASKED, **extra, "extra_body": {"thinking_token_budget": 1}}
+    if THOUGHT[kind] is None:
+        with pytest.raises(openai.BadRequestError, match="neither the chat template nor --reasoning_parser"):
+            client.chat.completions.create(**fields)
+        return
+    if stream:
+        deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**fields, stream=True)]
+        reasoning = "".join(getattr(delta, "reasoning", "") for delta in deltas)
+        names = [call.function.name for delta in deltas for call in delta.tool_calls or [] if call.function.name]
+    else:
+        answer = client.chat.completions.create(**fields)
+        (choice,) = answer.choices
+        assert answer.usage.completion_tokens_details.reasoning_tokens == 2
+        reasoning = choice.message.reasoning
+        names = [call.function.name for call in choice.message.tool_calls]
+    # The model would write two more tokens, of which one ends the reasoning.
+    assert (reasoning, names) == ("I need", ["weather"])
+
+
 def test_parameters_that_cannot_be_enforced_are_refused_by_name(asked: tuple[str, openai.OpenAI]) -> None:
     _, client = asked
     bad = json.loads(json.dumps([*STRICT, *STRICT]))

@@ -300,6 +300,7 @@ def test_every_field_of_chats_arrives(generating: Served) -> None:
         "mm_processor_kwargs": ({}, NOTHING),
         "echo": (True, NOTHING),
         "include_reasoning": (True, NOTHING),
+        "thinking_token_budget": (-1, NOTHING),
     }
     together = {
         **GENERATION_TOGETHER,

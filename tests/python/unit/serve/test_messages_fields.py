@@ -64,7 +64,10 @@ OTHERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"messages": [{"role": "system", "content": [{"type": "text", "text": t} for t in "st"]}, *USER]},
     ),
     ({"chat_template_kwargs": {"a": 1}}, {"chat_template_kwargs": {"a": 1}}),
-    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, {"chat_template_kwargs": THINKS}),
+    (
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+        {"chat_template_kwargs": THINKS, "thinking_token_budget": 1024},
+    ),
     ({"thinking": {"type": "adaptive", "display": "summarized"}}, {"chat_template_kwargs": THINKS}),
     (
         {"thinking": {"type": "disabled"}, "chat_template_kwargs": {"thinking": True}},

@@ -51,6 +51,7 @@ BOUNDS: dict[type[Fields], dict[str, tuple[tuple[float, ...], tuple[float, ...]]
         "max_tokens": ((1, INT32_MAX), (0, INT32_MAX + 1)),
         "max_completion_tokens": ((1, INT32_MAX), (0, INT32_MAX + 1)),
         "top_logprobs": ((0, 20), (-1, 21)),
+        "thinking_token_budget": ((-1, 0, INT32_MAX), (-2, INT32_MAX + 1)),
     },
     EmbeddingRequest: {
         "priority": ((-100, 100), (-101, 101)),
