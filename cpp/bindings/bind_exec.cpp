@@ -197,6 +197,11 @@ void bind_executor(py::module_& module) {
       "wait for room for their adapters for the first time. Raises ConfigError.");
   def_requests(cls);
   def_adapters(cls);
+  cls.def(
+      "reset_prefix_cache", &Executor::reset_prefix_cache,
+      "Forgets the KV blocks, state snapshots and encoder inputs that later requests could reuse. Requests "
+      "that start after this call reuse only blocks computed after it, and blocks of the second level. "
+      "Running requests continue unchanged.");
   cls.def("get_latest_iteration_stats", &Executor::get_latest_iteration_stats,
           "Returns the IterationStats of the steps since the last call.")
       .def("get_latest_request_stats", &Executor::get_latest_request_stats,

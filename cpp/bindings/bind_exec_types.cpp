@@ -76,6 +76,10 @@ Response make_failed_response(RequestId request_id, std::string error_msg,
 }
 
 void bind_response(py::module_& module) {
+  bind_struct<TimingMetrics>(module, "TimingMetrics", "Times of a request. 0: the moment has not come.");
+  bind_struct<KvCacheMetrics>(module, "KvCacheMetrics", "KV cache blocks of a request.");
+  bind_struct<SpeculativeDecodingMetrics>(module, "SpeculativeDecodingMetrics", "Drafts of a request.");
+  bind_struct<RequestPerfMetrics>(module, "RequestPerfMetrics", "Times, memory and drafts of a request.");
   bind_struct<Result>(module, "Result", "Output of a request.");
   py::class_<Response>(module, "Response", "A result or an error.")
       .def(py::init(&make_failed_response), py::arg("request_id"), py::arg("error_msg"),

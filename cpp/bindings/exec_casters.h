@@ -21,6 +21,7 @@
 
 #include "adaptrt/core/dtype.h"
 #include "adaptrt/core/error.h"
+#include "adaptrt/exec/perf_metrics.h"
 #include "adaptrt/exec/prompt_tuning.h"
 #include "adaptrt/exec/response.h"
 #include "adaptrt/exec/unsupported.h"
@@ -75,6 +76,14 @@ namespace detail {
 
 template <>
 inline constexpr bool kNoneIsDefault<PeftCacheConfig> = true;
+/// TensorRT-LLM's scripts change the metrics of a result in place.
+template <>
+inline constexpr bool kNoneIsDefault<RequestPerfMetrics> = true;
+
+template <>
+struct Accepted<SteadyTime> {
+  static std::string text() { return "timedelta"; }
+};
 
 template <>
 struct Accepted<FloatTensor> {
@@ -127,6 +136,30 @@ struct type_caster<std::chrono::milliseconds> {
                      handle /*parent*/) {
     const object timedelta = module_::import("datetime").attr("timedelta");
     return timedelta(arg("milliseconds") = time.count()).release();
+  }
+};
+
+/// datetime.timedelta since the clock's begin, which is that of time.monotonic().
+template <>
+struct type_caster<adaptrt::SteadyTime> {
+  PYBIND11_TYPE_CASTER(adaptrt::SteadyTime, const_name("datetime.timedelta"));
+
+  bool load(handle source, bool /*convert*/) {
+    if (!isinstance(source, module_::import("datetime").attr("timedelta"))) return false;
+    constexpr std::int64_t kSecondsOfDay = 86400;
+    const std::int64_t seconds = source.attr("days").cast<std::int64_t>() * kSecondsOfDay +
+                                 source.attr("seconds").cast<std::int64_t>();
+    constexpr std::int64_t kMostSeconds = std::numeric_limits<std::int64_t>::max() / 1'000'000'000 - 1;
+    if (seconds < -kMostSeconds || seconds > kMostSeconds) return false;
+    value = adaptrt::SteadyTime(std::chrono::seconds(seconds) +
+                                std::chrono::microseconds(source.attr("microseconds").cast<std::int64_t>()));
+    return true;
+  }
+
+  static handle cast(const adaptrt::SteadyTime& time, return_value_policy /*policy*/, handle /*parent*/) {
+    const auto since = std::chrono::floor<std::chrono::microseconds>(time.time_since_epoch());
+    const object timedelta = module_::import("datetime").attr("timedelta");
+    return timedelta(arg("microseconds") = since.count()).release();
   }
 };
 

@@ -30,18 +30,6 @@ class AdditionalOutput(CheckedFields):
 
 
 @dataclass(eq=False)
-class RequestPerfMetrics(CheckedFields):
-    """Result.request_perf_metrics, which is always None; IterationStats and RequestStats have the numbers."""
-
-    timing_metrics: Annotated[Any, ANYTHING] = None
-    kv_cache_metrics: Annotated[Any, ANYTHING] = None
-    speculative_decoding: Annotated[Any, ANYTHING] = None
-    first_iter: Annotated[int | None, optional(_COUNT)] = None
-    last_iter: Annotated[int | None, optional(_COUNT)] = None
-    iter: Annotated[int | None, optional(_COUNT)] = None
-
-
-@dataclass(eq=False)
 class RuntimeDefaults(CheckedFields):
     """Defaults of a KvCacheConfig that an engine brings. Here the engine itself has them."""
 

@@ -121,6 +121,66 @@ float* ActiveRequest::encoder_output_to_fill() {
   return encoder_output_ && !encoder_output_is_there_ ? encoder_output_->data() : nullptr;
 }
 
+bool ActiveRequest::start(Clock::time_point time) {
+  if (std::exchange(has_started, true)) return false;
+  start_ = time;
+  num_cached_tokens_ = first().num_computed();
+  return true;
+}
+
+void ActiveRequest::note_tokens(Clock::time_point time, std::int64_t iteration) {
+  newest_token_ = time;
+  newest_token_step_ = static_cast<std::uint64_t>(iteration);
+  if (first_token_step_) return;
+  first_token_ = newest_token_;
+  first_token_step_ = newest_token_step_;
+}
+
+RequestPerfMetrics ActiveRequest::perf_metrics() const {
+  RequestPerfMetrics metrics;
+  metrics.timing_metrics.arrival_time = arrival;
+  metrics.timing_metrics.first_scheduled_time = start_;
+  metrics.timing_metrics.first_token_time = first_token_;
+  metrics.timing_metrics.last_token_time = newest_token_;
+  const BlockCounts blocks = count_blocks(*this);
+  KvCacheMetrics& kv_cache = metrics.kv_cache_metrics;
+  kv_cache.num_new_allocated_blocks = static_cast<std::int32_t>(blocks.alloc_new_blocks);
+  kv_cache.num_reused_blocks = static_cast<std::int32_t>(blocks.reused_blocks);
+  kv_cache.num_total_allocated_blocks = kv_cache.num_new_allocated_blocks + kv_cache.num_reused_blocks;
+  kv_cache.num_missed_blocks = static_cast<std::int32_t>(blocks.missed_blocks);
+  kv_cache.kv_cache_hit_rate = static_cast<float>(blocks.hit_rate());
+  SpeculativeDecodingMetrics& drafts = metrics.speculative_decoding;
+  for (const auto& sequence : sequences_) {
+    drafts.total_draft_tokens += sequence->num_computed_drafts();
+    drafts.total_accepted_draft_tokens += sequence->num_gained();
+  }
+  if (drafts.total_draft_tokens > 0) {
+    drafts.acceptance_rate = static_cast<float>(drafts.total_accepted_draft_tokens) /
+                             static_cast<float>(drafts.total_draft_tokens);
+  }
+  metrics.first_iter = first_token_step_;
+  metrics.iter = newest_token_step_;
+  if (has_ended) metrics.last_iter = newest_token_step_;
+  return metrics;
+}
+
+double BlockCounts::hit_rate() const {
+  const std::int64_t looked_for = reused_blocks + missed_blocks;
+  return looked_for > 0 ? static_cast<double>(reused_blocks) / static_cast<double>(looked_for) : 0.0;
+}
+
+BlockCounts count_blocks(const ActiveRequest& request) {
+  BlockCounts counts;
+  for (const auto& sequence : request.sequences()) {
+    const BlockTable& table = sequence->memory.table;
+    const CrossCounts& cross = sequence->memory.cross_counts;
+    counts.alloc_new_blocks += table.alloc_new_blocks + cross.alloc_new_blocks;
+    counts.reused_blocks += table.reused_blocks + cross.reused_blocks;
+    counts.missed_blocks += table.missed_blocks + cross.missed_blocks;
+  }
+  return counts;
+}
+
 Response ActiveRequest::make_response(ActiveSequence& sequence, FinishReason reason) {
   Response response;
   response.request_id = id_;
@@ -130,6 +190,8 @@ Response ActiveRequest::make_response(ActiveSequence& sequence, FinishReason rea
   Result& result = response.result;
   if (result.is_sequence_final) --num_sequences_left_;
   result.is_final = has_ended = num_sequences_left_ == 0;
+  result.num_cached_tokens = num_cached_tokens_;
+  if (output_.return_perf_metrics) result.request_perf_metrics = perf_metrics();
   if (encoder_output_ && encoder_output_is_there_) {
     result.encoder_output = FloatTensor{encoder_output_, {first().encoder_length(), encoder_hidden_size_}};
   }

@@ -12,6 +12,7 @@
 #include "active_beams.h"
 #include "active_sequence.h"
 #include "adaptrt/exec/logits_post_processor.h"
+#include "adaptrt/exec/perf_metrics.h"
 #include "adaptrt/exec/request.h"
 #include "adaptrt/exec/response.h"
 #include "adaptrt/guide/token_guide.h"
@@ -88,6 +89,12 @@ class ActiveRequest {
   /// Records that a step has filled the encoder output.
   void has_encoder_output() { encoder_output_is_there_ = true; }
 
+  /// Records the start of the request by a step that began at `time`, after its first sequence got its
+  /// memory. Returns false if it has started before.
+  bool start(Clock::time_point time);
+  /// Records that step `iteration` gave the request tokens.
+  void note_tokens(Clock::time_point time, std::int64_t iteration);
+
   /// Makes the next response of a sequence. A `reason` other than kNotFinished makes it the sequence's last
   /// response, and the request's last if its other sequences had theirs. With beams, the first sequence
   /// stands for all. The end of the search then makes it the last response for any `reason`.
@@ -111,6 +118,7 @@ class ActiveRequest {
 
  private:
   void add_prompt_log_probs(std::int32_t position, const float* logits);
+  [[nodiscard]] RequestPerfMetrics perf_metrics() const;
   /// Moves them into the first response after the prompt's last row.
   void move_prompt_log_probs(Result& result);
 
@@ -141,7 +149,24 @@ class ActiveRequest {
   std::shared_ptr<std::vector<float>> encoder_output_;
   std::int64_t encoder_hidden_size_;
   bool encoder_output_is_there_ = false;
+  std::int32_t num_cached_tokens_ = 0;
+  Clock::time_point start_{};
+  Clock::time_point first_token_{};
+  Clock::time_point newest_token_{};
+  std::optional<std::uint64_t> first_token_step_;
+  std::optional<std::uint64_t> newest_token_step_;
 };
+
+/// A request's part of the KvCacheStats counters so far, with the blocks of its encoder input.
+struct BlockCounts {
+  std::int64_t alloc_new_blocks = 0;
+  std::int64_t reused_blocks = 0;
+  std::int64_t missed_blocks = 0;
+
+  /// reused / (reused + missed); 0 without any.
+  [[nodiscard]] double hit_rate() const;
+};
+[[nodiscard]] BlockCounts count_blocks(const ActiveRequest& request);
 
 /// Returns nullopt if there is none.
 [[nodiscard]] std::optional<TokenId> end_id_of(const Request& request);

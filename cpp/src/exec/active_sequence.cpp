@@ -73,6 +73,7 @@ void ActiveSequence::draft_from(const DraftSources& sources,
 
 void ActiveSequence::make_drafts(std::int32_t num_verified, std::int32_t num_right, std::int32_t num_gained) {
   num_gained_ += num_gained;
+  num_computed_drafts_ += num_verified;
   drafter_->record(num_verified, num_right);
   drafter_->draft(tokens, std::max(max_tokens - num_generated() - 1, 0), drafts);
   // A drafter that copies from the prompt may copy virtual tokens, which are never generated.

@@ -66,6 +66,10 @@ class ActiveSequence final : public Sequence {
   /// Number of steps that gave it a token.
   [[nodiscard]] std::int32_t num_decoding_steps() const { return num_generated() - num_gained_; }
 
+  /// Number of drafts that steps computed, and of tokens that came from right ones.
+  [[nodiscard]] std::int32_t num_computed_drafts() const { return num_computed_drafts_; }
+  [[nodiscard]] std::int32_t num_gained() const { return num_gained_; }
+
   /// For beams: copies the generated tokens of another sequence of the request.
   void follow(const ActiveSequence& other);
   /// For beams: appends the next token, which is not the last, with the most likely tokens to return.
@@ -103,7 +107,8 @@ class ActiveSequence final : public Sequence {
   bool has_ended_ = false;
   bool ended_by_end_id_ = false;
   std::int32_t num_gained_ = 0;  // tokens that came with others of the same step
-  std::int32_t num_sent_ = 0;    // generated tokens already sent in streamed responses
+  std::int32_t num_computed_drafts_ = 0;
+  std::int32_t num_sent_ = 0;  // generated tokens already sent in streamed responses
   std::vector<float> log_probs_;
   std::vector<float> generation_logits_;
   // ActiveRequest::num_most_likely() entries per token, contiguous.

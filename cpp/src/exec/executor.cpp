@@ -415,6 +415,10 @@ void Executor::cancel_request(RequestId id) {
   impl().cancel(id);
 }
 
+void Executor::reset_prefix_cache() {
+  impl().queue().reset_prefix_cache();
+}
+
 std::vector<IterationStats> Executor::get_latest_iteration_stats() {
   return impl().statistics().take_iterations();
 }

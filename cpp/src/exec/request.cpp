@@ -157,10 +157,6 @@ void check_unsupported(Problems& problems, const Request& request) {
   require_none(problems, "output_config.additional_model_outputs",
                request.output_config.additional_model_outputs.is_set(),
                "the engine has no outputs but the logits");
-  if (request.output_config.return_perf_metrics) {
-    problems.add(
-        "output_config.return_perf_metrics is True; accepted: False, see get_latest_iteration_stats()");
-  }
 }
 
 /// Returns the vocabulary allowed in the prompt.

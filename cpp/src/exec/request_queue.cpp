@@ -50,6 +50,15 @@ void RequestQueue::wake() {
   changed_.notify_one();
 }
 
+void RequestQueue::reset_prefix_cache() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) throw ExecutorClosedError(*closed_);
+    work_.resets_prefix_cache = true;
+  }
+  changed_.notify_one();
+}
+
 void RequestQueue::stop() {
   {
     const std::lock_guard lock(mutex_);
@@ -85,7 +94,8 @@ std::size_t RequestQueue::num_queued() const {
 
 RequestQueue::Work RequestQueue::take(bool wait, std::optional<Clock::time_point> until) {
   const auto has_work = [&] {
-    return work_.stop || work_.woken || !work_.arrivals.empty() || !work_.cancelled.empty();
+    return work_.stop || work_.woken || work_.resets_prefix_cache || !work_.arrivals.empty() ||
+           !work_.cancelled.empty();
   };
   std::unique_lock lock(mutex_);
   if (wait && until) {

@@ -27,6 +27,8 @@ class RequestQueue {
   void cancel(RequestId id);
   /// Makes the next take() return at once, because something else has changed.
   void wake();
+  /// Asks for a reset of the prefix cache. Throws ExecutorClosedError.
+  void reset_prefix_cache();
   /// Asks the executor's thread to stop.
   void stop();
   /// Closes the queue; the first reason stays.
@@ -42,6 +44,7 @@ class RequestQueue {
     std::vector<RequestId> cancelled;
     bool stop = false;
     bool woken = false;
+    bool resets_prefix_cache = false;
   };
   /// Returns all work that has arrived. With `wait`, waits until there is some, wake() is called, or `until`
   /// has passed.

@@ -136,21 +136,16 @@ RequestStats describe(const ActiveRequest& request, std::int64_t step, bool is_c
     stats.num_generated_tokens += sequence->num_generated();
     num_steps = std::max(num_steps, sequence->num_decoding_steps());
     stats.paused = stats.paused || sequence->preempted;
-    const BlockTable& table = sequence->memory.table;
-    const CrossCounts& cross = sequence->memory.cross_counts;
-    stats.alloc_new_blocks_per_request += table.alloc_new_blocks + cross.alloc_new_blocks;
-    stats.reused_blocks_per_request += table.reused_blocks + cross.reused_blocks;
-    stats.missed_blocks_per_request += table.missed_blocks + cross.missed_blocks;
   }
+  const BlockCounts blocks = count_blocks(request);
+  stats.alloc_new_blocks_per_request = blocks.alloc_new_blocks;
+  stats.reused_blocks_per_request = blocks.reused_blocks;
+  stats.missed_blocks_per_request = blocks.missed_blocks;
   stats.alloc_total_blocks_per_request = stats.alloc_new_blocks_per_request + stats.reused_blocks_per_request;
   if (num_steps > 0) {
     stats.avg_num_decoded_tokens_per_iter = static_cast<double>(stats.num_generated_tokens) / num_steps;
   }
-  const auto looked_up = stats.reused_blocks_per_request + stats.missed_blocks_per_request;
-  if (looked_up > 0) {
-    stats.kv_cache_hit_rate_per_request =
-        static_cast<double>(stats.reused_blocks_per_request) / static_cast<double>(looked_up);
-  }
+  stats.kv_cache_hit_rate_per_request = blocks.hit_rate();
   return stats;
 }
 

@@ -90,10 +90,17 @@ bool StepLoop::take_work() {
     if (!work.stop) scheduler_.add(request.first());
   }
   if (work.stop) return false;
+  if (work.resets_prefix_cache) reset_prefix_cache();
   cancel(work.cancelled);
   end_overdue();
   send_responses();
   return true;
+}
+
+void StepLoop::reset_prefix_cache() {
+  memory_.reset_reuse();
+  if (draft_target_ != nullptr) draft_target_->engine().reset_reuse();
+  flush_events();
 }
 
 void StepLoop::cancel(const std::vector<RequestId>& ids) {
@@ -126,7 +133,7 @@ void StepLoop::step() {
   engine_latency_ = {};
   for (Sequence* sequence : plan_.started) {
     ActiveRequest& request = static_cast<ActiveSequence*>(sequence)->request();
-    if (std::exchange(request.has_started, true)) continue;
+    if (!request.start(begin)) continue;
     ++num_started_;
     queue_latency_ += begin - request.arrival;
   }
@@ -192,7 +199,19 @@ bool StepLoop::run_engine() {
   }
 }
 
+void StepLoop::note_tokens() {
+  const auto now = Clock::now();
+  const std::int64_t step = iteration_ + 1;  // as in IterationStats
+  for (const auto& outcome : token_step_.outcomes()) {
+    if (outcome.error.empty() && outcome.sequence->num_generated() > 0) {
+      outcome.sequence->request().note_tokens(now, step);
+    }
+  }
+  for (ActiveRequest* request : token_step_.searches()) request->note_tokens(now, step);
+}
+
 void StepLoop::deliver() {
+  note_tokens();
   fork_sequences();
   for (const auto& outcome : token_step_.outcomes()) {
     ActiveSequence& sequence = *outcome.sequence;

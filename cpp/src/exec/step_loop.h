@@ -66,11 +66,14 @@ class StepLoop {
  private:
   /// Returns false when it is time to stop.
   bool take_work();
+  void reset_prefix_cache();
   void cancel(const std::vector<RequestId>& ids);
   void end_overdue();
   void step();
   /// Returns false if the step, and so its requests, failed.
   bool run_engine();
+  /// Records the time of the step's tokens in their requests.
+  void note_tokens();
   void deliver();
   /// Makes the draft engine's drafts for the next step.
   void draft_with_engine();

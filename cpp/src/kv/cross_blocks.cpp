@@ -99,6 +99,12 @@ void CrossBlockPool::commit(Share& share) {
   }
 }
 
+void CrossBlockPool::reset_reuse() {
+  while (!cached_.empty()) evict_oldest();
+  index_.clear();
+  for (Entry& entry : used_) entry.content.is_known = false;
+}
+
 CrossBlockPool::Index::const_iterator CrossBlockPool::find(const ReuseKey& key,
                                                            const std::vector<std::int32_t>& tokens,
                                                            std::uint64_t hash) const {

@@ -158,6 +158,11 @@ void SequenceMemoryPool::release(SequenceMemory& memory) {
   memory.num_computed = 0;
 }
 
+void SequenceMemoryPool::reset_reuse() {
+  block_pool_.reset_reuse();
+  if (has_encoder()) cross_pool_->reset_reuse();
+}
+
 bool SequenceMemoryPool::reuse_encoder_input(SequenceMemory& memory, const ReuseKey& key,
                                              const EncoderTokens& tokens) {
   memory.cross = cross_pool_->reuse(key, tokens, memory.cross_counts);

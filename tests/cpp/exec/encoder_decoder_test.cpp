@@ -218,6 +218,19 @@ BOOST_AUTO_TEST_CASE(blocks_of_encoder_inputs_take_their_share_of_a_devices_memo
   BOOST_TEST(engine->num_cross_blocks() == 3200 / 4 / 2 / sizeof(std::int64_t));
 }
 
+BOOST_AUTO_TEST_CASE(a_reset_of_the_prefix_cache_forgets_encoder_inputs) {
+  const auto engine = std::make_shared<FakeEncoderDecoder>();
+  const auto executor = make_encoder_decoder(engine, {});
+  const Guest guest{.encoder_tokens = std::vector<TokenId>(9, 5), .prompt = {6}};
+  for (const std::int64_t num_encoded : {9, 18}) {
+    for (int i = 0; i < 2; ++i) {
+      check_answers(*executor, executor->enqueue_request(request_of(guest, 2)), guest, 2);
+      BOOST_TEST(engine->num_encoder_tokens() == num_encoded);
+    }
+    executor->reset_prefix_cache();
+  }
+}
+
 BOOST_AUTO_TEST_CASE(statistics_count_blocks_of_encoder_inputs) {
   const auto engine = std::make_shared<FakeEncoderDecoder>();
   ExecutorConfig config;

@@ -470,8 +470,6 @@ BOOST_AUTO_TEST_CASE(unsupported_fields_are_refused_by_name) {
         "output_config.additional_model_outputs is given");
   check([](Request& request) { request.output_config.return_encoder_output = true; },
         "return_encoder_output is True");
-  check([](Request& request) { request.output_config.return_perf_metrics = true; },
-        "return_perf_metrics is True");
 }
 
 BOOST_AUTO_TEST_CASE(all_problems_are_told_at_once) {

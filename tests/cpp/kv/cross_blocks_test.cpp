@@ -52,6 +52,25 @@ struct Inputs {
 
 BOOST_AUTO_TEST_SUITE(cross_blocks)
 
+BOOST_AUTO_TEST_CASE(a_reset_frees_unused_inputs_and_shares_used_ones_no_longer) {
+  Inputs inputs(8);
+  Share used = inputs.start(input(10));
+  static_cast<void>(inputs.start(input(7, 50)));  // cached from here on
+  BOOST_TEST(inputs.pool.num_cached() == 2);
+  inputs.pool.reset_reuse();
+  inputs.check();
+  BOOST_TEST(inputs.pool.num_cached() == 0);
+  BOOST_TEST(inputs.pool.num_free() == 5);
+  BOOST_TEST((inputs.find(input(7, 50)) == nullptr));
+  const Share again = inputs.start(input(10));
+  BOOST_TEST((again != used));
+  BOOST_TEST((inputs.find(input(10)) == again));
+  used.reset();
+  inputs.check();
+  BOOST_TEST(inputs.pool.num_free() == 5);
+  BOOST_TEST((inputs.find(input(10)) == again));
+}
+
 BOOST_AUTO_TEST_CASE(equal_inputs_share_their_blocks) {
   Inputs inputs(8);
   const Share first = inputs.start(input(10));

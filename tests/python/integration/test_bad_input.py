@@ -138,9 +138,6 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
         "lookahead_config.max_window_size is 4 and max_ngram_size 1",
     ),
     "unknown post-processor": ({"logits_post_processor_name": "name"}, "logits_post_processor_name is 'name', which"),
-    "unsupported metrics": (
-        {"output_config": adaptrt.OutputConfig(return_perf_metrics=True)}, "output_config.return_perf_metrics is True"
-    ),
     **{
         f"sampling {name}={value}": (
             {"sampling_config": adaptrt.SamplingConfig(**{name: value})}, rf"sampling_config\.{name} is"

@@ -94,6 +94,36 @@ ENUMS = {
 REQUIRED = {adaptrt.Request: {"input_token_ids": [1, 2], "max_tokens": 3}, adaptrt.LoraConfig: {"task_id": 7}}
 
 
+def test_names_of_perf_metrics_are_tensorrt_llms() -> None:
+    assert set(properties(adaptrt.TimingMetrics)) == {
+        "arrival_time", "first_scheduled_time", "first_token_time", "last_token_time", "kv_cache_transfer_start",
+        "kv_cache_transfer_end", "kv_cache_size",
+    }  # fmt: skip
+    assert set(properties(adaptrt.KvCacheMetrics)) == {
+        "num_total_allocated_blocks", "num_new_allocated_blocks", "num_reused_blocks", "num_missed_blocks",
+        "kv_cache_hit_rate",
+    }  # fmt: skip
+    assert set(properties(adaptrt.SpeculativeDecodingMetrics)) == {
+        "acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens",
+    }  # fmt: skip
+    assert set(properties(adaptrt.RequestPerfMetrics)) == {
+        "timing_metrics", "kv_cache_metrics", "speculative_decoding", "first_iter", "last_iter", "iter",
+    }  # fmt: skip
+
+
+def test_times_are_kept_to_the_microsecond() -> None:
+    times = adaptrt.TimingMetrics(arrival_time=datetime.timedelta(days=12, microseconds=5))
+    assert times.arrival_time == datetime.timedelta(days=12, microseconds=5)
+    assert times.first_token_time == datetime.timedelta(0)
+    assert pickle.loads(pickle.dumps(times)) == times
+    with pytest.raises(TypeError, match=r"TimingMetrics.arrival_time is 3 \(int\); accepted: timedelta"):
+        times.arrival_time = 3  # type: ignore[assignment]
+
+
+def properties(cls: type) -> list[str]:
+    return [name for name, value in vars(cls).items() if isinstance(value, property)]
+
+
 @pytest.mark.parametrize("cls", REFERENCE, ids=lambda cls: cls.__name__)
 def test_names_order_and_defaults_are_tensorrt_llms(cls: type) -> None:
     instance = cls(**REQUIRED.get(cls, {}))

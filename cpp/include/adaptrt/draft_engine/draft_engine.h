@@ -98,6 +98,8 @@ class DraftEngine {
   void draft(std::span<const DraftTask> tasks);
   /// Releases the sequence's blocks and adapter; it gets them again when drafts are next asked for.
   void release(DraftSequence& sequence);
+  /// Forgets the KV blocks that later sequences could reuse.
+  void reset_reuse() { memory_.reset_reuse(); }
 
   [[nodiscard]] DraftEngineStats stats() const;
   /// Lists every violated invariant of sequences and blocks; empty if none. For tests.

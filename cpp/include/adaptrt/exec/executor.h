@@ -92,6 +92,11 @@ class Executor {
   /// that has ended. Throws RequestError for an unknown id.
   void cancel_request(RequestId id);
 
+  /// Forgets the KV blocks, state snapshots and encoder inputs that later requests could reuse, before the
+  /// next step. Requests that start after this call reuse only blocks that are computed after it, and blocks
+  /// of the second level, which keeps its own. Running requests keep their blocks, and so their tokens.
+  void reset_prefix_cache();
+
   /// Returns the statistics of the steps since the last call, at most the newest iter_stats_max_iterations.
   [[nodiscard]] std::vector<IterationStats> get_latest_iteration_stats();
   [[nodiscard]] std::vector<RequestStatsPerIteration> get_latest_request_stats();

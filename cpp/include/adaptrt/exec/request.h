@@ -61,7 +61,7 @@ constexpr auto fields_of(const OutputConfig* /*type*/) {
       Field{"return_encoder_output", &C::return_encoder_output,
             "Return Result.encoder_output. Refused when True if the engine has no encoder. For an "
             "encoder-only engine, a request without pooling_params needs it."},
-      Field{"return_perf_metrics", &C::return_perf_metrics, "Refused if True."},
+      Field{"return_perf_metrics", &C::return_perf_metrics, "Return Result.request_perf_metrics."},
       Field{"additional_model_outputs", &C::additional_model_outputs, "Refused unless None."},
       Field{"top_log_probs", &C::top_log_probs,
             "Number of most likely tokens in Result.top_log_probs, 0 to 20; 0: none. With "

@@ -8,6 +8,7 @@
 
 #include "adaptrt/core/fields.h"
 #include "adaptrt/exec/float_tensor.h"
+#include "adaptrt/exec/perf_metrics.h"
 #include "adaptrt/exec/request.h"
 #include "adaptrt/sample/log_softmax.h"
 #include "adaptrt/sample/stop.h"
@@ -29,13 +30,14 @@ struct Result {
   std::int32_t sequence_index = 0;
   bool is_sequence_final = false;
   std::int32_t decoding_iter = 0;
-  Unsupported request_perf_metrics;
+  std::optional<RequestPerfMetrics> request_perf_metrics;
   std::optional<std::vector<std::vector<std::vector<TokenLogProb>>>> top_log_probs;
   std::optional<std::vector<float>> prompt_log_probs;
   std::optional<std::vector<std::vector<TokenLogProb>>> prompt_top_log_probs;
   std::optional<FloatTensor> pooled_output;
   Unsupported additional_outputs;
   Unsupported context_phase_params;
+  std::int32_t num_cached_tokens = 0;
 };
 
 constexpr auto fields_of(const Result* /*type*/) {
@@ -67,7 +69,9 @@ constexpr auto fields_of(const Result* /*type*/) {
             "Index of the sequence in the request: 0 to num_return_sequences - 1."},
       Field{"is_sequence_final", &C::is_sequence_final, "True in the sequence's last response."},
       Field{"decoding_iter", &C::decoding_iter, "Number of steps so far that gave the sequence a token."},
-      Field{"request_perf_metrics", &C::request_perf_metrics, "Always None."},
+      Field{"request_perf_metrics", &C::request_perf_metrics,
+            "Times, KV cache blocks and drafts of the request so far, in all results of a request with "
+            "OutputConfig.return_perf_metrics; None without it."},
       Field{"top_log_probs", &C::top_log_probs,
             "[beams][tokens][OutputConfig.top_log_probs, or the vocabulary size if smaller] of (token id, "
             "log prob) as in log_probs: the most likely tokens, most likely first, equal logits by id. For "
@@ -85,7 +89,12 @@ constexpr auto fields_of(const Result* /*type*/) {
             "Request.pooling_params. The width is hidden_size, or the number of outputs of the last of "
             "PoolingParams.layers. None if the request ended before its prompt was computed."},
       Field{"additional_outputs", &C::additional_outputs, "Always None."},
-      Field{"context_phase_params", &C::context_phase_params, "Always None."}};
+      Field{"context_phase_params", &C::context_phase_params, "Always None."},
+      Field{"num_cached_tokens", &C::num_cached_tokens,
+            "Number of first prompt tokens that were not computed when the request started, because their KV "
+            "and states were reused: full blocks, beginnings of blocks, and blocks of the second level. A "
+            "later start after a preemption does not change it. The same for all sequences. Not in "
+            "TensorRT-LLM."}};
 }
 
 /// TensorRT-LLM's Response: a result or an error.

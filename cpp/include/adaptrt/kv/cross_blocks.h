@@ -90,6 +90,9 @@ class CrossBlockPool {
   /// Records that the step of try_take()'s blocks has run, so that they can be kept. If the same input is
   /// already known by other blocks, `share` changes to those.
   void commit(Share& share);
+  /// Forgets all inputs between two steps: blocks of unused ones become free, and used ones are no longer
+  /// shared.
+  void reset_reuse();
 
   [[nodiscard]] std::int32_t blocks_for(std::int64_t num_tokens) const {
     return static_cast<std::int32_t>((num_tokens + tokens_per_block_ - 1) / tokens_per_block_);

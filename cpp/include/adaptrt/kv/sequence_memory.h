@@ -188,8 +188,10 @@ class SequenceMemoryPool {
 
   /// See BlockPool::set_time.
   void set_time(Time now) { block_pool_.set_time(now); }
-  /// See BlockPool::reset_reuse.
-  void reset_reuse() { block_pool_.reset_reuse(); }
+  /// Forgets what later sequences could reuse, between two steps: blocks, with the snapshots after them, and
+  /// encoder inputs. What sequences hold stays theirs, but is no longer shared. The second level keeps its
+  /// blocks.
+  void reset_reuse();
   /// See BlockPool::offload_all.
   void offload_all(Time deadline) { block_pool_.offload_all(deadline); }
   [[nodiscard]] bool has_second_level() const { return block_pool_.has_second_level(); }

@@ -186,9 +186,6 @@ def test_a_field_of_a_wrong_kind_is_refused_and_nothing_changes(options: Any, na
 # Minimum and maximum that a field accepts (None: no limit); a list means the limits of a list's elements.
 LIMITS: list[tuple[Any, str, Any, Any]] = [
     (adaptrt.DebugConfig(), "debug_tensors_max_iterations", 0, None),
-    (adaptrt.RequestPerfMetrics(), "first_iter", 0, None),
-    (adaptrt.RequestPerfMetrics(), "last_iter", 0, None),
-    (adaptrt.RequestPerfMetrics(), "iter", 0, None),
     (adaptrt.RuntimeDefaults(), "max_attention_window", [0], None),
     (adaptrt.RuntimeDefaults(), "sink_token_length", 0, None),
     (adaptrt.MultimodalInput([], [], []), "multimodal_positions", [0], None),
