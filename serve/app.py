@@ -21,6 +21,7 @@ from . import (
     metrics,
     openai_routes,
     page_routes,
+    prefix_cache_routes,
     responses,
     state_routes,
     triton_routes,
@@ -57,6 +58,7 @@ def make_app(service: Service, batches: Batches | None = None) -> FastAPI:
     app.include_router(triton_routes.routes(service))
     app.include_router(metrics.routes(service.metrics.registry))
     app.include_router(state_routes.routes(service))
+    app.include_router(prefix_cache_routes.routes(service))
     if batches is not None:
         app.include_router(batch_routes.routes(service, batches))
     app.include_router(page_routes.routes())
@@ -66,7 +68,7 @@ def make_app(service: Service, batches: Batches | None = None) -> FastAPI:
         OriginGuard,
         policy=OriginPolicy(service.options.host, service.options.allowed_hosts),
         # Browsers send forms to other sites without asking, so uploads are guarded as well.
-        guarded_paths=adapter_routes.ADAPTER_PATHS | {batch_routes.FILES_PATH},
+        guarded_paths=adapter_routes.ADAPTER_PATHS | {batch_routes.FILES_PATH, prefix_cache_routes.RESET_PATH},
         other_type=_other_type,
         respond=respond,
     )

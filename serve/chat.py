@@ -48,6 +48,7 @@ class ChatAnswer:
         self._fields = fields
         self._tokenizer = conversation.tokenizer
         self._prompt = conversation.request.prompt
+        self._num_cached_tokens = 0
         self._echo = _echo(fields)
         self._has_reasoning = conversation.has_reasoning
         self._choices = [
@@ -67,6 +68,7 @@ class ChatAnswer:
         for piece in pieces:
             choices.append(await self._choices[piece.index].whole(piece))
             await slices.pause()
+        self._num_cached_tokens = pieces[0].num_cached_tokens
         whole = {
             **self._head,
             "object": "chat.completion",
@@ -93,6 +95,7 @@ class ChatAnswer:
         num_tokens = 0
         begun: set[int] = set()
         async for index, piece in pieces:
+            self._num_cached_tokens = piece.num_cached_tokens
             if index not in begun:
                 opening = {"index": index, "delta": {"role": "assistant", "content": self._echo}, **_OPEN}
                 counts = {"usage": self._usage(num_tokens)} if always else {}
@@ -107,7 +110,7 @@ class ChatAnswer:
 
     def _usage(self, num_tokens: int) -> dict[str, Any]:
         reasoning = sum(choice.num_reasoning_tokens for choice in self._choices) if self._has_reasoning else None
-        return usage(len(self._prompt), num_tokens, reasoning)
+        return usage(len(self._prompt), num_tokens, reasoning, num_cached_tokens=self._num_cached_tokens)
 
     def _prompt_ids(self) -> dict[str, Any]:
         return {"prompt_token_ids": list(self._prompt)} if self._fields.return_token_ids else {}

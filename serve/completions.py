@@ -168,6 +168,8 @@ class _Answer:
         self._own = own
         self._prompts = prompts
         self._num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        self._cached: dict[int, int] = {}
+        """Number of cached tokens of each prompt whose answers have begun."""
         self._head = {
             "id": answer_id("cmpl"),
             "object": "text_completion",
@@ -201,9 +203,10 @@ class _Answer:
 
     def whole(self, pieces: Sequence[TextPiece]) -> dict[str, Any]:
         """Returns the answer without streaming."""
+        self._cached = {piece.index // self._fields.n: piece.num_cached_tokens for piece in pieces}
         choices = Items(self._choice(piece.index, piece, is_first=True) for piece in pieces)
         num_tokens = sum(len(piece.token_ids) for piece in pieces) if self._fields.max_tokens else 0
-        return self._head | {"choices": choices, "usage": usage(self._num_prompt_tokens, num_tokens)}
+        return self._head | {"choices": choices, "usage": self._usage(num_tokens)}
 
     async def chunks(self, pieces: AsyncIterator[tuple[int, TextPiece]]) -> AsyncIterator[dict[str, Any]]:
         """Yields one chunk per piece, and the token counts at the end."""
@@ -214,14 +217,18 @@ class _Answer:
         num_tokens = 0
         async for i, piece in pieces:
             num_tokens += len(piece.token_ids) if self._fields.max_tokens else 0
+            self._cached[i // self._fields.n] = piece.num_cached_tokens
             choice = self._choice(i, piece, is_first=i not in begun)
             begun.add(i)
             chunk = self._head | {"choices": [choice]}
             if always:
-                chunk["usage"] = usage(self._num_prompt_tokens, num_tokens)
+                chunk["usage"] = self._usage(num_tokens)
             yield chunk
         if with_usage:
-            yield self._head | {"choices": [], "usage": usage(self._num_prompt_tokens, num_tokens)}
+            yield self._head | {"choices": [], "usage": self._usage(num_tokens)}
+
+    def _usage(self, num_tokens: int) -> dict[str, Any]:
+        return usage(self._num_prompt_tokens, num_tokens, num_cached_tokens=sum(self._cached.values()))
 
     def _choice(self, index: int, piece: TextPiece, *, is_first: bool) -> dict[str, Any]:
         fields = self._fields

@@ -89,19 +89,24 @@ class TextPiece:
     """Index of the answer among the request's answers."""
     offsets: tuple[int, ...] = ()
     """Position of each token's text in the answer's text, in characters."""
+    num_cached_tokens: int = field(default=0, compare=False)
+    """Number of the prompt's first tokens whose KV was reused instead of computed. It depends on earlier requests."""
 
 
 class TextGeneration:
     """Answers of one request as they arrive. Leaving its `async with` early cancels the request."""
 
-    def __init__(self, request: TextRequest, generation: Generation, texts: Sequence[TextStream]) -> None:
-        """Called only by TextGenerator.start. `texts`: one text stream per answer."""
+    def __init__(
+        self, request: TextRequest, generation: Generation, texts: Sequence[TextStream], *, has_encoder: bool = False
+    ) -> None:
+        """Called only by TextGenerator.start. `texts`: one text stream per answer. has_encoder: it reads the prompt."""
         self.turn = asyncio.Lock()
         """Held while results become pieces. Requests that one client makes at once share one lock."""
         self._request = request
         self._generation = generation
         self._answers = [_Answer(request, index, text) for index, text in enumerate(texts)]
         self._num_running = len(self._answers)
+        self._has_encoder = has_encoder
         self._prompt_log_probs: tuple[TokenLogProbs, ...] | None = None
         self._pieces: deque[TextPiece] = deque()
         # A result has the log probs of all tokens so far: unread results would fill the memory.
@@ -172,7 +177,7 @@ class TextGeneration:
             if index == 0 and not answer.has_begun:
                 # They arrive with the first result of the first sequence, which precedes the results of the others.
                 self._take_prompt_log_probs(new[0])
-            self._pieces.append(answer.piece(new, self._prompt_log_probs))
+            self._pieces.append(answer.piece(new, self._prompt_log_probs, num_cached=self._num_cached(new[0])))
             self._num_running -= answer.has_ended
 
     def _make_pieces_of_beams(self, results: Sequence[Result]) -> None:
@@ -182,8 +187,14 @@ class TextGeneration:
             del self._answers[len(result.output_token_ids) :]
             self._take_prompt_log_probs(result)
             for beam, answer in enumerate(self._answers):
-                self._pieces.append(answer.piece([result], self._prompt_log_probs, beam))
+                num_cached = self._num_cached(result)
+                self._pieces.append(answer.piece([result], self._prompt_log_probs, beam, num_cached=num_cached))
             self._num_running = 0
+
+    def _num_cached(self, result: Result) -> int:
+        if self._has_encoder:
+            return 0  # the encoder's input is the prompt
+        return max(result.num_cached_tokens - self._generation.num_virtual_tokens, 0)
 
     def _take_prompt_log_probs(self, result: Result) -> None:
         num_tops = self._request.prompt_log_probs
@@ -226,7 +237,12 @@ class _Answer:
         )
 
     def piece(
-        self, results: Sequence[Result], prompt_log_probs: tuple[TokenLogProbs, ...] | None, beam: int = 0
+        self,
+        results: Sequence[Result],
+        prompt_log_probs: tuple[TokenLogProbs, ...] | None,
+        beam: int = 0,
+        *,
+        num_cached: int = 0,
     ) -> TextPiece:
         """Makes a piece of new results of the answer's sequence."""
         request, text, last = self._request, self._text, results[-1]
@@ -259,7 +275,9 @@ class _Answer:
             log_probs = limited(found, request.top_log_probs)
         of_prompt = None if self.has_begun else prompt_log_probs
         self.has_begun = True
-        return TextPiece(shown, tuple(tokens), log_probs, of_prompt, reason, stop_reason, self.index, tuple(offsets))
+        return TextPiece(
+            shown, tuple(tokens), log_probs, of_prompt, reason, stop_reason, self.index, tuple(offsets), num_cached
+        )
 
 
 class TextGenerator:
@@ -299,7 +317,7 @@ class TextGenerator:
             )
             await slices.pause()
         generation = await self._adapters.submit(self._executor_request(request, own.end_ids), request.adapter)
-        return TextGeneration(request, generation, texts)
+        return TextGeneration(request, generation, texts, has_encoder=self._decoder_start is not None)
 
     def _executor_request(self, request: TextRequest, end_ids: tuple[int, ...]) -> Request:
         end_ids = () if request.ignore_eos else end_ids

@@ -34,6 +34,7 @@ class MessageAnswer:
         self._model = model
         self._message_id = f"msg_{uuid.uuid4().hex}"
         self._num_prompt_tokens = num_prompt_tokens
+        self._num_cached_tokens = 0
         self._num_answer_tokens = 0
         self._num_thinking_tokens = 0
         self._is_cut = is_cut
@@ -67,6 +68,7 @@ class MessageAnswer:
         """Adds a piece; `split` splits it. The last piece ends the message."""
         parts = await split.parts(piece)
         self._num_answer_tokens += len(piece.token_ids)
+        self._num_cached_tokens = piece.num_cached_tokens
         events: list[Event] = []
         for part in parts:
             if isinstance(part, TextPart):
@@ -133,10 +135,11 @@ class MessageAnswer:
         return [{"type": "content_block_stop", "index": len(self._blocks) - 1}]
 
     def _usage(self) -> dict[str, Any]:
+        # Clients add up the three counts of the prompt. Before the first piece, no token counts as cached.
         return {
-            "input_tokens": self._num_prompt_tokens,
+            "input_tokens": self._num_prompt_tokens - self._num_cached_tokens,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
+            "cache_read_input_tokens": self._num_cached_tokens,
             "output_tokens": self._num_answer_tokens,
             "output_tokens_details": {"thinking_tokens": self._num_thinking_tokens},
         }

@@ -38,12 +38,18 @@ def answer_id(prefix: str) -> str:
     return new_id(prefix) if record is None or not record.is_named else f"{prefix}-{record.id}"
 
 
-def usage(num_prompt_tokens: int, num_answer_tokens: int, num_reasoning_tokens: int | None = None) -> dict[str, Any]:
-    """Returns the token counts in OpenAI's format. num_reasoning_tokens: part of the answer; None: not known."""
+def usage(
+    num_prompt_tokens: int, num_answer_tokens: int, num_reasoning_tokens: int | None = None, *, num_cached_tokens: int
+) -> dict[str, Any]:
+    """Returns the token counts in OpenAI's format.
+
+    num_reasoning_tokens: part of the answer; None: not known. num_cached_tokens: part of the prompt.
+    """
     counts: dict[str, Any] = {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_answer_tokens,
         "total_tokens": num_prompt_tokens + num_answer_tokens,
+        "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
     }
     if num_reasoning_tokens is not None:
         counts["completion_tokens_details"] = {"reasoning_tokens": num_reasoning_tokens}

@@ -64,6 +64,7 @@ class ResponseAnswer:
         self._echo = echo
         self._created = int(time.time())
         self._num_prompt_tokens = num_prompt_tokens
+        self._num_cached_tokens = 0
         self._num_answer_tokens = 0
         self._num_reasoning_tokens = 0
         self._texts = log_prob_texts
@@ -114,6 +115,7 @@ class ResponseAnswer:
         parts = await split.parts(piece)
         self._num_reasoning_tokens = split.num_reasoning_tokens
         self._num_answer_tokens += len(piece.token_ids)
+        self._num_cached_tokens = piece.num_cached_tokens
         events: list[Event] = []
         self._log_probs = split.without_reasoning([*self._log_probs, *piece.log_probs])
         for part in parts:
@@ -264,7 +266,7 @@ class ResponseAnswer:
     def _usage(self) -> dict[str, Any]:
         return {
             "input_tokens": self._num_prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": self._num_cached_tokens, "cache_write_tokens": 0},
             "output_tokens": self._num_answer_tokens,
             "output_tokens_details": {"reasoning_tokens": self._num_reasoning_tokens},
             "total_tokens": self._num_prompt_tokens + self._num_answer_tokens,

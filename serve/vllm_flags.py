@@ -24,7 +24,7 @@ SERVER_ARGUMENTS: Final[Mapping[str, Accepted]] = {
     "tool_parser_plugin": Accepted((), "use --tool_call_parser"),
     "tool_server": Accepted((), "clients run the tools"),
     "return_tokens_as_token_ids": Accepted((False,), "give return_tokens_as_token_ids in requests"),
-    "enable_prompt_tokens_details": Accepted((False,), "usage has no details of prompts"),
+    "enable_prompt_tokens_details": Accepted(_ANY, "usage always has the number of cached tokens"),
     "enable_force_include_usage": Accepted((False,), "give stream_options.include_usage in requests"),
     "enable_server_load_tracking": Accepted(_ANY, "GET /load always has the number of requests"),
     "enable_request_id_headers": Accepted(_ANY, "answers always have the header X-Request-Id"),

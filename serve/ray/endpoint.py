@@ -24,6 +24,7 @@ from ..http import LONG_BODY, disconnected, end_task, read_body, unless_disconne
 from ..key_guard import KeyGuard
 from ..options import ServerLimits
 from ..origin_guard import OriginGuard, OriginPolicy
+from ..prefix_cache_routes import RESET_PATH
 from ..records import RequestRecord, client_of, current_request
 from ..triton_routes import other_type
 from ..work import Work, WorkKind
@@ -68,7 +69,7 @@ class Endpoint:
         self._app = OriginGuard(
             self._app,
             OriginPolicy("", args.allowed_hosts),
-            ADAPTER_PATHS,
+            ADAPTER_PATHS | {RESET_PATH},
             other_type,
             respond,
         )

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
+from ..prefix_cache_routes import RESET_PATH
 from .forwarding import WholeAnswer
 
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -31,6 +32,8 @@ def merge_of(method: str, path: str) -> Merge | None:
         return _first_found
     if method == "POST" and path == "/v2/repository/index":
         return _merged_index
+    if method == "POST" and path == RESET_PATH:
+        return _all_done
     return None
 
 
@@ -81,6 +84,10 @@ def _merged_json(
         for row in rows_of(json.loads(answer.body)):
             rows.setdefault(row[key], row)
     return Response(json.dumps(content_of(list(rows.values())), ensure_ascii=False), media_type="application/json")
+
+
+def _all_done(answers: Sequence[WholeAnswer]) -> Response:
+    return _refusal(answers) or _same(answers[0])
 
 
 def _first_found(answers: Sequence[WholeAnswer]) -> Response:

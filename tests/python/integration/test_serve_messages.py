@@ -61,12 +61,10 @@ def test_a_message_is_the_chats_answer(client: anthropic.Anthropic, address: str
     assert (block.text, made.stop_reason, made.model) == ("It is sunny.", "end_turn", "base")
     assert block.text == chat.choices[0].message.content
     assert chat.usage is not None
-    assert (made.usage.input_tokens, made.usage.output_tokens) == (
-        chat.usage.prompt_tokens,
-        chat.usage.completion_tokens,
-    )
+    num_input_tokens = made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0)
+    assert (num_input_tokens, made.usage.output_tokens) == (chat.usage.prompt_tokens, chat.usage.completion_tokens)
     counted = client.messages.count_tokens(model="base", messages=ASKED["messages"], system="be brief")
-    assert counted.input_tokens == made.usage.input_tokens
+    assert counted.input_tokens == num_input_tokens
 
 
 def test_a_stream_adds_up(client: anthropic.Anthropic) -> None:
@@ -152,7 +150,8 @@ def test_ends_of_answers(client: anthropic.Anthropic) -> None:
     assert client.messages.create(**{**ASKED, "max_tokens": 5000}).stop_reason == "end_turn"
     full = client.messages.create(**{**ASKED, "max_tokens": 5000}, extra_body={"ignore_eos": True})
     assert full.stop_reason == "model_context_window_exceeded"
-    assert full.usage.input_tokens + full.usage.output_tokens == 512
+    num_input_tokens = full.usage.input_tokens + (full.usage.cache_read_input_tokens or 0)
+    assert num_input_tokens + full.usage.output_tokens == 512
 
 
 def test_the_last_message_of_the_assistant_is_continued(client: anthropic.Anthropic) -> None:

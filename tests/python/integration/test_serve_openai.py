@@ -83,6 +83,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield Served(address, client, executor)
 
 
+def counts(usage: openai.types.CompletionUsage) -> tuple[int, int, int]:
+    """The counts that do not depend on earlier requests."""
+    return usage.prompt_tokens, usage.completion_tokens, usage.total_tokens
+
+
 def test_models(served: Served) -> None:
     cards = {card.id: card for card in served.client.models.list()}
     assert list(cards) == MODELS
@@ -120,7 +125,7 @@ def test_completions_are_the_executors(served: Served, model: str, sampling: dic
     assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + [choice.finish_reason]
     assert last.choices == []
-    assert last.usage == answer.usage
+    assert counts(last.usage) == counts(answer.usage)
 
 
 def test_answers_without_a_seed_differ(served: Served) -> None:
@@ -177,6 +182,54 @@ def test_several_answers_to_each_prompt(served: Served, stream: bool) -> None:
     assert usage.completion_tokens == sum(len(of_choice) for of_choice in tokens)
 
 
+def test_usage_has_the_cached_tokens_of_the_prompt(served: Served) -> None:
+    """The second of two prompts with the same beginning reuses its blocks, in each API's counts."""
+    size = served.executor.engine_info.tokens_per_block
+    asked: dict[str, Any] = {"model": "base", "max_tokens": 1, "temperature": 0}
+
+    def cached(prompts: list[list[int]], **more: Any) -> int:
+        answer = served.client.completions.create(**asked, prompt=prompts, **more)
+        usage = (list(answer)[-1] if more else answer).usage
+        return usage.prompt_tokens_details.cached_tokens
+
+    def prompts_from(first: int) -> list[list[int]]:
+        return [[first + i, *range(4, 4 + 2 * size), 4] for i in range(2)]
+
+    assert cached(prompts_from(10)) == 0
+    assert cached(prompts_from(10)) == 2 * (2 * size)
+    stream: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+    assert cached(prompts_from(10), n=2, **stream, seed=1) == 2 * (2 * size)
+    # A reset forgets them.
+    assert served.post("/reset_prefix_cache?reset_external=true", None).status_code == 400
+    assert served.post("/reset_prefix_cache", None).status_code == 200
+    assert cached(prompts_from(10), **stream) == 0
+
+    messages = [{"role": "user", "content": "z" * 3 * size}]
+    chat = {**asked, "messages": messages}
+    whole = [served.client.chat.completions.create(**chat) for _ in range(2)]
+    *_, last = served.client.chat.completions.create(**chat, **stream)
+    response = served.client.responses.create(
+        model="base", input=messages[0]["content"], max_output_tokens=1, temperature=0
+    )
+    with anthropic.Anthropic(base_url=served.address, api_key="none", max_retries=0) as client:
+        to_anthropic: dict[str, Any] = {"model": "base", "max_tokens": 1, "messages": messages}
+        message = client.messages.create(**to_anthropic)
+        with client.messages.stream(**to_anthropic) as events:
+            streamed = events.get_final_message()
+    length = whole[0].usage.prompt_tokens
+    expected = min(length // size * size, length - 1)  # only full blocks can be reused
+    assert whole[0].usage.prompt_tokens_details.cached_tokens < expected
+    found = [
+        whole[1].usage.prompt_tokens_details.cached_tokens,
+        last.usage.prompt_tokens_details.cached_tokens,
+        response.usage.input_tokens_details.cached_tokens,
+        message.usage.cache_read_input_tokens,
+        streamed.usage.cache_read_input_tokens,
+    ]
+    assert found == [expected] * 5
+    assert message.usage.input_tokens == streamed.usage.input_tokens == length - expected
+
+
 def test_several_answers_to_a_chat(served: Served) -> None:
     expected = [served.run(chat_ids("hi"), "base", 8, seed=seed).output_token_ids[0] for seed in (4, 5)]
     asked = {
@@ -195,7 +248,7 @@ def test_several_answers_to_a_chat(served: Served) -> None:
         own = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == index]
         assert "".join(part.delta.content or "" for part in own) == choice.message.content
         assert [part.finish_reason for part in own if part.finish_reason] == [choice.finish_reason]
-    assert last.usage == answer.usage
+    assert counts(last.usage) == counts(answer.usage)
 
 
 def test_an_answer_that_a_stop_text_ends_leaves_the_others(served: Served) -> None:
@@ -392,7 +445,7 @@ def test_chats(served: Served, model: str, prompt: list[int]) -> None:
     streamed = [entry for chunk in chunks if chunk.choices[0].logprobs for entry in chunk.choices[0].logprobs.content]
     assert streamed == entries
     assert chunks[-1].choices[0].finish_reason == choice.finish_reason == "length"
-    assert (last.choices, last.usage) == ([], answer.usage)
+    assert (last.choices, counts(last.usage)) == ([], counts(answer.usage))
 
     # Other APIs write the same answer of the same adapter in other forms.
     sampling = {"seed": 4}
@@ -412,7 +465,8 @@ def test_chats(served: Served, model: str, prompt: list[int]) -> None:
         choice.message.content,
         "max_tokens",
     )
-    assert message.usage.input_tokens == response.usage.input_tokens == len(prompt)
+    assert response.usage.input_tokens == len(prompt)
+    assert message.usage.input_tokens + message.usage.cache_read_input_tokens == len(prompt)
 
 
 def test_kinds_of_messages_in_a_conversation(served: Served) -> None:

@@ -16,7 +16,10 @@ from adaptrt.serve.openai_fields import CompletionRequest, ModelFields
 from adaptrt.serve.options import ServerOptions
 from adaptrt.serve.ray.affinity import _OPENAI_PATHS
 
-WITHOUT_JSON = {"/ping", "/v1/responses/{response_id}/cancel", "/v1/files", "/v1/batches/{batch_id}/cancel"}
+WITHOUT_JSON = {
+    *("/ping", "/v1/responses/{response_id}/cancel", "/v1/files", "/v1/batches/{batch_id}/cancel"),
+    "/reset_prefix_cache",
+}
 
 
 def client(**options: Any) -> TestClient:

@@ -105,7 +105,7 @@ def test_results_of_an_answer_that_has_ended_end_no_other() -> None:
     def result(index: int, text: str, finish: adaptrt.FinishReason | None = None) -> Any:
         made = SimpleNamespace(
             sequence_index=index, output_token_ids=[tokenizer.encode(text).ids], is_sequence_final=finish is not None,
-            finish_reasons=[finish], is_final=finish is not None,
+            finish_reasons=[finish], is_final=finish is not None, num_cached_tokens=0,
         )  # fmt: skip
         return SimpleNamespace(has_error=lambda: False, result=made)
 

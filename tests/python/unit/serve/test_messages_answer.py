@@ -123,6 +123,15 @@ def test_events_add_up_to_the_body(pieces: list[list[AnswerPart]], content: list
     assert whole.body()["content"] == content
 
 
+def test_cached_tokens_of_the_prompt_are_not_input_tokens() -> None:
+    answer = MessageAnswer("base", 5, is_cut=False)
+    assert answer.body()["usage"]["input_tokens"] == 5
+    piece = TextPiece("", (1,), finish_reason="stop", num_cached_tokens=4)
+    events = asyncio.run(answer.add(piece, SplitAnswer(Scripted([[TextPart("a")]]))))
+    for usage in (answer.body()["usage"], events[-2]["usage"]):
+        assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (1, 4)
+
+
 @pytest.mark.parametrize(
     ("reason", "stop", "is_cut", "expected"),
     [

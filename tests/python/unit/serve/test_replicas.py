@@ -208,6 +208,12 @@ def test_lists_of_models_are_merged() -> None:
     assert merge_of("POST", "/v1/completions") is None
 
 
+def test_all_replicas_reset_their_prefix_cache() -> None:
+    done = whole("a", "")
+    assert merged("POST", "/reset_prefix_cache", done, whole("b", "")).status_code == 200
+    assert merged("POST", "/reset_prefix_cache", done, whole("b", {"error": 1}, 503)).status_code == 503
+
+
 def test_metrics_have_their_replica() -> None:
     text = (
         "# HELP n_total Things.\n# TYPE n_total counter\nn_total{{kind=\"k\"}} {0}\n"

@@ -229,6 +229,14 @@ def test_the_text_has_no_log_probs_of_the_reasoning() -> None:
         assert [entry["token"] for entry in message["content"][0]["logprobs"]] == ["t3"]
 
 
+def test_cached_tokens_of_the_prompt_are_counted() -> None:
+    answer = ResponseAnswer({}, 5, None)
+    piece = TextPiece("", (1,), finish_reason="stop", num_cached_tokens=4)
+    asyncio.run(answer.add(piece, SplitAnswer(Scripted([[TextPart("a")]]))))
+    usage = answer.body()["usage"]
+    assert (usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"]) == (5, 4)
+
+
 def test_reasoning_tokens_are_counted() -> None:
     answer, _ = streamed([[ReasoningPart("a")], [ReasoningPart("b")], [TextPart("c")]], spans=[(0, 2)])
     assert answer.body()["usage"] == {
