@@ -208,9 +208,11 @@ BOOST_AUTO_TEST_CASE(every_field_of_an_engine_arrives) {
   fill(info, last);
   Recording engine(info);
   const Served served(engine);
-  // An engine of another process has no second level of the KV cache, and takes no embeddings.
+  // An engine of another process has no second level of the KV cache, takes no embeddings and finds no best
+  // tokens.
   info.kv_identity.clear();
   info.prompt_embedding_size = 0;
+  info.finds_best_tokens = false;
   BOOST_TEST(described(served.remote->info()) == described(info), boost::test_tools::per_element());
   BOOST_TEST(described(info).size() > 50U);
 }
