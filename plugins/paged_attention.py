@@ -36,20 +36,18 @@ def _check(sizes: Mapping[str, int], attributes: Mapping[str, Any]) -> list[str]
     return problems
 
 
-# Maximum number of key splits of a decoding sequence, and of a step with several splits per sequence.
-_SPLITS_OF_SEQUENCE: Final = 128
-_SPLITS_OF_STEP: Final = 4096
+# Maximum number of key splits of a decoding sequence with a window.
+_SPLITS_OF_SEQUENCE: Final = 17
 
 
 def _workspace_bytes(sizes: Mapping[str, int], attributes: Mapping[str, Any]) -> int:
     """Size of the queries after RoPE in two bytes, and of each key split's float32 results for every head.
 
-    A split's results are head_dim weighted values, the maximum score and the sum of the weights. KV heads are split
-    separately.
+    A split's results are head_dim weighted values, the maximum score and the sum of the weights.
     """
     heads, head_dim = int(attributes["num_heads"]), int(attributes["head_dim"])
     queries = -(-sizes["tokens"] * heads * head_dim * 2 // 256) * 256
-    splits = min(sizes["sequences"] * _SPLITS_OF_SEQUENCE, _SPLITS_OF_STEP // int(attributes["num_kv_heads"]))
+    splits = sizes["sequences"] * _SPLITS_OF_SEQUENCE
     return queries + splits * heads * (head_dim + 2) * 4
 
 

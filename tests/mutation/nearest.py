@@ -29,7 +29,8 @@ CPP_PROGRAMS = {
     "mpi": ("mpi", "sharded"),
     "exec": ("exec",),
     "device": ("gpu", "tensorrt"),
-    "gpu": ("gpu", "tensorrt"),
+    "gpu": ("gpu", "cuda_program", "tensorrt"),
+    "cuda_program": ("cuda_program",),
     "tensorrt": ("tensorrt",),
 }
 SEEN_THROUGH_BINDINGS = (

@@ -36,6 +36,7 @@ class Results:
             sequence_index=0,
             log_probs=[[-float(place) for place in range(i + 1)]],
             top_log_probs=None,
+            num_cached_tokens=0,
         )
 
     @property
