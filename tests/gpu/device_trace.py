@@ -33,7 +33,7 @@ class Launches:
 
 @dataclass(frozen=True)
 class Activity:
-    """What the device did in consecutive steps; times in microseconds."""
+    """The device's work in consecutive steps; times in microseconds."""
 
     steps: int
     period: float

@@ -26,10 +26,9 @@ SharedBytes shared_bytes(const Program& program) {
   for (const std::vector<Op>* section : program.sections()) {
     for (const Op& op : *section) {
       if (const auto* linear = std::get_if<LinearOp>(&op)) {
-        std::int64_t width = 0;
-        for (const LinearPart& part : linear->parts) width += part.weight.n;
-        if (linear->epilogue == LinearEpilogue::kAdd) require(&bytes.addend, tokens * width * element);
-        if (is_activated(linear->epilogue)) require(&bytes.product, tokens * width * element);
+        const std::int64_t needed = tokens * product_width(*linear) * element;
+        if (linear->epilogue == LinearEpilogue::kAdd) require(&bytes.addend, needed);
+        if (is_activated(linear->epilogue)) require(&bytes.product, needed);
         if (const auto lora = lora_config(*linear, program)) {
           require(&bytes.workspace, cuda::LoraKernel(*lora).workspace_bytes(tokens));
         }
@@ -49,7 +48,7 @@ Allocation allocate(Device& device, std::size_t bytes) {
 
 }  // namespace
 
-CudaMemory::CudaMemory(const Program& program, const GpuModelArrays& arrays, Device& device, Stream& stream)
+CudaMemory::CudaMemory(const Program& program, const GpuModelArrays& arrays, Device& device)
     : logits_(arrays.logits), adapters_(arrays.adapters), arena_(device.allocate(program.arena_bytes)) {
   for (const Buffer& buffer : program.buffers) buffers_.push_back(arena_.data() + buffer.offset);
   buffers_[static_cast<std::size_t>(program.logits)] = logits_;
@@ -57,7 +56,6 @@ CudaMemory::CudaMemory(const Program& program, const GpuModelArrays& arrays, Dev
   addend_ = allocate(device, bytes.addend);
   product_ = allocate(device, bytes.product);
   workspace_ = allocate(device, bytes.workspace);
-  if (bytes.workspace > 0) stream.fill_zero(workspace_.data(), workspace_.bytes());
 }
 
 }  // namespace adaptrt

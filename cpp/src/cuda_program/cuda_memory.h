@@ -13,15 +13,15 @@ namespace adaptrt {
 /// Device memory of a model that its ops share. Sizes are for the largest run.
 class CudaMemory {
  public:
-  /// Throws ConfigError if the device has no memory left, StepError if it fails.
-  CudaMemory(const Program& program, const GpuModelArrays& arrays, Device& device, Stream& stream);
+  /// Throws ConfigError if the device has no memory left.
+  CudaMemory(const Program& program, const GpuModelArrays& arrays, Device& device);
 
   [[nodiscard]] std::byte* buffer(BufferId id) const { return buffers_[static_cast<std::size_t>(id)]; }
   /// Output of a linear layer that a later op adds to a residual stream: T [max_num_tokens, width].
   [[nodiscard]] std::byte* addend() const { return addend_.data(); }
   /// Output of a linear layer before its activation: T [max_num_tokens, width of all parts].
   [[nodiscard]] std::byte* product() const { return product_.data(); }
-  /// Workspace of the kernels, which use it one after another. It is zero before the first run.
+  /// Workspace of the kernels, which use it one after another.
   [[nodiscard]] std::byte* workspace() const { return workspace_.data(); }
   /// Tables of adapters; nullopt without LoRA.
   [[nodiscard]] const std::optional<AdapterArrays>& adapters() const { return adapters_; }

@@ -13,7 +13,7 @@ void CudaModel::load(const StepArrays& step_arrays, const GpuModelArrays& arrays
                      Stream& stream) {
   step_arrays_ = &step_arrays;
   step_memory_ = arrays.step_memory;
-  memory_.emplace(program_, arrays, device, stream);
+  memory_.emplace(program_, arrays, device);
   pools_.resize(static_cast<std::size_t>(program_.num_layers));
   DeviceWeights weights(device, stream);
   ops_ = lower(program_, *memory_, pools_, weights);

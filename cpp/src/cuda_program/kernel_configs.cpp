@@ -1,8 +1,12 @@
 #include "kernel_configs.h"
 
-#include <cstdint>
-
 namespace adaptrt {
+
+std::int64_t product_width(const LinearOp& op) {
+  std::int64_t width = 0;
+  for (const LinearPart& part : op.parts) width += part.weight.n;
+  return width;
+}
 
 std::optional<cuda::LoraKernel::Config> lora_config(const LinearOp& op, const Program& program) {
   if (op.lora_site < 0) return std::nullopt;

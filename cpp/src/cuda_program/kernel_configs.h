@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 
 #include "adaptrt/cuda/lora_kernel.h"
@@ -7,6 +8,9 @@
 #include "adaptrt/program/program.h"
 
 namespace adaptrt {
+
+/// Returns the number of a linear layer's outputs before its activation, over all parts.
+[[nodiscard]] std::int64_t product_width(const LinearOp& op);
 
 /// Returns the kernel of a linear layer's adapters; nullopt if adapters do not apply.
 [[nodiscard]] std::optional<cuda::LoraKernel::Config> lora_config(const LinearOp& op, const Program& program);

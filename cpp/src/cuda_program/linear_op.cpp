@@ -33,24 +33,21 @@ class LinearLaunches final : public CudaOp {
                            .tables = &*memory.adapters(),
                            .workspace = memory.workspace()};
     }
+    const float* bias = weights.biases(op.parts);
+    const bool is_activated_here = is_activated(op.epilogue);
+    if (!is_activated_here && bias == nullptr && op.scale == 1.0F && op.softcap == 0.0F) return;
     if (op.output == program.logits) {
-      const float* bias = weights.biases(op.parts);
-      if (op.scale != 1.0F || op.softcap != 0.0F || bias != nullptr) {
-        logits_finish_ = {.elements = 0,
-                          .logits = static_cast<float*>(y_),
-                          .scale = op.scale,
-                          .softcap = op.softcap,
-                          .bias = bias,
-                          .width = program.logits_width()};
-      }
+      logits_finish_ = {.elements = 0,
+                        .logits = static_cast<float*>(y_),
+                        .scale = op.scale,
+                        .softcap = op.softcap,
+                        .bias = bias,
+                        .width = program.logits_width()};
       return;
     }
-    const float* bias = weights.biases(op.parts);
-    if (!is_activated(op.epilogue) && bias == nullptr && op.scale == 1.0F && op.softcap == 0.0F) return;
-    const bool is_activated_here = is_activated(op.epilogue);
     finish_ = cuda::Finish{
         .dtype = program.dtype,
-        .width = is_gated(op.epilogue) ? op.parts.front().weight.n : width_of(op),
+        .width = is_gated(op.epilogue) ? op.parts.front().weight.n : product_width(op),
         .product = y_,
         .bias = bias,
         .scale = op.scale,
@@ -78,16 +75,10 @@ class LinearLaunches final : public CudaOp {
   }
 
  private:
-  static std::int64_t width_of(const LinearOp& op) {
-    std::int64_t width = 0;
-    for (const LinearPart& part : op.parts) width += part.weight.n;
-    return width;
-  }
-
   static cuda::ProductKernel::Config product_config(const LinearOp& op, const Program& program) {
     return {.dtype = program.dtype,
             .in_size = static_cast<std::int32_t>(op.parts.front().weight.k),
-            .out_size = static_cast<std::int32_t>(width_of(op)),
+            .out_size = static_cast<std::int32_t>(product_width(op)),
             .float32_output = op.output == program.logits};
   }
 
