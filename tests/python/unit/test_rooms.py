@@ -12,7 +12,7 @@ import adaptrt
 
 PACKAGE = Path(adaptrt.__file__).parent
 CPP = {"_core", "_program", "_version"}
-FORMATS = ("template_files", "checkpoint", "network", "models", "hugging_face", "adapter", "engine", "sources")
+FORMATS = ("template_files", "gguf", "checkpoint", "network", "models", "hugging_face", "adapter", "engine", "sources")
 """Each of these may import those before it."""
 GROUND = {"common", *(f"formats/{room}" for room in FORMATS)}
 COMMANDS = {"builder/cli", "builder/commands"}
