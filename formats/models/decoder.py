@@ -103,7 +103,9 @@ def declare_llama_like(
     factors = factors or Multipliers()
     query, key, _ = (part.outputs for part in qkv_parts(c, ""))
     x = net.embedding(f"{decoder}.embed_tokens", scale=factors.embedding, inputs_embeds_scale=factors.inputs_embeds)
-    tables = {False: net.rotary()} | ({True: net.no_rotation()} if unrotated else {})
+    tables = {False: net.rotary()} if len(unrotated) < c.num_hidden_layers else {}
+    if unrotated:
+        tables[True] = net.no_rotation()
     for layer in net.layers():
         p = f"{decoder}.layers.{layer}"
         with net.scope("attention"):

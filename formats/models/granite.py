@@ -29,22 +29,29 @@ def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
         "attn_bias": attention_bias,
         "attn_dense_bias": attention_bias,
         "mlp_bias": fields.boolean("mlp_bias", default=False),
-        "embedding_multiplier": fields.number("embedding_multiplier", above=True, default=1.0),
-        "residual_multiplier": fields.number("residual_multiplier", above=True, default=1.0),
-        "attention_multiplier": fields.number("attention_multiplier", above=True, default=1.0),
-        "logits_scaling": fields.number("logits_scaling", above=True, default=1.0),
+        **read_granite_multipliers(fields),
     }
 
 
-def _declare(net: Network, c: GraniteConfig) -> None:
-    factors = Multipliers(
+def read_granite_multipliers(fields: JsonFields) -> Features:
+    """Reads the fields that GraniteConfig adds; by default they are 1."""
+    names = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+    return {name: fields.number(name, above=True, default=1.0) for name in names}
+
+
+def granite_multipliers(c: GraniteConfig) -> Multipliers:
+    """Returns the factors of a config."""
+    return Multipliers(
         embedding=c.embedding_multiplier,
         inputs_embeds=c.embedding_multiplier,
         residual=c.residual_multiplier,
         scores=c.attention_multiplier,
         logits=1.0 / c.logits_scaling,
     )
-    declare_llama_like(net, c, factors)
+
+
+def _declare(net: Network, c: GraniteConfig) -> None:
+    declare_llama_like(net, c, granite_multipliers(c))
 
 
 GRANITE = ModelFamily(

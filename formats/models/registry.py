@@ -29,6 +29,7 @@ from .gpt2 import GPT2
 from .gpt_neox import GPT_NEOX
 from .gpt_oss import GPT_OSS
 from .granite import GRANITE
+from .granite_hybrid import GRANITE_HYBRID
 from .llama import LLAMA
 from .llama_relatives import CWM, ERNIE4_5, HELIUM, MINISTRAL, SEED_OSS
 from .mistral import BAMBOO, MISTRAL, MISTRAL3
@@ -68,6 +69,7 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         QWEN3_NEXT,
         MISTRAL3,
         GRANITE,
+        GRANITE_HYBRID,
         OLMO2,
         OLMO3,
         SMOLLM3,

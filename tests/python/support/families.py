@@ -264,6 +264,12 @@ RELATIVES = {
              "yarn", 300.0, factor=8.0, truncate=False, original_max_position_embeddings=16)},
         ("experts.gate_up_proj", "experts.down_proj", "mlp.router.weight"),
     ),
+    "granite4": Family(
+        transformers.GraniteMoeHybridConfig, [*ATTENTION, "input_linear", "output_linear"],
+        {**SIZES, "shared_intermediate_size": 38, "num_local_experts": 0, "num_experts_per_tok": 0, "mamba_n_heads": 1,
+         "layer_types": ["full_attention"] * 3, "position_embedding_type": "rope", "embedding_multiplier": 3.0,
+         "residual_multiplier": 0.3, "attention_multiplier": 0.2, "logits_scaling": 2.5},
+    ),
     "stablelm": Family(transformers.StableLmConfig, LLAMA, {**SIZES, "rope_parameters": HALF_ROTATED}),
     "stablelm-parallel": Family(
         transformers.StableLmConfig, LLAMA,

@@ -115,6 +115,21 @@ QWEN3_5 = {
     "vision_config": {"depth": 12, "model_type": "qwen3_5"}, "vision_end_token_id": 248054,
     "vision_start_token_id": 248053,
 }  # fmt: skip
+# Fields of ibm-granite/granite-4.0-micro with fewer layers.
+GRANITE4 = {
+    "architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "attention_multiplier": 0.015625, "bos_token_id": 100257, "embedding_multiplier": 12, "eos_token_id": 100257,
+    "hidden_act": "silu", "hidden_size": 2560, "init_method": "mup", "initializer_range": 0.1,
+    "intermediate_size": 8192, "layer_types": ["attention"] * 3, "logits_scaling": 10, "mamba_chunk_size": 256,
+    "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_state": 256, "mamba_expand": 2,
+    "mamba_n_groups": 1, "mamba_n_heads": 80, "mamba_proj_bias": False, "max_position_embeddings": 131072,
+    "model_type": "granitemoehybrid", "normalization_function": "rmsnorm", "num_attention_heads": 40,
+    "num_experts_per_tok": 0, "num_hidden_layers": 3, "num_key_value_heads": 8, "num_local_experts": 0,
+    "output_router_logits": False, "pad_token_id": 100256, "position_embedding_type": "rope",
+    "residual_multiplier": 0.22, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000000,
+    "router_aux_loss_coef": 0.01, "shared_intermediate_size": 8190, "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16", "transformers_version": "4.56.0", "use_cache": True, "vocab_size": 100352,
+}  # fmt: skip
 EXAONE4 = {
     **HF, "architectures": ["Exaone4ForCausalLM"], "num_key_value_heads": 1, "sliding_window": 20,
     "sliding_window_pattern": "LLLG", "layer_types": ["sliding_attention"] * 3 + ["full_attention"],

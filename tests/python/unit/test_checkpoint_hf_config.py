@@ -42,11 +42,13 @@ WITH_ROPE = {
     for name, family in {**FAMILIES, **RELATIVES}.items()
     if "rope_theta" in (getattr(family.config().get_text_config(), "rope_parameters", None) or {})
 }
-# Excluded: transformers itself needs layer_types for EXAONE 4 without a window; Qwen2-MoE with a window is refused.
+# Excluded: transformers itself needs layer_types for EXAONE 4 without a window; Qwen2-MoE with a window is refused, and
+# so is Granite 4 without layer_types, because all its layers would be Mamba's.
+NEEDING_LAYER_TYPES = ("exaone4-rotated", "qwen2-moe", "granite4")
 WITH_KINDS_OF_LAYERS = [
     name
     for name, family in {**FAMILIES, **RELATIVES}.items()
-    if hasattr(family.config().get_text_config(), "layer_types") and name not in ("exaone4-rotated", "qwen2-moe")
+    if hasattr(family.config().get_text_config(), "layer_types") and name not in NEEDING_LAYER_TYPES
 ]
 
 

@@ -1,0 +1,56 @@
+"""Granite 4's config: positions, layers and experts."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adaptrt import _core
+from adaptrt.formats.models.granite_hybrid import GraniteHybridConfig
+from adaptrt.formats.models.registry import declare
+from adaptrt.formats.network.ops import Rotary
+from support.hf_configs import GRANITE4, read_config
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Any:
+    return partial(read_config, tmp_path)
+
+
+def test_a_published_config_is_read(load: Any) -> None:
+    config = load(GRANITE4)
+    assert isinstance(config, GraniteHybridConfig)
+    assert (config.intermediate_size, config.head_size, config.rotary_base) == (8190, 64, 1e7)
+    assert (config.embedding_multiplier, config.logits_scaling) == (12, 10)
+    assert config.share_embedding_table
+
+
+@pytest.mark.parametrize(("kind", "base"), [("rope", 1e7), ("nope", 0.0), (None, 0.0), (..., 0.0)])
+def test_positions(load: Any, kind: object, base: float) -> None:
+    """transformers rotates only if the field is rope."""
+    network = declare(load(GRANITE4, position_embedding_type=kind))
+    assert [op.base for op in network.ops if isinstance(op, Rotary)] == [base]
+
+
+def test_the_older_name_of_layer_types(load: Any) -> None:
+    assert load(GRANITE4, layer_types=..., layers_block_type=["attention"] * 3) == load(GRANITE4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"layer_types": ["mamba", "mamba", "attention"]}, "layer_types has 2 mamba, 1 attention; expected 3 times"),
+        ({"layer_types": ...}, "layer_types is null; expected 3 times full_attention, because Mamba layers are not"),
+        ({"layer_types": ["attention"] * 2}, "layer_types has 2 attention; expected 3 times"),
+        ({"num_local_experts": 64}, "num_local_experts is 64; expected 0"),
+        ({"num_local_experts": ...}, "num_local_experts is 8; expected 0"),
+        ({"position_embedding_type": "alibi"}, 'position_embedding_type is "alibi"; accepted: rope, nope'),
+        ({"normalization_function": "layernorm"}, 'normalization_function is "layernorm"; only "rmsnorm" is supported'),
+    ],
+)
+def test_fields_that_cannot_be_served_are_named(load: Any, changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(_core.CheckpointError, match=complaint):
+        load(GRANITE4, **changes)
