@@ -149,6 +149,8 @@ std::shared_ptr<const HostAdapter> HostAdapter::make(const LoraConfig& config, c
     // Check the copy: the caller's memory may change at any time.
     checks.check_row(i, copy);
   }
+  const SourceRows source{adapter->rows_, data, sent.dtype};
+  adapter->saved_products_ += static_cast<std::int64_t>(find_shared_a(adapter->rows_, source, layout, index));
   add_row_problems(sent, checks, problems);
   check_idle_rows(idle, layout.dtype, problems);
   const auto a_of = [&](std::size_t i) {
@@ -182,14 +184,7 @@ std::shared_ptr<const HostAdapter> HostAdapter::make_packed(const LoraConfig& co
     adapter->rows_.back().offset = checked.index * sent.columns;
   }
   const SourceRows source{adapter->rows_, sent.weights, sent.dtype};
-  std::size_t num_sharing = 0;
-  if (layout.matrix_layout == MatrixLayout::kPanels) {
-    num_sharing = find_shared_a(adapter->rows_, layout, index, [&](std::size_t i) {
-      const AdapterRow& row = adapter->rows_[i];
-      const auto elements = static_cast<std::size_t>(row.rank * row.sizes.a_per_rank());
-      return std::span(source.element(i, 0), elements * size_of(sent.dtype));
-    });
-  }
+  const std::size_t num_sharing = find_shared_a(adapter->rows_, source, layout, index);
   const DevicePlan& plan =
       adapter->plan_.emplace(plan_device_images(adapter->rows_, layout, index, page_bytes));
   adapter->bytes_ = adapter->own_bytes_ = adapter->unshared_bytes_ = plan.bytes();

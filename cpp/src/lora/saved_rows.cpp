@@ -20,8 +20,9 @@ bool changes_nothing(const AdapterRow& row, const std::byte* values, DType dtype
   return !find_not_zero(values + in_a * size_of(dtype), dtype, in_b);
 }
 
-std::size_t find_shared_a(std::span<AdapterRow> rows, const LoraLayout& layout, const SiteIndex& index,
-                          const std::function<std::span<const std::byte>(std::size_t row)>& a_of) {
+std::size_t find_shared_a(std::span<AdapterRow> rows, const SourceRows& source, const LoraLayout& layout,
+                          const SiteIndex& index) {
+  if (layout.matrix_layout != MatrixLayout::kPanels) return 0;
   const auto position = [&](std::int32_t site, std::size_t row) {
     return module_position(layout.sites[static_cast<std::size_t>(site)], rows[row].module);
   };
@@ -40,8 +41,9 @@ std::size_t find_shared_a(std::span<AdapterRow> rows, const LoraLayout& layout, 
     if (is_setting(rows[i].module)) continue;
     const std::size_t first = first_rows.at(first_site(i));
     if (first == i || rows[i].rank != rows[first].rank) continue;
-    const std::span<const std::byte> a = a_of(i);
-    rows[i].shares_a = std::memcmp(a.data(), a_of(first).data(), a.size()) == 0;
+    const auto elements = static_cast<std::size_t>(rows[i].rank * rows[i].sizes.a_per_rank());
+    rows[i].shares_a =
+        std::memcmp(source.element(i, 0), source.element(first, 0), elements * size_of(source.dtype)) == 0;
     if (rows[i].shares_a) ++count;
   }
   return count;

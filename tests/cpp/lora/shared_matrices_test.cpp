@@ -228,6 +228,24 @@ BOOST_AUTO_TEST_CASE(modules_of_one_input_with_the_same_a_shrink_once) {
   BOOST_TEST(cache->stats().saved_bytes == 2 * kBytesOfA);
 }
 
+/// Ranks and stages pack what they receive. They must pack as one process does, or products add in another
+/// order.
+BOOST_AUTO_TEST_CASE(an_adapter_as_sent_shares_the_same_rows_of_a_as_a_packed_one) {
+  const LoraLayout layout = wide_layout();
+  const SiteIndex index(layout);
+  SentAdapter sent = make({{kAttnQ, 0, kRank}, {kAttnK, 0, kRank}, {kAttnV, 0, kRank}});
+  copy_a(sent, 0, 2);
+  const auto packed = HostAdapter::make_packed(sent.send(1), layout, index, kPageBytes);
+  const auto as_sent = HostAdapter::make(sent.send(1), layout, index);
+  for (const auto& adapter : {packed, as_sent}) {
+    BOOST_TEST(!adapter->rows()[0].shares_a);
+    BOOST_TEST(!adapter->rows()[1].shares_a);
+    BOOST_TEST(adapter->rows()[2].shares_a);
+    BOOST_TEST(adapter->saved_products() == 1);
+  }
+  BOOST_TEST(plan_device_images(as_sent->rows(), layout, index, kPageBytes).bytes() == packed->bytes());
+}
+
 BOOST_AUTO_TEST_CASE(a_second_module_with_another_a_follows_those_that_share) {
   // The order of modules in a site is q, k, v, however they are sent.
   const std::vector<SentRow> rows{{kAttnV, 0, kRank}, {kAttnK, 0, kRank}, {kAttnQ, 0, kRank}};

@@ -66,7 +66,7 @@ struct AdapterRow {
   /// (magnitude[out], shift[out]), in this order. For experts, each of these has a leading dimension of
   /// experts.
   std::size_t offset = 0;
-  /// True in a packed adapter if A equals that of the adapter's first row at the same site, which is kept for
+  /// True if A equals that of the adapter's first row at the same site. A packed adapter keeps it once for
   /// both.
   bool shares_a = false;
 };
