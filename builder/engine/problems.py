@@ -80,8 +80,8 @@ def _size_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[st
     has_limit = checkpoint.position_embedding_type != RELATIVE_POSITIONS
     if sizes["max_seq_len"] > positions and has_limit and not isinstance(checkpoint.rotary_scaling, DynamicScaling):
         found.append(
-            f"max_seq_len {sizes['max_seq_len']} is above the model's max_position_embeddings {positions}: the "
-            "model was not trained for such positions"
+            f"max_seq_len {sizes['max_seq_len']} is above the model's max_position_embeddings {positions}: "
+            f"{checkpoint.why_positions_end}"
         )
     return found
 

@@ -326,6 +326,7 @@ def _read_rope(fields: JsonFields, family: ModelFamily, max_position_embeddings:
     if len(given) > 1:
         fields.problem("rope_scaling", "is given together with rope_parameters; expected one of them")
     scaling = None
+    beta = 0.0
     for nested in given:
         nested_partial = nested.optional_number("partial_rotary_factor")
         if not can_be_partial and nested_partial not in (None, 1.0):
@@ -342,10 +343,15 @@ def _read_rope(fields: JsonFields, family: ModelFamily, max_position_embeddings:
         if family.mrope and ("mrope_section" in nested or not can_be_partial):
             share = family.partial_rotary_factor if partial is None else partial
             read_mrope_sections(nested, head_size if share is None else int(head_size * share))
+        if family.query_scaling:
+            beta = nested.optional_number("llama_4_scaling_beta") or 0.0
+            nested.discard(("max_position_embeddings",))  # transformers does not read it here
         scaling = read_rotary_scaling(nested, max_position_embeddings, original, can_be_mrope=family.mrope)
     rope: Features = {"rotary_base": family.default_rope_theta if theta is None else theta, "rotary_scaling": scaling}
     if can_be_partial:
         rope["rotary_pct"] = family.partial_rotary_factor if partial is None else partial
+    if family.query_scaling:
+        rope["query_scaling_beta"] = beta
     return rope
 
 

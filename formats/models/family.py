@@ -109,13 +109,15 @@ class ModelFamily:
     """Default of rope_theta."""
     mrope: bool = False
     """True if rotary positions have three rows: time, height and width."""
+    query_scaling: bool = False
+    """True if llama_4_scaling_beta scales queries by their position; the config has query_scaling_beta."""
     tied_by_default: bool = False
     """Default of tie_word_embeddings."""
     activations: Mapping[str, str] = field(default_factory=lambda: {"silu": "silu"})
     """Values of hidden_act, with those of CheckpointConfig.hidden_act; the first is the default."""
     position_embedding_type: str = ROPE
     unused_positions: Callable[[JsonFields], int] | None = None
-    """Number of positions in max_position_embeddings that no token has; None: 0."""
+    """Number of positions in max_position_embeddings that no token can have; None: 0."""
     partial_rotary_factor: float | None = None
     """Default share of a head that is rotated; None: heads are always rotated whole."""
     fill_in: Callable[[JsonFields], Mapping[str, Any]] | None = None

@@ -17,6 +17,5 @@ MISSING_OPS: Final = {
     "NemotronForCausalLM": _SQUARED_RELU,
     "HunYuanDenseV1ForCausalLM": "norms of heads after the rotation",
     "OlmoForCausalLM": "layer norms without weights, and bounds on q, k and v",
-    "Ministral3ForCausalLM": "queries that are scaled by their position",
 }
 """Needed ops, by architecture."""

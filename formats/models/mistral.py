@@ -1,10 +1,18 @@
-"""Mistral: no biases, and a sliding window in all layers or in none; text models and vision models."""
+"""Mistral: no biases, and a sliding window in all layers or in none; text models and vision models.
+
+Ministral 3 scales queries by their position, by a factor that is 1 up to original_max_position_embeddings. Longer
+sequences are not supported.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, Final
 
+from ...common.json_fields import JsonFields
+from ..checkpoint.config import CheckpointConfig
 from .decoder import declare_llama_like
 from .family import ModelFamily, VisionTower, sliding_window_of_all_layers
 from .llava import LLAVA_DECODER, LLAVA_OLDER_NAMES, LLAVA_TOWERS
@@ -30,9 +38,73 @@ BAMBOO = replace(
 )
 """Bamboo, and TurboSparse's Mistral: relu(gate) * relu(up), which is called dReLU."""
 
-MISTRAL3 = replace(
+_MINISTRAL3: Final = "ministral3"
+_YARN: Final = {
+    "rope_type": "yarn",
+    "rope_theta": 1000000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+"""Ministral 3's default of rope_parameters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ministral3Config(CheckpointConfig):
+    """Fields of Ministral 3, in addition to Mistral's."""
+
+    query_scaling_beta: float = 0.0
+    """Above 0: the model scales queries from position max_position_embeddings on. It is 0 for Mistral."""
+
+    @property
+    def why_positions_end(self) -> str:
+        """Reason why sequences must not be longer than max_position_embeddings."""
+        if self.query_scaling_beta == 0.0:
+            return super().why_positions_end
+        return "from there on the model scales queries by their position (llama_4_scaling_beta), which is not supported"
+
+    def inconsistencies(self) -> list[str]:
+        """Lists contradictions between fields that are each acceptable."""
+        found = super().inconsistencies()
+        if self.query_scaling_beta != 0.0 and self.rotary_scaling is None:
+            found.append(f"llama_4_scaling_beta is {self.query_scaling_beta}, but rope_type is default; expected yarn")
+        return found
+
+
+def _scaled_positions(fields: JsonFields) -> int:
+    """Returns the number of positions whose queries are scaled; 0 if the fields do not say it."""
+    stated = fields.raw("max_position_embeddings")
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = fields.raw(name)
+        if isinstance(rope, dict) and rope.get("llama_4_scaling_beta"):
+            original = rope.get("original_max_position_embeddings")
+            if isinstance(stated, int) and isinstance(original, int) and 0 < original < stated:
+                return stated - original
+    return 0
+
+
+def _fill_in(fields: JsonFields) -> Mapping[str, Any]:
+    has_rope = any(fields.raw(name) is not None for name in ("rope_parameters", "rope_scaling"))
+    return {} if has_rope else {"rope_parameters": _YARN}
+
+
+MINISTRAL3 = replace(
     MISTRAL,
+    architecture="Ministral3ForCausalLM",
+    config_class=Ministral3Config,
+    unused_positions=_scaled_positions,
+    fill_in=_fill_in,
+    query_scaling=True,
+)
+
+MISTRAL3 = replace(
+    MINISTRAL3,
     architecture="Mistral3ForConditionalGeneration",
+    fill_in=lambda fields: _fill_in(fields) if fields.raw("model_type") == _MINISTRAL3 else {},
     declare=partial(declare_llama_like, decoder=LLAVA_DECODER),
     older_names=LLAVA_OLDER_NAMES,
     vision=VisionTower(
@@ -43,7 +115,7 @@ MISTRAL3 = replace(
             vision_feature_layer
             """.split()  # noqa: SIM905
         ),
-        text_model_types=frozenset({"mistral"}),
+        text_model_types=frozenset({"mistral", _MINISTRAL3}),
     ),
 )
-"""Mistral Small 3.1 and 3.2."""
+"""Mistral Small 3.1 and 3.2, and Ministral 3."""

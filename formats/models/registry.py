@@ -32,7 +32,7 @@ from .granite import GRANITE
 from .granite_hybrid import GRANITE_HYBRID
 from .llama import LLAMA
 from .llama_relatives import CWM, ERNIE4_5, HELIUM, MINISTRAL, SEED_OSS
-from .mistral import BAMBOO, MISTRAL, MISTRAL3
+from .mistral import BAMBOO, MINISTRAL3, MISTRAL, MISTRAL3
 from .mixtral import MIXTRAL
 from .modernbert import MODERNBERT
 from .olmo2 import OLMO2, OLMO3
@@ -93,6 +93,7 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         ERNIE4_5,
         HELIUM,
         MINISTRAL,
+        MINISTRAL3,
         CWM,
         EXAONE4,
         STABLELM,

@@ -253,6 +253,12 @@ RELATIVES = {
         transformers.MinistralConfig, LLAMA,
         {**SIZES, "head_dim": 20, **WINDOWS},
     ),
+    "ministral3": Family(
+        transformers.Ministral3Config, LLAMA,
+        {**SIZES, "head_dim": 20, "rope_parameters": rope(
+            "yarn", 3000.0, factor=16.0, original_max_position_embeddings=256, mscale=0.5, mscale_all_dim=1.0,
+            beta_fast=4.0, llama_4_scaling_beta=0.1)},
+    ),
     "cwm": Family(
         transformers.CwmConfig, LLAMA, {**SIZES, "head_dim": 12, "sliding_window": 20, "rope_parameters": rope(
             "llama3", factor=16.0, high_freq_factor=4.0, low_freq_factor=1.0, original_max_position_embeddings=64)},

@@ -130,6 +130,25 @@ GRANITE4 = {
     "router_aux_loss_coef": 0.01, "shared_intermediate_size": 8190, "tie_word_embeddings": True,
     "torch_dtype": "bfloat16", "transformers_version": "4.56.0", "use_cache": True, "vocab_size": 100352,
 }  # fmt: skip
+# Fields of mistralai/Ministral-3-3B-Instruct-2512 with fewer layers.
+MINISTRAL3 = {
+    "architectures": ["Mistral3ForConditionalGeneration"], "dtype": "bfloat16", "image_token_index": 10,
+    "model_type": "mistral3", "multimodal_projector_bias": False, "projector_hidden_act": "gelu",
+    "spatial_merge_size": 2, "transformers_version": "5.0.0.dev0", "vision_feature_layer": -1,
+    "text_config": {
+        "attention_dropout": 0.0, "bos_token_id": 1, "dtype": "bfloat16", "eos_token_id": 2, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 3072, "initializer_range": 0.02, "intermediate_size": 9216,
+        "max_position_embeddings": 262144, "model_type": "ministral3", "num_attention_heads": 32,
+        "num_hidden_layers": 2, "num_key_value_heads": 8, "pad_token_id": 11, "rms_norm_eps": 1e-05,
+        "rope_parameters": {
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0,
+            "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384, "rope_theta": 1000000.0,
+            "rope_type": "yarn", "type": "yarn",
+        },
+        "sliding_window": None, "tie_word_embeddings": True, "use_cache": True, "vocab_size": 131072,
+    },
+    "vision_config": {"hidden_size": 1024, "model_type": "pixtral", "num_hidden_layers": 24},
+}  # fmt: skip
 EXAONE4 = {
     **HF, "architectures": ["Exaone4ForCausalLM"], "num_key_value_heads": 1, "sliding_window": 20,
     "sliding_window_pattern": "LLLG", "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
