@@ -20,6 +20,8 @@ from .time_slices import TimeSlices
 
 MANY_PIECES: Final = 256
 """Maximum number of pieces of several requests that wait for the client; each request gathers further ones itself."""
+_TASKS_AT_ONCE: Final = 16
+"""Number of tasks of one request that begin in the same iteration of the loop."""
 DONE: Final = b"data: [DONE]\n\n"
 MANY_ENTRIES: Final = 32
 """Tokens; log probs of more tokens are written in slices."""
@@ -171,11 +173,12 @@ async def merged(generations: Sequence[TextGeneration], stack: AsyncExitStack) -
     for generation in generations:
         generation.turn = turn
     first_places = accumulate((generation.num_answers for generation in generations), initial=0)
-    tasks = [
-        asyncio.create_task(_forward(place, generation, arrived))
-        for place, generation in zip(first_places, generations, strict=False)
-    ]
+    tasks: list[asyncio.Task[None]] = []
     stack.push_async_callback(_cancel, tasks)
+    for place, generation in zip(first_places, generations, strict=False):
+        tasks.append(asyncio.create_task(_forward(place, generation, arrived)))
+        if len(tasks) % _TASKS_AT_ONCE == 0:
+            await asyncio.sleep(0)
     slices = TimeSlices()
     num_running = sum(generation.num_answers for generation in generations)
     while num_running:
