@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, get_type_hints
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, TypeVar, cast, get_type_hints
 
 from ..._core import CheckpointError, ConfigError, DType, dtype_from_name, dtype_name
 from ..._version import __version__
@@ -15,6 +15,8 @@ from .pooling import LAST, Classifier, EmbeddingPooling, HeadLayer
 from .quantization import QuantConfig, quantization_to_dict, read_int8_kv_cache, read_quantization
 from .rotary import LongRopeScaling, RotaryScaling, read_rotary_scaling, rotary_scaling_to_dict
 from .tensor_names import LM_HEAD_MODULE
+
+T = TypeVar("T")
 
 CONFIG_FILE = "config.json"
 PRODUCER = "adaptrt"
@@ -26,6 +28,14 @@ LEARNED_POSITIONS = "learned_absolute"
 RELATIVE_POSITIONS = "relative"
 """A bias is added to attention scores by distance, so positions have no maximum."""
 POSITION_EMBEDDING_TYPES = (ROPE, ROPE_INTERLEAVED, LEARNED_POSITIONS, RELATIVE_POSITIONS)
+
+
+_ADDED_LATER: Final = "added later"
+
+
+def added_later(default: T) -> T:
+    """Returns a field of a family's config that older checkpoints of the family lack; they mean `default`."""
+    return cast(T, field(default=default, metadata={_ADDED_LATER: True}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +221,8 @@ class CheckpointConfig:
 
     def describe_depth(self) -> str:
         """Text for people: 28 layers."""
+        if self.is_encoder_only:
+            return f"{self.num_hidden_layers} encoder layers"
         before = f"{self.num_encoder_layers} encoder and " if self.num_encoder_layers else ""
         return f"{before}{self.num_hidden_layers}{' decoder' if before else ''} layers"
 
@@ -225,6 +237,8 @@ class CheckpointConfig:
 
     def describe_kv_cache(self, tokens_per_block: int) -> str:
         """Text for people, with dtype and block size of the KV cache: int8, 32 tokens a block."""
+        if self.is_encoder_only:
+            return "none: it is an encoder"
         return f"{'int8' if self.int8_kv_cache else dtype_name(self.dtype)}, {tokens_per_block} tokens a block"
 
     def describe_types(self) -> str:
@@ -333,6 +347,13 @@ class CheckpointConfig:
             )
         if (self.sliding_window is None) != (not layers):
             problems.append("sliding_window and sliding_window_layers must be given together")
+        if self.is_encoder_only and self.has_lm_head:
+            problems.append(
+                f"has_lm_head is true; this {self.architecture} attends to later tokens, so it cannot generate; "
+                "expected a model without lm_head"
+            )
+        if self.is_encoder_only and self.int8_kv_cache:
+            problems.append("kv_cache_quant_algo is INT8; an encoder keeps no keys and values")
         if self.classifier is not None and self.has_lm_head:
             problems.append("classifier is given, but has_lm_head is true; accepted: one of them")
         if self.classifier is not None and not self.classifier.labels:
@@ -375,7 +396,11 @@ def _read_own(source: JsonFields, config_class: type[CheckpointConfig]) -> dict[
         str: source.string,
         tuple[int, ...]: source.integers,
     }
-    own = [field.name for field in fields(config_class) if field.name not in common]
+    own = [
+        field.name
+        for field in fields(config_class)
+        if field.name not in common and (field.name in source or not field.metadata.get(_ADDED_LATER))
+    ]
     return {name: readers[hints[name]](name) for name in own}
 
 

@@ -65,6 +65,7 @@ def declare_gemma(
                 softcap=c.attn_logit_softcapping,
                 query_norm=query_norm,
                 key_norm=key_norm,
+                is_causal=not c.is_encoder_only,
             )
             dense = whole(f"{p}.self_attn.o_proj", "attn_dense", c.hidden_size)
             h = net.linear(attended, "attention.dense", [dense], split=Split.ROW, bias=c.attn_dense_bias)

@@ -1,4 +1,7 @@
-"""Gemma 3: Gemma 2 with head norms, and another rotary base for windows; text models and vision models."""
+"""Gemma 3: Gemma 2 with head norms, and another rotary base for windows; text models and vision models.
+
+Models without lm_head may attend in both directions (EmbeddingGemma).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ...common.json_fields import JsonFields
+from ..checkpoint.config import added_later
 from ..network.network import Network
 from .decoder import MODEL
 from .family import Features, ModelFamily, VisionTower, read_rope_of_kinds
@@ -19,12 +23,26 @@ class Gemma3Config(GemmaConfig):
 
     rotary_local_base: float = 10000.0
     """Rotary base of layers with a window; the others have rotary_base and rotary_scaling."""
+    is_bidirectional: bool = added_later(False)
+    """True if tokens also attend to later tokens."""
+
+    @property
+    def is_encoder_only(self) -> bool:
+        """True if tokens also attend to later tokens, and the model generates none."""
+        return self.is_bidirectional
 
 
 def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
+    is_bidirectional = fields.raw("use_bidirectional_attention") is not None and fields.boolean(
+        "use_bidirectional_attention"
+    )
     given = [fields.optional_integer(name) for name in ("sliding_window_pattern", "_sliding_window_pattern")]
     pattern = next((number for number in given if number is not None), 6)
-    return {**read_gemma_features(fields, num_hidden_layers, pattern), "qk_layernorm": True}
+    features = read_gemma_features(fields, num_hidden_layers, pattern)
+    if is_bidirectional and (window := features["sliding_window"]) is not None:
+        # A token attends to half of the window before it, and half after it.
+        features["sliding_window"] = window // 2 + 1
+    return {**features, "qk_layernorm": True, "is_bidirectional": is_bidirectional}
 
 
 def _read_rope(fields: JsonFields, max_position_embeddings: int) -> Features:
@@ -38,6 +56,7 @@ def _declare(net: Network, c: Gemma3Config, *, decoder: str) -> None:
 
 GEMMA3 = ModelFamily(
     architecture="Gemma3ForCausalLM",
+    bare_architectures=frozenset({"Gemma3TextModel"}),
     config_class=Gemma3Config,
     read_features=_read_features,
     read_rope=_read_rope,
@@ -45,13 +64,13 @@ GEMMA3 = ModelFamily(
     activations=GEMMA_ACTIVATIONS,
     field_names={"hidden_act": "hidden_activation"},
     tied_by_default=True,
-    neutral_fields={"use_bidirectional_attention": False},
     harmless_fields=frozenset({"cache_implementation"}),
 )
 
 GEMMA3_VISION = replace(
     GEMMA3,
     architecture="Gemma3ForConditionalGeneration",
+    bare_architectures=frozenset(),
     declare=partial(_declare, decoder=LLAVA_DECODER),
     older_names=LLAVA_OLDER_NAMES,
     vision=VisionTower(

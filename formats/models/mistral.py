@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from ...common.json_fields import JsonFields
-from ..checkpoint.config import CheckpointConfig
+from ..checkpoint.config import CheckpointConfig, added_later
 from .decoder import declare_llama_like
 from .family import ModelFamily, VisionTower, sliding_window_of_all_layers
 from .llava import LLAVA_DECODER, LLAVA_OLDER_NAMES, LLAVA_TOWERS
@@ -57,7 +57,7 @@ _YARN: Final = {
 class Ministral3Config(CheckpointConfig):
     """Fields of Ministral 3, in addition to Mistral's."""
 
-    query_scaling_beta: float = 0.0
+    query_scaling_beta: float = added_later(0.0)
     """Above 0: the model scales queries from position max_position_embeddings on. It is 0 for Mistral."""
 
     @property

@@ -149,6 +149,17 @@ MINISTRAL3 = {
     },
     "vision_config": {"hidden_size": 1024, "model_type": "pixtral", "num_hidden_layers": 24},
 }  # fmt: skip
+# Fields of google/embeddinggemma-300m with fewer layers.
+EMBEDDING_GEMMA = {
+    "_sliding_window_pattern": 6, "architectures": ["Gemma3TextModel"], "attention_bias": False,
+    "attention_dropout": 0.0, "attn_logit_softcapping": None, "bos_token_id": 2, "dtype": "float32", "eos_token_id": 1,
+    "final_logit_softcapping": None, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 768,
+    "initializer_range": 0.02, "intermediate_size": 1152, "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+    "max_position_embeddings": 2048, "model_type": "gemma3_text", "num_attention_heads": 3, "num_hidden_layers": 6,
+    "num_key_value_heads": 1, "pad_token_id": 0, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000.0, "rope_scaling": None, "rope_theta": 1000000.0, "sliding_window": 512,
+    "transformers_version": "4.57.0.dev0", "use_bidirectional_attention": True, "use_cache": True, "vocab_size": 262144,
+}  # fmt: skip
 EXAONE4 = {
     **HF, "architectures": ["Exaone4ForCausalLM"], "num_key_value_heads": 1, "sliding_window": 20,
     "sliding_window_pattern": "LLLG", "layer_types": ["sliding_attention"] * 3 + ["full_attention"],

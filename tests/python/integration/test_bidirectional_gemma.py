@@ -1,0 +1,95 @@
+"""Gemma 3 without lm_head: attention in both directions (EmbeddingGemma) or causal, with adapters."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+
+import adaptrt
+from adaptrt import CheckpointError, PoolingParams, PoolingType
+from adaptrt.formats.checkpoint.config import CheckpointConfig
+from adaptrt.formats.models.registry import read_config as read_checkpoint_config
+from support.encoders import Encoder, engine_of, save_encoder
+from support.families import GEMMA, LLAMA, rope
+from support.hf_configs import EMBEDDING_GEMMA, read_config
+from support.pooled import hidden_states, load_bare, pooled, run_pooled, save_pooled_adapter
+
+FIELDS = {
+    **GEMMA, "sliding_window": 11, "pad_token_id": 0, "max_position_embeddings": 200, "rope_parameters": {
+        "full_attention": rope(theta=5000.0), "sliding_attention": rope(theta=300.0)},
+}  # fmt: skip
+KIND = Encoder(transformers.Gemma3TextConfig, FIELDS, LLAMA, "embed_tokens")
+# One token; as long as half of the window, and longer; beyond the whole window.
+PROMPTS = [[7], [2, 44, 5, 60, 7, 3], [*range(2, 9)], [*range(2, 60)]]
+ADAPTERS = {"lora": {"r": 5}, "dora": {"r": 4, "use_dora": True}}
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Any:
+    return partial(read_config, tmp_path)
+
+
+@pytest.mark.parametrize("is_bidirectional", [True, False])
+def test_rows_are_transformers_hidden_states(is_bidirectional: bool, tmp_path: Path) -> None:
+    model = save_encoder(KIND, tmp_path / "model", use_bidirectional_attention=is_bidirectional)
+    assert json.loads((model / "config.json").read_text())["architectures"] == ["Gemma3TextModel"]
+    adapters: dict[str | None, Path | None] = {None: None}
+    for seed, (name, fields) in enumerate(ADAPTERS.items()):
+        settings = {"task_type": "FEATURE_EXTRACTION", "target_modules": LLAMA, **fields}
+        adapters[name] = save_pooled_adapter(load_bare(model), tmp_path / name, seed, **settings)
+    engine = engine_of(model, tmp_path / "engine")
+    kind = adaptrt.ModelType.ENCODER_ONLY if is_bidirectional else adaptrt.ModelType.DECODER_ONLY
+    with adaptrt.Executor(engine, kind) as executor:
+        assert executor.engine_info.has_kv_cache is not is_bidirectional
+        for name, directory in adapters.items():
+            if directory is not None:
+                executor.add_adapter(name, directory)
+            reference = load_bare(model, directory)
+            for prompt in PROMPTS:
+                states = hidden_states(reference, prompt)
+                for pooling_type in (PoolingType.MEAN, PoolingType.ALL):
+                    expected = pooled(states, pooling_type, normalize=False)
+                    found = run_pooled(executor, prompt, PoolingParams(pooling_type), name)
+                    assert np.abs(found - expected).max() <= 1e-4 * float(np.ptp(expected)), (name, len(prompt))
+
+
+def test_a_published_config_is_read(load: Any) -> None:
+    config = load(EMBEDDING_GEMMA)
+    assert (config.is_encoder_only, config.has_lm_head, config.sliding_window) == (True, False, 257)
+    assert config.describe_depth() == "6 encoder layers"
+    assert (config.rotary_base, config.rotary_local_base, config.sliding_window_layers) == (1e6, 1e4, (0, 1, 2, 3, 4))
+    causal = load(EMBEDDING_GEMMA, use_bidirectional_attention=False)
+    assert (causal.is_encoder_only, causal.has_lm_head, causal.sliding_window) == (False, False, 512)
+
+
+def test_older_checkpoints_are_causal(load: Any) -> None:
+    data = load(EMBEDDING_GEMMA, use_bidirectional_attention=False).to_dict()
+    del data["is_bidirectional"]
+    read = read_checkpoint_config(data, subject="config.json")
+    assert isinstance(read, CheckpointConfig)
+    assert not read.is_encoder_only
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"use_bidirectional_attention": 1}, "use_bidirectional_attention is 1; expected true or false"),
+        (
+            {"architectures": ["Gemma3ForCausalLM"]},
+            "has_lm_head is true; this Gemma3ForCausalLM attends to later tokens, so it cannot generate",
+        ),
+        (
+            {"architectures": ["Gemma3ForConditionalGeneration"]},
+            "has_lm_head is true; this Gemma3ForConditionalGeneration attends to later tokens",
+        ),
+    ],
+)
+def test_fields_that_cannot_be_served_are_named(load: Any, changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(CheckpointError, match=complaint):
+        load(EMBEDDING_GEMMA, **changes)
