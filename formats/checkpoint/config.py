@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, TypeVar, cast, get_type_hints
+from typing import Any, Final, TypeVar, get_type_hints
 
 from ..._core import CheckpointError, ConfigError, DType, dtype_from_name, dtype_name
 from ..._version import __version__
@@ -35,7 +35,7 @@ _ADDED_LATER: Final = "added later"
 
 def added_later(default: T) -> T:
     """Returns a field of a family's config that older checkpoints of the family lack; they mean `default`."""
-    return cast(T, field(default=default, metadata={_ADDED_LATER: True}))
+    return field(default=default, metadata={_ADDED_LATER: True})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,9 +248,9 @@ class CheckpointConfig:
     def to_dict(self) -> dict[str, Any]:
         """Content of config.json."""
         result: dict[str, Any] = {"producer": {"name": PRODUCER, "version": __version__}}
-        for field in fields(self):
-            if field.name != "int8_kv_cache":
-                result[field.name] = getattr(self, field.name)
+        for each in fields(self):
+            if each.name != "int8_kv_cache":
+                result[each.name] = getattr(self, each.name)
         result.update(
             dtype=dtype_name(self.dtype),
             logits_dtype=dtype_name(self.logits_dtype),
@@ -385,7 +385,7 @@ class CheckpointConfig:
 
 def _read_own(source: JsonFields, config_class: type[CheckpointConfig]) -> dict[str, Any]:
     """Reads the fields that a family's config adds to the common ones."""
-    common = {field.name for field in fields(CheckpointConfig)}
+    common = {each.name for each in fields(CheckpointConfig)}
     hints = get_type_hints(config_class)
     readers: dict[Any, Callable[[str], Any]] = {
         bool: source.boolean,
@@ -397,9 +397,9 @@ def _read_own(source: JsonFields, config_class: type[CheckpointConfig]) -> dict[
         tuple[int, ...]: source.integers,
     }
     own = [
-        field.name
-        for field in fields(config_class)
-        if field.name not in common and (field.name in source or not field.metadata.get(_ADDED_LATER))
+        each.name
+        for each in fields(config_class)
+        if each.name not in common and (each.name in source or not each.metadata.get(_ADDED_LATER))
     ]
     return {name: readers[hints[name]](name) for name in own}
 
