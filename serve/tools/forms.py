@@ -12,11 +12,12 @@ from .gemma import GemmaForm
 from .glm import GlmForm
 from .harmony import HarmonyForm, HarmonyReasoning
 from .hermes import HermesForm
+from .kimi import KimiForm
 from .llama3 import Llama3Form
 from .mistral import MistralForm
-from .pythonic import PythonicForm, ToolCodeForm
-from .qwen3_coder import Qwen3CoderForm
+from .pythonic import PythonicBlockForm, PythonicForm
 from .reasoning import GraniteReasoning, ReasoningForm, TaggedReasoning
+from .tagged_calls import TaggedForm
 
 HERMES: Final = "hermes"
 LLAMA3_JSON: Final = "llama3_json"
@@ -32,16 +33,26 @@ FORMS: Final[Mapping[str, CallForm]] = {
     HERMES: HermesForm(),
     LLAMA3_JSON: Llama3Form(),
     OPENAI: HarmonyForm(),
-    "qwen3_coder": Qwen3CoderForm(),
+    "qwen3_coder": TaggedForm("<tool_call>", "</tool_call>", has_lines=True),
+    "seed_oss": TaggedForm("<seed:tool_call>", "</seed:tool_call>"),
+    "minimax_m2": TaggedForm(
+        "<minimax:tool_call>",
+        "</minimax:tool_call>",
+        ('<invoke name="', '">', "</invoke>"),
+        ('<parameter name="', '">', "</parameter>"),
+        has_many=True,
+    ),
     "mistral": MistralForm(is_named=False),
     "mistral_named": MistralForm(is_named=True),
     "glm45": GlmForm(),
     "deepseek_v3": DeepSeekForm(is_fenced=True),
     "deepseek_v31": DeepSeekForm(is_fenced=False),
+    "kimi_k2": KimiForm(),
     "granite": CallListForm("<|tool_call|>", others=[("<tool_call>", "")]),
     "phi4_mini": CallListForm(*_PHI4, others=[_FUNCTOOLS]),
     "llama4_pythonic": PythonicForm(),
-    "gemma3": ToolCodeForm(),
+    "gemma3": PythonicBlockForm("```tool_code", "```", "\n"),
+    "lfm2": PythonicBlockForm("<|tool_call_start|>", "<|tool_call_end|>"),
     "functiongemma": GemmaForm("<start_function_call>", "<end_function_call>", "<escape>"),
     "gemma4": GemmaForm("<|tool_call>", "<tool_call|>", '<|"|>'),
     "phi4_mini_json": CallListForm(*_FUNCTOOLS, others=[_PHI4]),
@@ -64,6 +75,11 @@ _DEEPSEEK: Final = "<｜tool▁call▁begin｜>"
 MARKERS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
     (OPENAI, ("<|channel|>", "<|message|>")),
     ("qwen3_coder", ("<tool_call>", "<function=")),
+    ("seed_oss", ("<seed:tool_call>",)),
+    ("minimax_m2", ("<minimax:tool_call>",)),
+    ("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    ("lfm2", ("<|tool_call_start|>",)),
+    ("lfm2", ("<|tool_list_start|>",)),
     ("glm45", ("<arg_key>",)),
     ("mistral_named", ("[TOOL_CALLS]", "[ARGS]")),
     ("mistral", ("[TOOL_CALLS]",)),
@@ -93,16 +109,18 @@ REASONING_FORMS: Final[Mapping[str, ReasoningForm]] = {
     "openai_gptoss": HarmonyReasoning(),
     "mistral": TaggedReasoning("[THINK]", "[/THINK]"),
     "granite": GraniteReasoning(),
+    "seed_oss": TaggedReasoning("<seed:think>", "</seed:think>"),
     QWEN3: TaggedReasoning("<think>", "</think>"),
 }
 """Formats of reasoning by their names for --reasoning_parser."""
 REASONING_ALIASES: Final[Mapping[str, str]] = dict.fromkeys(
-    ("deepseek_r1", "deepseek_v3", "glm45", "olmo3", "nemotron_v3"), QWEN3
+    ("deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "olmo3", "nemotron_v3"), QWEN3
 )
 """vLLM's names of parsers whose format is another one's."""
 REASONING_MARKERS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
     ("openai_gptoss", ("<|channel|>", "<|message|>")),
     ("mistral", ("[THINK]",)),
+    ("seed_oss", ("<seed:think>",)),
     ("granite", ("Here is my thought process:",)),
     ("granite", ("<response>", "<think>")),
     (QWEN3, ("</think>",)),

@@ -1,4 +1,4 @@
-"""Calls as Python writes them: Llama 4's [name(key=value), ...], and Gemma 3's in a block of code."""
+"""Calls as Python writes them: Llama 4's [name(key=value), ...], and those of Gemma 3 and LFM2 after a marker."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ from .sink import PartSink
 
 _START: Final = "<|python_start|>"
 _END: Final = "<|python_end|>"
-_BLOCK: Final = "```tool_code"
-_BLOCK_END: Final = "```"
-_BLOCKS: Final = Marks(_BLOCK)
 _MAX_KEY: Final = 256
 
 
@@ -49,26 +46,33 @@ class PythonicForm(CallForm):
         )
 
 
-class ToolCodeForm(CallForm):
-    """Blocks of code with a list of calls, or one call, after ```tool_code. Text may precede each."""
+class PythonicBlockForm(CallForm):
+    """Blocks with a list of calls, or one call, between two markers. Text may precede each."""
+
+    def __init__(self, begin: str, end: str, space: str = "") -> None:
+        """space: text that guides write between a marker and the list."""
+        self._begin, self._end, self._space = begin, end, space
+        self._begins = Marks(begin)
+        self.marks = (begin, end)
 
     def read(self, reader: TextReader, sink: PartSink, functions: Functions) -> Steps[None]:
         """See CallForm."""
-        while (yield from reader.until(_BLOCKS, sink.text)):
-            before = reader.take(len(_BLOCK)) + (yield from reader.take_while(SPACE))
+        while (yield from reader.until(self._begins, sink.text)):
+            before = reader.take(len(self._begin)) + (yield from reader.take_while(SPACE))
             if (yield from reader.starts_with("[")):
                 is_whole = yield from _read_list(reader, sink, functions, before)
             else:
                 is_whole = yield from _read_call(reader, sink, functions, before)
             if is_whole:
                 space = yield from reader.take_while(SPACE)
-                if not (yield from reader.skip(_BLOCK_END)):
+                if not (yield from reader.skip(self._end)):
                     sink.text(space)
 
     def grammar(self, calls: Sequence[CallRule], *, is_single: bool, token: Callable[[str], str]) -> CallGrammar:
         """See CallForm."""
-        body = rf'"\n" {_list_body(is_single=is_single)} "\n" {literal(_BLOCK_END)}'
-        return CallGrammar(_BLOCK, body, call_rules(calls), repeats=False)
+        space = literal(self._space)
+        body = f"{space} {_list_body(is_single=is_single)} {space} {token(self._end)}"
+        return CallGrammar(self._begin, body, call_rules(calls), repeats=False)
 
 
 def _list_body(*, is_single: bool) -> str:

@@ -23,6 +23,7 @@ class PartSink:
         self._space = ""
         """Whitespace that is dropped if a call follows."""
         self._is_after_reasoning = False
+        self._ids: set[str] = set()
         self._reasoning_space: str | None = None
         """Whitespace in the reasoning that is dropped if the reasoning ends; None: nothing else precedes it."""
 
@@ -63,11 +64,14 @@ class PartSink:
         if self._reasoning_space is not None:
             self._reasoning_space = "\n"
 
-    def begin(self, name: str) -> None:
-        """Begins a call."""
+    def begin(self, name: str, call_id: str | None = None) -> None:
+        """Begins a call. call_id: the model's, which is replaced if another call has it; None: a new one."""
         self._space = ""
         self._is_after_reasoning = False
-        self._parts.append(CallBegin(self.num_calls, f"call_{uuid.uuid4().hex}", name))
+        if call_id is None or call_id in self._ids:
+            call_id = f"call_{uuid.uuid4().hex}"
+        self._ids.add(call_id)
+        self._parts.append(CallBegin(self.num_calls, call_id, name))
         self.num_calls += 1
 
     def arguments(self, text: str) -> None:

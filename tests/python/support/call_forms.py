@@ -27,6 +27,24 @@ def qwen3_coder(name: str, arguments: Mapping[str, Any]) -> str:
     return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
 
 
+def seed_oss(name: str, arguments: Mapping[str, Any]) -> str:
+    parameters = "".join(f"<parameter={key}>{as_text(value)}</parameter>\n" for key, value in arguments.items())
+    return f"<seed:tool_call>\n<function={name}>\n{parameters}</function>\n</seed:tool_call>"
+
+
+def minimax(name: str, arguments: Mapping[str, Any]) -> str:
+    parameters = "".join(f'<parameter name="{key}">{as_text(value)}</parameter>\n' for key, value in arguments.items())
+    return f'<invoke name="{name}">\n{parameters}</invoke>\n'
+
+
+def kimi(calls: Sequence[Call]) -> str:
+    inner = "".join(
+        f"<|tool_call_begin|>functions.{name}:{i}<|tool_call_argument_begin|>{dumps(value)}<|tool_call_end|>"
+        for i, (name, value) in enumerate(calls)
+    )
+    return f"<|tool_calls_section_begin|>{inner}<|tool_calls_section_end|>"
+
+
 def glm(name: str, arguments: Mapping[str, Any]) -> str:
     pairs = "".join(
         f"<arg_key>{key}</arg_key>\n<arg_value>{as_text(value)}</arg_value>\n" for key, value in arguments.items()
@@ -67,6 +85,8 @@ WRITERS: Mapping[str, Callable[[Sequence[Call]], str]] = {
     "hermes": lambda calls: "\n".join(f"<tool_call>\n{objects([call])}\n</tool_call>" for call in calls),
     "llama3_json": lambda calls: "; ".join(objects([call], "parameters") for call in calls),
     "qwen3_coder": lambda calls: "\n".join(qwen3_coder(*call) for call in calls),
+    "seed_oss": lambda calls: "\n".join(seed_oss(*call) for call in calls),
+    "minimax_m2": lambda calls: f"<minimax:tool_call>\n{''.join(minimax(*call) for call in calls)}</minimax:tool_call>",
     "mistral": lambda calls: f"[TOOL_CALLS][{objects(calls)}]",
     "mistral_named": lambda calls: "".join(f"[TOOL_CALLS]{name}[ARGS]{dumps(value)}" for name, value in calls),
     "glm45": lambda calls: "\n".join(glm(*call) for call in calls),
@@ -74,10 +94,12 @@ WRITERS: Mapping[str, Callable[[Sequence[Call]], str]] = {
         [f"function<｜tool▁sep｜>{name}\n```json\n{dumps(value)}\n```" for name, value in calls]
     ),
     "deepseek_v31": lambda calls: deepseek([f"{name}<｜tool▁sep｜>{dumps(value)}" for name, value in calls]),
+    "kimi_k2": kimi,
     "granite": lambda calls: f"<|tool_call|>[{objects(calls)}]",
     "phi4_mini": lambda calls: f"<|tool_call|>[{objects(calls)}]<|/tool_call|>",
     "llama4_pythonic": lambda calls: f"[{', '.join(pythonic(*call) for call in calls)}]",
     "gemma3": lambda calls: f"```tool_code\n[{', '.join(pythonic(*call) for call in calls)}]\n```",
+    "lfm2": lambda calls: f"<|tool_call_start|>[{', '.join(pythonic(*call) for call in calls)}]<|tool_call_end|>",
     "functiongemma": lambda calls: gemma(calls, "<start_function_call>", "<end_function_call>", "<escape>"),
     "gemma4": lambda calls: gemma(calls, "<|tool_call>", "<tool_call|>", '<|"|>'),
     "phi4_mini_json": lambda calls: f"functools[{objects(calls)}]",

@@ -48,6 +48,7 @@ OPTIONAL = {
 ODD = st.sampled_from(
     [
         *("", "\n", "a\n", " ", "</", "</parameter>", "</arg_value>", "</tool_call>", "<tool_call>", "[TOOL_CALLS]"),
+        *("</invoke>", "<|tool_call_begin|>functions.search:0", "<|tool_call_start|>[", '<invoke name="search">'),
         *('"', "\\", "}", "]", "```", "<function=search>", "日本", "🎉", "functools[", "[ARGS]{", "x"),
         *("<escape>", '<|"|>', "<start_function_call>call:search{"),
     ]
@@ -94,7 +95,8 @@ def accepts(text: str, answer: str) -> bool:
 
 def closes_early(form: str, calls: Sequence[Call]) -> bool:
     """True if a text has the tag that ends it: a parser can see past it, a guide cannot."""
-    end = {"qwen3_coder": "\n</parameter>\n", "glm45": "</arg_value>"}.get(form)
+    tagged = dict.fromkeys(("seed_oss", "minimax_m2"), "</parameter>\n")
+    end = {"qwen3_coder": "\n</parameter>\n", "glm45": "</arg_value>", **tagged}.get(form)
     texts = [value for _, values in calls for value in values.values() if isinstance(value, str)]
     return end is not None and any(end in f"{text}\n" for text in texts)
 
@@ -103,6 +105,8 @@ def looks_ended(form: str, calls: Sequence[Call]) -> bool:
     """True if a text has an end tag and what may follow it: no parser can know that the text goes on."""
     ended = {
         "qwen3_coder": r"</parameter>\s*(<parameter=|</function>|</tool_call>)",
+        "seed_oss": r"</parameter>\s*(<parameter=|</function>|</seed:tool_call>)",
+        "minimax_m2": r"</parameter>\s*(<parameter name=|</invoke>|</minimax:tool_call>)",
         "functiongemma": "<escape>",
         "gemma4": '<|"|>',
         "glm45": r"</arg_value>\s*(<arg_key>|</tool_call>)",
@@ -180,7 +184,7 @@ def test_answers_as_models_write_them(form: str, case: dict[str, Any]) -> None:
         ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"type": "string"}}}, "properties.a.$ref"),
     ],
 )
-@pytest.mark.parametrize("form", ["qwen3_coder", "glm45"])
+@pytest.mark.parametrize("form", ["qwen3_coder", "minimax_m2", "glm45"])
 def test_tags_cannot_enforce_every_schema(form: str, parameters: dict[str, Any], field: str) -> None:
     def made(*, is_strict: bool) -> str:
         function = GuidedFunction("f", parameters, is_strict, "tools[0].function")
@@ -215,7 +219,7 @@ def test_markers_that_are_special_tokens_are_written_as_tokens(form: str) -> Non
     assert not literals
 
 
-@pytest.mark.parametrize("form", ["llama4_pythonic", "gemma3"])
+@pytest.mark.parametrize("form", ["llama4_pythonic", "gemma3", "lfm2"])
 def test_python_has_names_of_arguments(form: str) -> None:
     functions = [GuidedFunction("f", {"properties": {"a-b": {}}}, True, "tools[0].function")]
     options: dict[str, Any] = {"is_forced": True, "is_single": True, "content": None}

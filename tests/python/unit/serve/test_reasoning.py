@@ -47,6 +47,8 @@ FUNCTIONS = Functions({"search": None, "search_all": None})
 ANALYSIS = "<|channel|>analysis<|message|>"
 NEXT = "<|end|><|start|>assistant"
 FINAL = "<|channel|>final<|message|>"
+OPENED = {HARMONY: ANALYSIS, "mistral": "[THINK]", "seed_oss": "<seed:think>"}
+"""Texts that begin reasoning, by form; <think> in others."""
 
 
 def splitter_of(form: str, opened: str = "", calls: str | None = None) -> FormSplitter:
@@ -100,7 +102,7 @@ ODD = st.sampled_from(
 @FEW
 @given(answer=st.lists(ODD, max_size=9).map("".join), size=st.integers(1, 5), is_opened=st.booleans())
 def test_any_answer_is_split_alike_however_it_is_cut(form: str, answer: str, size: int, is_opened: bool) -> None:
-    opened = {HARMONY: ANALYSIS, "mistral": "[THINK]"}.get(form, "<think>") if is_opened else ""
+    opened = OPENED.get(form, "<think>") if is_opened else ""
     pieces = [answer[i : i + size] for i in range(0, len(answer), size)]
     assert split(form, pieces, opened, "hermes") == split(form, [answer], opened, "hermes")
 
@@ -185,6 +187,7 @@ GUIDES = {
 REASONINGS = {
     "qwen3": "<think>hm {</think>\n\n",
     "mistral": "[THINK]hm[/THINK]",
+    "seed_oss": "<seed:think>hm {</seed:think>\n",
     "granite": "Here is my thought process: hm\nHere is my response:\n",
     HARMONY: f"{ANALYSIS}hm{NEXT}",
 }
@@ -206,7 +209,7 @@ def test_a_guide_begins_after_the_reasoning(form: str, guide: GuidedDecodingPara
     assert accepts(made, thoughts + final + right)
     for text in (wrong, thoughts + final + wrong, thoughts, ""):
         assert not accepts(made, text if text in ("", thoughts) else final + text), text
-    opened = {"qwen3": "<think>", "mistral": "[THINK]", HARMONY: ANALYSIS}.get(form, "<think>")
+    opened = OPENED.get(form, "<think>")
     rest = {"granite": "hm</think>"}.get(form, thoughts.removeprefix(opened))
     begun = guide_after_reasoning(guide, REASONING_FORMS[form], opened, lambda _: None)
     assert accepts(begun, rest + final + right)
@@ -298,6 +301,7 @@ MARKED = {
     "granite 3.2": ("Write your thoughts after 'Here is my thought process:'", "granite"),
     "granite 3.3": ("between <think></think> and write your response between <response></response>", "granite"),
     "harmony": ("<|start|>assistant<|channel|>final<|message|>", HARMONY),
+    "seed": ("{%- set think_begin_token = '<seed:think>' -%}", "seed_oss"),
     "none": ("{{ messages }}", None),
 }
 

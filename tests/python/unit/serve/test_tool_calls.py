@@ -214,7 +214,11 @@ MARKED = {
     "function gemma": ("'<start_function_call>call:' + name + '{'", "functiongemma"),
     "gemma 4": ("'<|tool_call>call:' + name + '{'", "gemma4"),
     "phi with functools": ("formatted as functools[{", "phi4_mini_json"),
-    "another model's tags": ("<seed:tool_call><function=", None),
+    "seed": ("<seed:tool_call><function=", "seed_oss"),
+    "minimax": ("{%- set toolcall_begin_token = '<minimax:tool_call>' -%}<invoke name=", "minimax_m2"),
+    "kimi": ("<|tool_calls_section_begin|>{{ call.id }}", "kimi_k2"),
+    "lfm2": ("List of tools: <|tool_list_start|>[", "lfm2"),
+    "another model's tags": ("<other:tool_call><function=", None),
     "none": ("{{ tools | tojson }}", None),
 }
 
@@ -254,3 +258,12 @@ def test_a_search_with_a_limit_does_not_read_the_rest() -> None:
         assert stop.value.value == ("x" * 10, "")
     # It takes milliseconds. If each search read the rest, it would take many seconds.
     assert time.process_time() - begin < 3
+
+
+def test_a_model_s_own_ids_of_calls_are_kept_and_unique() -> None:
+    call = "<|tool_call_begin|>functions.f:3<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    splitter = FormSplitter(lambda reader, sink: FORMS["kimi_k2"].read(reader, sink, Functions({"f": None})))
+    parts = [*splitter.add(call * 2), *splitter.finish()]
+    first, second = (part.call_id for part in parts if isinstance(part, CallBegin))
+    assert first == "functions.f:3"
+    assert second.startswith("call_")
