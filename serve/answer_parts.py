@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 
@@ -12,6 +13,10 @@ class TextPart:
     """New text of the answer."""
 
     text: str
+    begin: int = field(default=0, compare=False)
+    """Place in the whole answer, in characters. Tokens from this place on have the text."""
+    end: float = field(default=math.inf, compare=False)
+    """Place at which the text ends."""
 
 
 @dataclass(frozen=True, slots=True)

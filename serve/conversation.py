@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..runtime.adapter_tokenizers import TextTokenizer
-from ..runtime.token_log_probs import TokenLogProbs
 from .answer_form import answer_form_of
 from .answer_parts import AnswerPart, AnswerSplitter, CallBegin
 from .generation import TextGeneration, TextPiece, TextRequest
@@ -112,18 +111,6 @@ class SplitAnswer:
         """Number of tokens of the reasoning so far, with the one that ends it."""
         spans = self._splitter.reasoning_spans
         return sum(bisect_left(self._offsets, end) - bisect_left(self._offsets, begin) for begin, end in spans)
-
-    def without_reasoning(self, entries: Sequence[TokenLogProbs]) -> list[TokenLogProbs]:
-        """Returns the entries of tokens that are neither in the reasoning nor before it."""
-        spans = self._splitter.reasoning_spans
-        if not spans:
-            return list(entries)
-        first = spans[0][0]
-        return [
-            entry
-            for entry in entries
-            if entry.text_offset >= first and not any(begin <= entry.text_offset < end for begin, end in spans)
-        ]
 
     async def parts(self, piece: TextPiece) -> Sequence[AnswerPart]:
         """Returns the parts that are certain after a further piece. Lets other tasks run while it splits a long one."""

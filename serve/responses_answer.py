@@ -73,7 +73,7 @@ class ResponseAnswer:
         self._written: list[str] = []
         """Pieces of the open item's text or arguments."""
         self._log_probs: list[TokenLogProbs] = []
-        """Log probs of tokens that have no text yet, such as parts of a character."""
+        """Log probs of tokens that belong to no text yet, such as parts of a character."""
         self._item_log_probs: list[TokenLogProbs] = []
         """Log probs of the open item's text."""
         self._error: dict[str, str] | None = None
@@ -117,10 +117,10 @@ class ResponseAnswer:
         self._num_answer_tokens += len(piece.token_ids)
         self._num_cached_tokens = piece.num_cached_tokens
         events: list[Event] = []
-        self._log_probs = split.without_reasoning([*self._log_probs, *piece.log_probs])
+        self._log_probs += piece.log_probs
         for part in parts:
             if isinstance(part, TextPart):
-                events += self._add_text("message", part.text)
+                events += self._add_text("message", part.text, self._log_probs_of(part))
             elif isinstance(part, ReasoningPart):
                 events += self._add_text("reasoning", part.text)
             elif isinstance(part, CallBegin):
@@ -158,6 +158,7 @@ class ResponseAnswer:
 
     def fail(self, error: ApiError) -> list[Event]:
         """Ends the response with an error."""
+        self._keep_rest()
         events = self._close(INCOMPLETE)
         self._error = {"code": "server_error", "message": str(error)}
         return [*events, self._end(FAILED, "response.failed")]
@@ -167,6 +168,7 @@ class ResponseAnswer:
         events: list[Event] = []
         if not self.output:
             events += self._add_text("message", "")
+        self._keep_rest()
         events += self._close(status)
         if self.status == CANCELLED:
             return [*events, self._end(CANCELLED, "response.incomplete")]
@@ -179,7 +181,19 @@ class ResponseAnswer:
         self._ended = int(time.time())
         return self._event(event, response=self.body())
 
-    def _add_text(self, kind: str, text: str) -> list[Event]:
+    def _log_probs_of(self, part: TextPart) -> list[TokenLogProbs]:
+        """Removes the log probs of the tokens up to the end of a text. Returns those that are not before it."""
+        before = [entry for entry in self._log_probs if entry.text_offset < part.end]
+        self._log_probs = [entry for entry in self._log_probs if entry.text_offset >= part.end]
+        return [entry for entry in before if entry.text_offset >= part.begin]
+
+    def _keep_rest(self) -> None:
+        """Adds the log probs of tokens without text at the end of an answer that ends with a message."""
+        if self._item is not None and self._item["type"] == "message":
+            self._item_log_probs += self._log_probs
+        self._log_probs = []
+
+    def _add_text(self, kind: str, text: str, log_probs: Sequence[TokenLogProbs] = ()) -> list[Event]:
         """Adds text to the open item, which must be of this type; otherwise opens one."""
         events: list[Event] = []
         if self._item is None or self._item["type"] != kind:
@@ -192,9 +206,8 @@ class ResponseAnswer:
         self._written.append(text)
         delta: dict[str, Any] = {"content_index": 0, "delta": text}
         if kind == "message":
-            new, self._log_probs = self._log_probs, []
-            self._item_log_probs += new
-            delta["logprobs"] = self._content_of(new)
+            self._item_log_probs += log_probs
+            delta["logprobs"] = self._content_of(log_probs)
         return [*events, self._item_event(f"{self._text_name()}.delta", **delta)]
 
     def _open(self, kind: str, **fields: Any) -> Event:
@@ -210,10 +223,6 @@ class ResponseAnswer:
             return []
         if item["type"] == "function_call" and not is_whole_call:
             status = INCOMPLETE
-        if item["type"] == "message":
-            # Tokens at the end may have no text.
-            self._item_log_probs += self._log_probs
-            self._log_probs = []
         text = "".join(self._written)
         item |= {"status": status, **self._written_fields()}
         if item["type"] == "function_call":

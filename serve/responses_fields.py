@@ -293,8 +293,6 @@ class ResponseRequest(SamplingFields):
     def _consistent(self) -> ResponseRequest:
         if self.top_logprobs and not self.has_log_probs:
             raise ValueError(f"top_logprobs is given, but include has no '{LOG_PROBS}'")
-        if self.has_log_probs and self.tools and self.tool_choice != "none":
-            raise ValueError(f"include has '{LOG_PROBS}' with tools; accepted: tool_choice 'none', or no tools")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is given, but stream is false")
         names = [tool.name for tool in self.tools]

@@ -57,6 +57,11 @@ class TextReader:
         """Number of characters before the place."""
         return self._num_dropped + self._at
 
+    @property
+    def num_left(self) -> int:
+        """Number of characters after the place that have arrived."""
+        return len(self._text) - self._at
+
     def add(self, text: str) -> None:
         """Adds text at the end."""
         self._num_dropped += self._at
@@ -149,8 +154,7 @@ class TextReader:
 
     def _emit_to(self, place: int, emit: Emit) -> None:
         if place > self._at:
-            emit(self._text[self._at : place])
-            self._at = place
+            emit(self.take(place - self._at))
 
 
 _NO_MARKS: Final = Marks()

@@ -137,6 +137,8 @@ class TaggedReasoning(ReasoningForm):
             sink.text(space)
         inner = TextReader()
         steps = read_answer(inner, sink)
+        outer_place = sink.place
+        sink.place = lambda: outer_place() - inner.num_left
 
         def forward(text: str) -> None:
             inner.add(text)

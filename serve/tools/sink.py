@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..answer_parts import AnswerPart, CallArguments, CallBegin, CallEnd, ReasoningPart, TextPart
 
@@ -12,7 +12,9 @@ from ..answer_parts import AnswerPart, CallArguments, CallBegin, CallEnd, Reason
 class PartSink:
     """Parts of one answer in order. Whitespace around calls and at both ends of the reasoning is dropped."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Callable[[], int]) -> None:
+        """place: returns the number of characters of the answer that have been read."""
+        self.place = place
         self.num_calls = 0
         """Number of calls that have begun."""
         self.has_text = False
@@ -33,7 +35,7 @@ class PartSink:
         return parts
 
     def text(self, text: str) -> None:
-        """Adds text outside of calls."""
+        """Adds text outside of calls, the last that has been read."""
         if self._is_after_reasoning:
             text = text.lstrip()
             self._is_after_reasoning = not text
@@ -41,7 +43,8 @@ class PartSink:
         shown = text.rstrip()
         self._space = text[len(shown) :]
         if shown:
-            self._parts.append(TextPart(shown))
+            end = self.place() - len(self._space)
+            self._parts.append(TextPart(shown, end - len(shown), end))
             self.has_text = True
 
     def begin_reasoning(self, place: int) -> None:

@@ -17,7 +17,7 @@ class FormSplitter:
         self._num_opened = len(opened)
         self._reader = TextReader()
         self._reader.add(opened)
-        self._sink = PartSink()
+        self._sink = PartSink(lambda: self._reader.place - self._num_opened)
         self._steps = read(self._reader, self._sink)
 
     @property

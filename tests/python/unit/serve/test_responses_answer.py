@@ -16,6 +16,11 @@ from adaptrt.serve.errors import ApiError
 from adaptrt.serve.generation import TextPiece
 from adaptrt.serve.json_answer import json_parts
 from adaptrt.serve.responses_answer import ResponseAnswer
+from adaptrt.serve.tools.form import Functions
+from adaptrt.serve.tools.forms import FORMS, REASONING_FORMS
+from adaptrt.serve.tools.reader import Steps, TextReader
+from adaptrt.serve.tools.sink import PartSink
+from adaptrt.serve.tools.splitter import FormSplitter
 
 CALL: list[AnswerPart] = [CallBegin(0, "c0", "f"), CallArguments(0, '{"a"'), CallArguments(0, ":1}"), CallEnd(0)]
 SECOND: list[AnswerPart] = [CallBegin(1, "c1", "g"), CallArguments(1, "{}"), CallEnd(1)]
@@ -215,18 +220,39 @@ def test_log_probs_of_deltas_are_those_of_the_text(num_tokens: int) -> None:
     assert plain(events[-1]) == plain(events[-1])
 
 
-def test_the_text_has_no_log_probs_of_the_reasoning() -> None:
-    pieces: list[list[AnswerPart]] = [[], [ReasoningPart("a")], [], [TextPart("b")]]
-    for given in (pieces, [[part for parts in pieces for part in parts]]):
-        answer = ResponseAnswer({}, 3, Texts())  # type: ignore[arg-type]
-        split = SplitAnswer(Scripted(given, [(1, 3)]))
-        entries = [TokenLogProbs(i, -1.0, (), i) for i in range(4)]
-        for i in range(len(given)):
-            log_probs = tuple(entries) if len(given) == 1 else (entries[i],)
-            piece = TextPiece("", (), log_probs, finish_reason="stop" if i == len(given) - 1 else None)
-            asyncio.run(answer.add(piece, split))
-        _, message = answer.body()["output"]
-        assert [entry["token"] for entry in message["content"][0]["logprobs"]] == ["t3"]
+@pytest.mark.parametrize("size", [1, 3, 200])
+def test_each_text_has_the_log_probs_of_its_own_tokens(size: int) -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": "b"}}\n</tool_call>'
+    texts = ["<think>I see.</think>\n\n", "Hello.", "\n" + call + "\n", "and bye", call, "!"]
+    answer = "".join(texts)
+
+    def read(reader: TextReader, sink: PartSink) -> Steps[None]:
+        return REASONING_FORMS["qwen3"].read(
+            reader, sink, lambda reader, sink: FORMS["hermes"].read(reader, sink, Functions({"f": None}))
+        )
+
+    made = ResponseAnswer({}, 3, Texts())  # type: ignore[arg-type]
+    split = SplitAnswer(FormSplitter(read))
+    for begin in range(0, len(answer), size):
+        text = answer[begin : begin + size]
+        # Each character is a token; its number is its place. The end token has no text.
+        places = [*range(begin, begin + len(text))]
+        is_last = begin + size >= len(answer)
+        log_probs = [TokenLogProbs(place, -1.0, (), place) for place in [*places, *([len(answer)] if is_last else [])]]
+        reason = "stop" if is_last else None
+        piece = TextPiece(text, tuple(places), tuple(log_probs), finish_reason=reason, offsets=tuple(places))
+        asyncio.run(made.add(piece, split))
+    output = json.loads(b"".join(asyncio.run(json_parts(made.body()))))["output"]
+    kinds = " ".join(item["type"] for item in output)
+    assert kinds == "reasoning message function_call message function_call message"
+    first = 0
+    found = [item["content"][0] for item in output if item["type"] == "message"]
+    for shown in ("Hello.", "\nand bye", "!"):
+        part = found.pop(0)
+        assert part["text"] == shown
+        first = answer.index(shown, first)
+        end = first + len(shown) + (shown == "!")
+        assert [entry["token"] for entry in part["logprobs"]] == [f"t{i}" for i in range(first, end)]
 
 
 def test_cached_tokens_of_the_prompt_are_counted() -> None:

@@ -81,6 +81,10 @@ OTHERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"include": ["message.output_text.logprobs"], "top_logprobs": 3},
         {"logprobs": True, "top_logprobs": 3},
     ),
+    (
+        {"include": ["message.output_text.logprobs"], "tools": [TOOL]},
+        {"logprobs": True, "tools": [CHAT_TOOL]},
+    ),
 ]
 
 
@@ -150,7 +154,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice", "'mode': 'auto'"),
     ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]}}, "tool_choice", "expected"),
     ({"top_logprobs": 3}, "", "include has no 'message.output_text.logprobs'"),
-    ({"include": ["message.output_text.logprobs"], "tools": [TOOL]}, "", "with tools"),
     ({"stream_options": {}}, "", "stream is false"),
     ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", "False"),
     ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
