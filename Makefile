@@ -8,11 +8,6 @@ INSTALL = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PIP) --no-build-isolation --conf
 
 SOURCES := $(shell find CMakeLists.txt pyproject.toml cmake package builder common formats runtime plugins serve tools cpp -type f \
                    -not -name '*.pyc' -not -path '*/__pycache__*')
-# OFF where this CPU would choose avx512_bf16 (kernel_choice.cpp), or has no AVX-512: the kernels that only other CPUs choose
-# take a quarter of the compile time. `make wheel` and the tests have all kernels.
-EVERY_X86_TABLE := $(shell awk '/^vendor_id/ {amd = $$3 == "AuthenticAMD"} \
-                     /^flags/ {wide = / avx512f/; bf16 = / avx512_bf16/; tiles = / amx_tile/; exit} \
-                     END {print (!wide && NR) || (amd && bf16 && !tiles) ? "OFF" : "ON"}' /proc/cpuinfo)
 CPP_TESTS := $(shell find tests/cpp -type f)
 CPP_FILES = $$(git ls-files 'cpp/*.h' 'cpp/*.cpp' 'cpp/*.inl' 'cpp/*.cu' 'tests/cpp/*.h' 'tests/cpp/*.cpp' \
                         'bench/*.cpp')
@@ -80,7 +75,7 @@ sanitize: $(VENV)/.installed-with-tests  ## C++ tests under ASan+UBSan and under
 
 sanitize-all: $(VENV)/.installed-with-tests  ## All C++ tests under both
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" && for preset in asan-ubsan tsan; do \
-	  cmake --preset $$preset -D ADAPTRT_SANITIZE_ALL=ON -D ADAPTRT_X86_KERNELS=ON -D ADAPTRT_EVERY_X86_TABLE=ON && \
+	  cmake --preset $$preset -D ADAPTRT_SANITIZE_ALL=ON -D ADAPTRT_KERNEL_TABLES=all && \
 	  cmake --build build/$$preset && \
 	  ctest --test-dir build/$$preset --output-on-failure --parallel 2 || exit 1; done
 
@@ -100,8 +95,9 @@ $(VENV)/.build-tools: $(VENV)/bin/python pyproject.toml
 	$(PIP) 'cmake>=3.25' ninja 'pybind11>=3.0' 'scikit-build-core>=1.0'
 	@touch $@
 
+# Kernels for other CPUs than this one take most of the compile time. `make wheel` and the tests have all kernels.
 $(VENV)/.installed: $(VENV)/.build-tools $(SOURCES)
-	$(INSTALL) --config-settings=cmake.define.ADAPTRT_EVERY_X86_TABLE=$(EVERY_X86_TABLE) .
+	$(INSTALL) --config-settings=cmake.define.ADAPTRT_KERNEL_TABLES=fastest .
 	@touch $@
 
 # torch is pinned to a version whose CPU build is at hand; Boost.Test must be there before the C++ tests are configured;
@@ -113,7 +109,7 @@ $(VENV)/.test-tools: $(VENV)/.build-tools
 
 $(VENV)/.installed-with-tests: $(VENV)/.test-tools $(SOURCES) $(CPP_TESTS)
 	$(INSTALL) --config-settings=cmake.define.ADAPTRT_BUILD_TESTS=ON --config-settings=cmake.define.ADAPTRT_CUDA=AUTO \
-	  --config-settings=cmake.define.ADAPTRT_EVERY_X86_TABLE=ON \
+	  --config-settings=cmake.define.ADAPTRT_KERNEL_TABLES=all \
 	  '--config-settings=install.components=python;cuda' '.[test]'
 	@touch $@ $(VENV)/.installed
 

@@ -10,7 +10,7 @@
 #include <numeric>
 #include <vector>
 
-#ifdef ADAPTRT_X86_KERNELS
+#ifdef __x86_64__
 #include <immintrin.h>
 #endif
 
@@ -48,7 +48,7 @@ std::uint64_t sum_lines(const std::byte* data, std::int64_t bytes) {
   return std::accumulate(partial.begin(), partial.end(), std::uint64_t{0});
 }
 
-#ifdef ADAPTRT_X86_KERNELS
+#ifdef __x86_64__
 __attribute__((target("avx512f"))) std::uint64_t sum_lines_avx512(const std::byte* data, std::int64_t bytes) {
   // Two streams, each fetched ahead: more than one keeps more of the memory's banks busy.
   constexpr std::int64_t kAhead = 4096;
@@ -70,7 +70,7 @@ double measure_read_bandwidth(ThreadPool* threads, int rounds) {
   constexpr std::int64_t kBytes = std::int64_t{1} << 30;
   constexpr std::int64_t kChunk = std::int64_t{1} << 22;
   auto* sum = &sum_lines;
-#ifdef ADAPTRT_X86_KERNELS
+#ifdef __x86_64__
   if (__builtin_cpu_supports("avx512f")) sum = &sum_lines_avx512;
 #endif
   const HugeArray array(kBytes);
@@ -110,7 +110,7 @@ float multiply_add_portable(std::int64_t iterations) {
   return total;
 }
 
-#ifdef ADAPTRT_X86_KERNELS
+#ifdef __x86_64__
 
 __attribute__((target("avx2,fma"))) float multiply_add_avx2(std::int64_t iterations) {
   __m256 sums[kChains];
@@ -190,7 +190,7 @@ double measure_multiply_adds(ThreadPool* threads, int rounds, float (*multiply_a
       [&](int thread) { sums[static_cast<std::size_t>(thread) * kSlot * 2] = multiply_add(kIterations); });
 }
 
-#ifdef ADAPTRT_X86_KERNELS
+#ifdef __x86_64__
 
 constexpr std::int64_t kAmxIterations = 50000;
 
@@ -210,7 +210,7 @@ double measure_amx_from_l2(ThreadPool* threads, int rounds, void (*multiply)(con
 #endif
 
 double measure_bfloat16_flops(ThreadPool* threads, int rounds) {
-#ifdef ADAPTRT_X86_KERNELS
+#ifdef __x86_64__
   if (amx_is_permitted()) {
     return measure_amx(threads, rounds, &multiply_amx_bfloat16, kAmxBfloat16MultiplyAdds);
   }
@@ -224,7 +224,7 @@ double measure_bfloat16_flops(ThreadPool* threads, int rounds) {
 }
 
 double measure_int8_ops(ThreadPool* threads, int rounds) {
-#ifdef ADAPTRT_X86_KERNELS
+#ifdef __x86_64__
   if (amx_is_permitted()) {
     return measure_amx(threads, rounds, &multiply_amx_int8, kAmxInt8MultiplyAdds);
   }
@@ -238,7 +238,7 @@ double measure_int8_ops(ThreadPool* threads, int rounds) {
 }
 
 double measure_float32_flops(ThreadPool* threads, int rounds) {
-#ifdef ADAPTRT_X86_KERNELS
+#ifdef __x86_64__
   if (__builtin_cpu_supports("avx512f")) {
     return measure_multiply_adds(threads, rounds, &multiply_add_avx512, 16);
   }
@@ -256,7 +256,7 @@ MachineLimits measure_machine_limits(ThreadPool* threads, int rounds) {
                        .int8_ops = measure_int8_ops(threads, rounds),
                        .bfloat16_flops = measure_bfloat16_flops(threads, rounds),
                        .float32_flops = measure_float32_flops(threads, rounds)};
-#ifdef ADAPTRT_X86_KERNELS
+#ifdef __x86_64__
   if (amx_is_permitted()) {
     limits.int8_from_l2_ops =
         measure_amx_from_l2(threads, rounds, &multiply_amx_int8_from, kAmxInt8MultiplyAdds);

@@ -149,11 +149,19 @@ BOOST_AUTO_TEST_CASE(tables_have_the_names_that_the_choice_knows) {
     before = place_of(table->name);
   }
   BOOST_TEST(before < std::ssize(fits));
-#ifdef ADAPTRT_EVERY_X86_TABLE
+#ifdef ADAPTRT_EVERY_TABLE
   const auto can_run = std::ranges::count_if(fits, [](const KernelFit& fit) { return fit.obstacle.empty(); });
   BOOST_TEST(std::ssize(available_kernels()) == can_run);
   BOOST_TEST(available_kernels().front()->name == fits.front().name);
 #endif
+}
+
+BOOST_AUTO_TEST_CASE(a_build_for_another_cpu_says_so) {
+  const std::vector<KernelFit> fits{{"avx2", "this CPU has no AVX2 with FMA"}};
+  for (const char* name : {"", "avx2", "portable"}) {
+    BOOST_TEST(kernels_problem(name, fits) ==
+               "this build has no kernels that this CPU can run; build with -D ADAPTRT_KERNEL_TABLES=all");
+  }
 }
 
 BOOST_AUTO_TEST_CASE(a_name_is_refused_with_the_reason_and_what_can_run) {

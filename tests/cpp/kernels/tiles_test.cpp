@@ -393,7 +393,7 @@ BOOST_DATA_TEST_CASE(quantised_products_are_the_same_in_parts,
   }
 }
 
-#ifdef ADAPTRT_X86_KERNELS
+#ifdef __x86_64__
 // A library that uses tiles on the caller's thread leaves its own tile configuration, or none.
 BOOST_AUTO_TEST_CASE(values_left_in_tiles_have_no_effect) {
   const KernelTable* native = native_table();

@@ -40,7 +40,7 @@ struct KernelFit {
 [[nodiscard]] std::vector<KernelFit> fit_kernels(const Cpu& cpu);
 
 /// Returns an error that says why `name` is unavailable among `fits` and which names are available. Empty if
-/// it is available, or if `name` is empty.
+/// it is available, or if `name` is empty and any table is.
 [[nodiscard]] std::string kernels_problem(std::string_view name, std::span<const KernelFit> fits);
 /// The same on this machine.
 [[nodiscard]] std::string kernels_problem(std::string_view name);

@@ -20,16 +20,24 @@ struct NamedTable {
 };
 
 constexpr auto kTables = std::to_array<NamedTable>({
-#ifdef ADAPTRT_EVERY_X86_TABLE
+#ifdef ADAPTRT_TABLE_avx512_amx
     {"avx512_amx", &avx512_amx_kernels},
+#endif
+#ifdef ADAPTRT_TABLE_avx512_bf16
+    {"avx512_bf16", &avx512_bf16_kernels},
+#endif
+#ifdef ADAPTRT_TABLE_avx512_vnni
     {"avx512_vnni", &avx512_vnni_kernels},
+#endif
+#ifdef ADAPTRT_TABLE_avx512
     {"avx512", &avx512_kernels},
 #endif
-#ifdef ADAPTRT_X86_KERNELS
-    {"avx512_bf16", &avx512_bf16_kernels},
+#ifdef ADAPTRT_TABLE_avx2
     {"avx2", &avx2_kernels},
 #endif
+#ifdef ADAPTRT_TABLE_portable
     {"portable", &portable_kernels},
+#endif
 });
 
 const NamedTable* find_table(std::string_view name) {

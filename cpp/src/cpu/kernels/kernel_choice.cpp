@@ -89,6 +89,9 @@ std::vector<KernelFit> fit_kernels(const Cpu& cpu) {
 }
 
 std::string kernels_problem(std::string_view name, std::span<const KernelFit> fits) {
+  if (std::ranges::none_of(fits, [](const KernelFit& fit) { return fit.obstacle.empty(); })) {
+    return "this build has no kernels that this CPU can run; build with -D ADAPTRT_KERNEL_TABLES=all";
+  }
   const auto found = std::ranges::find(fits, name, &KernelFit::name);
   if (name.empty() || (found != fits.end() && found->obstacle.empty())) return {};
   std::string problem = "kernels is '" + std::string(name) + "'";

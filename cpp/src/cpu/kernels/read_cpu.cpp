@@ -1,14 +1,14 @@
 #include "adaptrt/cpu/amx.h"
 #include "adaptrt/cpu/kernel_choice.h"
 
-#ifdef ADAPTRT_X86_KERNELS
+#ifdef __x86_64__
 #include <cpuid.h>
 #endif
 
 namespace adaptrt {
 namespace {
 
-#ifdef ADAPTRT_X86_KERNELS
+#ifdef __x86_64__
 
 CpuVendor read_vendor() {
   if (__builtin_cpu_is("intel")) return CpuVendor::kIntel;
@@ -32,7 +32,7 @@ int read_family() {
 
 Cpu read_cpu() {
   Cpu cpu;
-#ifdef ADAPTRT_X86_KERNELS
+#ifdef __x86_64__
   __builtin_cpu_init();
   cpu.vendor = read_vendor();
   cpu.family = read_family();

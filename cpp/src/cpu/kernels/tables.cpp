@@ -27,6 +27,8 @@ KernelTable make_table(std::string_view name, std::initializer_list<RegisterFami
 
 }  // namespace
 
+#ifdef ADAPTRT_TABLE_portable
+
 const KernelTable& portable_kernels() {
   static const KernelTable table = make_table("portable", {
 #define ADAPTRT_FAMILY(name, operands) &portable::register_##name,
@@ -35,7 +37,8 @@ const KernelTable& portable_kernels() {
   return table;
 }
 
-#ifdef ADAPTRT_X86_KERNELS
+#endif
+#ifdef ADAPTRT_TABLE_avx2
 
 const KernelTable& avx2_kernels() {
   static const KernelTable table = make_table("avx2", {
@@ -44,6 +47,9 @@ const KernelTable& avx2_kernels() {
                                                       });
   return table;
 }
+
+#endif
+#ifdef ADAPTRT_TABLE_avx512_bf16
 
 const KernelTable& avx512_bf16_kernels() {
   namespace float_set = avx512;
@@ -55,7 +61,8 @@ const KernelTable& avx512_bf16_kernels() {
   return table;
 }
 
-#ifdef ADAPTRT_EVERY_X86_TABLE
+#endif
+#ifdef ADAPTRT_TABLE_avx512
 
 const KernelTable& avx512_kernels() {
   static const KernelTable table = make_table("avx512", {
@@ -65,13 +72,15 @@ const KernelTable& avx512_kernels() {
   return table;
 }
 
+#endif
+#ifdef ADAPTRT_TABLE_avx512_vnni
+
 const KernelTable& avx512_vnni_kernels() {
   static const KernelTable table =
       with_families(avx512_kernels(), "avx512_vnni", {&avx512_vnni::register_int8});
   return table;
 }
 
-#endif
 #endif
 
 }  // namespace adaptrt
