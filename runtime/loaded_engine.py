@@ -81,6 +81,11 @@ class LoadedEngine(ABC):
         layer = self.config.network.classes
         return None if layer is None else self._loaded(layer)
 
+    @cached_property
+    def embedding_layers(self) -> list[PoolingLayer]:
+        """Layers on pooled hidden states that make a text's embedding, in order."""
+        return [self._loaded(layer) for layer in self.config.network.embedding_layers]
+
     def _loaded(self, layer: ops.PoolingLayer) -> PoolingLayer:
         def values(tensor: Tensor) -> npt.NDArray[np.float32]:
             return self.tensor(str(tensor.name)).reshape(tensor.shape)

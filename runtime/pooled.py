@@ -55,7 +55,12 @@ def embedding_params(
         )
     if pooling_type is PoolingType.ALL:
         raise RequestError("pooling_type is ALL; accepted: LAST, CLS, MEAN")
-    return PoolingParams(pooling_type, normalize=normalize)
+    return PoolingParams(pooling_type, engine.embedding_layers, normalize)
+
+
+def embedding_size(engine: LoadedEngine, params: PoolingParams) -> int:
+    """Returns the number of elements of an embedding."""
+    return len(params.layers[-1].weight) if params.layers else engine.config.pretrained_config.hidden_size
 
 
 def rows_of(output: Any) -> FloatArray:

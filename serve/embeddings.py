@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .._core import PoolingParams
-from ..runtime.pooled import POOLING_TYPES, FloatArray, embedding_params
+from ..runtime.pooled import POOLING_TYPES, FloatArray, embedding_params, embedding_size
 from .errors import ApiError
 from .http import unless_disconnected
 from .json_answer import Items, JsonAnswer
@@ -31,7 +31,7 @@ async def embed(service: Service, request: Request) -> Response:
 async def _answered(service: Service, fields: EmbeddingRequest) -> Response:
     check_can_pool(service)
     params = params_of(service)
-    check_dimensions(service, fields.dimensions)
+    check_dimensions(service, fields.dimensions, params)
     adapter = await adapter_of(service, fields)
     pooled = await pool(service, fields, fields.input, adapter, params)
     data = Items(
@@ -55,9 +55,9 @@ def params_of(service: Service) -> PoolingParams:
     return embedding_params(service.executor.executor.engine, pooling_type, options.normalize_embeddings)
 
 
-def check_dimensions(service: Service, dimensions: int | None) -> None:
-    """Raises ApiError for dimensions that embeddings cannot have. None: all."""
-    size = service.engine_info.hidden_size
+def check_dimensions(service: Service, dimensions: int | None, params: PoolingParams) -> None:
+    """Raises ApiError for dimensions that embeddings with `params` cannot have. None: all."""
+    size = embedding_size(service.executor.executor.engine, params)
     if dimensions is None or dimensions == size:
         return
     if not service.options.cut_embeddings:

@@ -69,8 +69,8 @@ async def _task(service: Service, fields: PoolingRequest, adapter: str | None) -
     if name in ("embed", "token_embed"):
         params = params_of(service)
         if name == "token_embed":
-            return _Task(PoolingParams(PoolingType.ALL, normalize=params.normalize), lambda rows: rows)
-        check_dimensions(service, fields.dimensions)
+            return _Task(PoolingParams(PoolingType.ALL, params.layers, params.normalize), lambda rows: rows)
+        check_dimensions(service, fields.dimensions, params)
         return _Task(params, lambda row: cut(row, fields.dimensions, params))
     if fields.dimensions is not None:
         raise ApiError("dimensions is given, and the model is a classifier; expected none", param="dimensions")

@@ -88,6 +88,8 @@ class HfModel:
             raise ConfigError(f"{directory}: int8_kv_cache: {config.architecture} keeps no keys and values")
         now = partial(name_now, older_names=family.older_names, older_endings=family.older_endings)
         weights = HfWeights(directory)
+        for layer in config.embedding_pooling.dense if config.embedding_pooling else ():
+            weights = weights.with_module(layer.path)
         if published is not None:
             weights = weights.with_matrices(published.matrices(weights))
         weights = experts_apart(weights, family.stacked_experts).renamed(now)

@@ -37,6 +37,7 @@ def network_of_rank(network: Network, rank: int) -> Network:
         return staged
     cut = Network(network.config, network.older_names, network.inner_names)
     cut.hidden, cut.pooler, cut.classes = staged.hidden, staged.pooler, staged.classes
+    cut.embedding_layers = staged.embedding_layers
     cutter = _Cutter(mapping, tp_rank, network.config.num_experts)
     cut.ops.extend(_with_late_sums([of_rank for op in staged.ops for of_rank in cutter.cut(op)]))
     cut.logits, cut.encoder_output = staged.logits, staged.encoder_output

@@ -39,6 +39,8 @@ def network_of_stage(network: Network, stage: int) -> Network:
     cut.ops.extend(_layers_of_stage(network, range(first_op, len(network.ops)), network.layer_ops, stage))
     if stage == 0:  # Requests are handled on stage 0.
         cut.pooler, cut.classes = network.pooler, network.classes
+    else:
+        cut.embedding_layers = ()
     if stage == num_stages - 1:
         cut.hidden, cut.logits = network.hidden, network.logits
     return cut

@@ -354,6 +354,8 @@ class CheckpointConfig:
             )
         if self.is_encoder_only and self.int8_kv_cache:
             problems.append("kv_cache_quant_algo is INT8; an encoder keeps no keys and values")
+        if self.embedding_pooling is not None:
+            problems.extend(self.embedding_pooling.inconsistencies(self.hidden_size))
         if self.classifier is not None and self.has_lm_head:
             problems.append("classifier is given, but has_lm_head is true; accepted: one of them")
         if self.classifier is not None and not self.classifier.labels:

@@ -70,6 +70,9 @@ WEIGHT_FILES: Final = tuple(whole for whole, _ in _READERS)
 """Names of models in one file, preferred format first. A model of several files has an index of such a name and
 INDEX_SUFFIX."""
 
+MODULE_WEIGHTS: Final = "model.safetensors"
+"""Name of the file with the tensors of a module of sentence-transformers."""
+
 
 class HfWeights:
     """All tensors of a model directory."""
@@ -106,6 +109,19 @@ class HfWeights:
                     f"{self._directory}: tensors '{result._stored[name]}' and '{stored}' are both '{name}'"
                 )
             result._stored[name] = stored
+        return result
+
+    def with_module(self, place: str) -> HfWeights:
+        """Returns a copy that also has the tensors of the subdirectory `place`, named {place}.{name}.
+
+        Raises CheckpointError if their file cannot be read.
+        """
+        result = copy.copy(self)
+        file = f"{place}/{MODULE_WEIGHTS}"
+        opened = _InModule(SafetensorsReader(self._directory / file), f"{place}.")
+        result._files = {**self._files, file: opened}
+        result._file_of = {**self._file_of, **dict.fromkeys(opened.specs, file)}
+        result._stored = {**self._stored, **{name: name for name in opened.specs}}
         return result
 
     def with_matrices(self, matrices: Mapping[str, MadeMatrix]) -> HfWeights:
@@ -212,6 +228,19 @@ class HfWeights:
                 where = f"is in {' and '.join(holders)}" if holders else "is in no shard"
                 problems.append(f"tensor '{name}' is said to be in {said}, but {where}")
         return problems
+
+
+class _InModule:
+    """A file whose tensors have longer names."""
+
+    def __init__(self, file: WeightFile, prefix: str) -> None:
+        self._file = file
+        self._prefix = prefix
+        self.specs = {prefix + name: replace(spec, name=prefix + name) for name, spec in file.specs.items()}
+
+    def rows(self, name: str, first: int, last: int, *, step: int | None = None) -> Iterator[Array]:
+        """See WeightFile.rows."""
+        return self._file.rows(name.removeprefix(self._prefix), first, last, step=step)
 
 
 def weight_file_names(model_dir: Path) -> list[str]:

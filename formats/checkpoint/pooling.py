@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from ..._core import PoolingActivation
@@ -12,6 +12,8 @@ LAST: Final = "last"
 CLS: Final = "cls"
 MEAN: Final = "mean"
 POOLING_TYPES: Final = (LAST, CLS, MEAN)
+ACTIVATIONS: Final = {name.lower(): activation for name, activation in PoolingActivation.__members__.items()}
+"""Activations of layers on pooled hidden states, by their names in checkpoints."""
 
 SINGLE_LABEL: Final = "single_label_classification"
 MULTI_LABEL: Final = "multi_label_classification"
@@ -21,28 +23,67 @@ PROBLEM_TYPES: Final = (SINGLE_LABEL, MULTI_LABEL, REGRESSION)
 
 
 @dataclass(frozen=True, kw_only=True)
+class DenseLayer:
+    """A linear layer that sentence-transformers applies to a text's pooled hidden states."""
+
+    path: str
+    """Directory of its files in the Hugging Face model."""
+    inputs: int
+    outputs: int
+    bias: bool
+    activation: str
+    """One of ACTIVATIONS."""
+
+    @classmethod
+    def from_fields(cls, fields: JsonFields) -> DenseLayer:
+        """Reads the fields of the class; notes problems in `fields`."""
+        return cls(
+            path=fields.string("path"),
+            inputs=fields.integer("inputs"),
+            outputs=fields.integer("outputs"),
+            bias=fields.boolean("bias"),
+            activation=fields.string("activation", choices=ACTIVATIONS),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class EmbeddingPooling:
     """Pooling of a text's hidden states to its embedding."""
 
     pooling_type: str
     """One of POOLING_TYPES: the last token's, the first token's, or the mean of all."""
     normalize: bool
-    """True if the embedding is divided by its Euclidean norm."""
+    """True if the embedding is divided by its Euclidean norm, last of all."""
+    dense: tuple[DenseLayer, ...] = ()
+    """Layers after the pooling, in order. config.json omits them if there are none."""
 
     def to_dict(self) -> dict[str, Any]:
         """Content of config.json."""
-        return {"pooling_type": self.pooling_type, "normalize": self.normalize}
+        dense = {"dense": [asdict(layer) for layer in self.dense]} if self.dense else {}
+        return {"pooling_type": self.pooling_type, "normalize": self.normalize, **dense}
 
     def describe(self) -> str:
         """Text for people."""
         rows = {LAST: "the last token's hidden state", CLS: "the first token's hidden state", MEAN: "the mean of all"}
-        return rows[self.pooling_type] + (", normalised" if self.normalize else "")
+        dense = "".join(f", a linear layer of {layer.outputs} outputs" for layer in self.dense)
+        return rows[self.pooling_type] + dense + (", normalised" if self.normalize else "")
+
+    def inconsistencies(self, hidden_size: int) -> list[str]:
+        """Lists layers whose inputs differ in number from the outputs before them."""
+        widths = [hidden_size, *(layer.outputs for layer in self.dense)]
+        return [
+            f"{layer.path} has {layer.inputs} inputs, but gets {width}"
+            for layer, width in zip(self.dense, widths, strict=False)
+            if layer.inputs != width
+        ]
 
     @classmethod
     def from_fields(cls, fields: JsonFields) -> EmbeddingPooling:
         """Reads what to_dict() returned; notes problems in `fields`."""
         return cls(
-            pooling_type=fields.string("pooling_type", choices=POOLING_TYPES), normalize=fields.boolean("normalize")
+            pooling_type=fields.string("pooling_type", choices=POOLING_TYPES),
+            normalize=fields.boolean("normalize"),
+            dense=tuple(map(DenseLayer.from_fields, fields.objects("dense"))) if "dense" in fields else (),
         )
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..._core import CheckpointError
-from ...common.json_fields import describe, load_json_object
-from ..checkpoint.pooling import CLS, LAST, MEAN, EmbeddingPooling
+from ...common.json_fields import JsonFields, describe, load_json_object
+from ..checkpoint.hf_weights import MODULE_WEIGHTS
+from ..checkpoint.pooling import CLS, LAST, MEAN, DenseLayer, EmbeddingPooling
 
 MODULES_FILE: Final = "modules.json"
 
@@ -26,6 +27,16 @@ _MODES: Final = {
 _NAMES: Final = {"cls": CLS, "mean": MEAN, "lasttoken": LAST}
 """Values of pooling_mode in newer releases."""
 _ACCEPTED: Final = ", ".join(_NAMES)
+_ACTIVATIONS: Final = {
+    "torch.nn.modules.linear.Identity": "none",
+    "torch.nn.modules.activation.Tanh": "tanh",
+    "torch.nn.modules.activation.ReLU": "relu",
+    "torch.nn.modules.activation.SiLU": "silu",
+    "torch.nn.modules.activation.GELU": "gelu",
+}
+"""Activations of Dense modules, with their names in checkpoints."""
+_EMBEDDING: Final = "sentence_embedding"
+"""Name of the value that Dense modules read and replace."""
 
 
 def read_embedding_pooling(model_dir: Path) -> EmbeddingPooling | None:
@@ -38,6 +49,7 @@ def read_embedding_pooling(model_dir: Path) -> EmbeddingPooling | None:
         return None
     pooling_type = None
     normalize = False
+    dense: list[DenseLayer] = []
     for module in _modules(path):
         kind = str(module.get("type")).rpartition(".")[2]
         place = module.get("path")
@@ -45,21 +57,24 @@ def read_embedding_pooling(model_dir: Path) -> EmbeddingPooling | None:
             _check_transformer(model_dir / TRANSFORMER_FILE)
         elif kind == "Pooling" and pooling_type is None and isinstance(place, str):
             pooling_type = _pooling_type(_inside(model_dir, place, path) / "config.json")
+        elif kind == "Dense" and pooling_type is not None and not normalize and isinstance(place, str):
+            dense.append(_dense_layer(_inside(model_dir, place, path) / "config.json", place))
         elif kind == "Normalize" and pooling_type is not None:
             normalize = True
         else:
             raise CheckpointError(
                 f"{path}: module {describe(module)} is not served; accepted: a Transformer in this directory, a "
-                "Pooling, and a Normalize, in this order"
+                "Pooling, any number of Dense, and a Normalize, in this order"
             )
     if pooling_type is None:
         raise CheckpointError(f"{path}: has no module of type Pooling")
-    return EmbeddingPooling(pooling_type=pooling_type, normalize=normalize)
+    return EmbeddingPooling(pooling_type=pooling_type, normalize=normalize, dense=tuple(dense))
 
 
 def pooling_files(model_dir: Path) -> list[Path]:
-    """Existing files that read_embedding_pooling() may read."""
-    named = [model_dir / MODULES_FILE, model_dir / TRANSFORMER_FILE, *sorted(model_dir.glob("*/config.json"))]
+    """Existing files that read_embedding_pooling() may read, and those with weights of Dense modules."""
+    inner = [path for name in ("config.json", MODULE_WEIGHTS) for path in sorted(model_dir.glob(f"*/{name}"))]
+    named = [model_dir / MODULES_FILE, model_dir / TRANSFORMER_FILE, *inner]
     return [path for path in named if path.is_file()] if named[0].is_file() else []
 
 
@@ -84,6 +99,25 @@ def _check_transformer(path: Path) -> None:
     # max_seq_length, the other field, truncates texts; AdaptRT refuses longer ones.
     if path.is_file() and load_json_object(path, CheckpointError).get("do_lower_case"):
         raise CheckpointError(f"{path}: do_lower_case is true; accepted: false, texts are given to the tokenizer as is")
+
+
+def _dense_layer(path: Path, place: str) -> DenseLayer:
+    if not place or place != Path(place).name:
+        raise CheckpointError(f"{path}: path {describe(place)} of a Dense module; expected a directory's plain name")
+    fields = JsonFields(load_json_object(path, CheckpointError))
+    for name in ("module_input_name", "module_output_name"):
+        if fields.raw(name) is not None:
+            fields.string(name, choices=(_EMBEDDING,))
+    activation = fields.string("activation_function", choices=_ACTIVATIONS, default="torch.nn.modules.activation.Tanh")
+    layer = DenseLayer(
+        path=place,
+        inputs=fields.integer("in_features"),
+        outputs=fields.integer("out_features"),
+        bias=fields.boolean("bias", default=True),
+        activation=_ACTIVATIONS.get(activation, "none"),
+    )
+    fields.finish(str(path), CheckpointError)
+    return layer
 
 
 def _pooling_type(path: Path) -> str:

@@ -10,6 +10,7 @@ from typing import Final
 from ..._core import PoolingActivation, RowKind
 from ..checkpoint.activation import Activation
 from ..checkpoint.config import CheckpointConfig
+from ..checkpoint.pooling import ACTIVATIONS, DenseLayer
 from ..checkpoint.stacked_experts import StackedExperts
 from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD, LM_HEAD_MODULE
 from .declared_recurrence import DeclaredRecurrence
@@ -51,6 +52,11 @@ class Network(DeclaredRecurrence):
         """Layer before the last one of some classifiers, on pooled hidden states."""
         self.classes: PoolingLayer | None = None
         """A classifier's last layer: one output per class."""
+        self.embedding_layers: tuple[PoolingLayer, ...] = tuple(
+            _embedding_layer(number, layer)
+            for number, layer in enumerate(config.embedding_pooling.dense if config.embedding_pooling else ())
+        )
+        """Layers on pooled hidden states that make a text's embedding."""
         self.ignored: Final[set[str]] = set()
         """Linear layers that the Hugging Face model may have and AdaptRT does not use."""
         self.encoder_output: Value | None = None
@@ -404,7 +410,7 @@ class Network(DeclaredRecurrence):
     @property
     def pooling_layers(self) -> list[PoolingLayer]:
         """Layers applied to pooled hidden states, outside of the program."""
-        return [layer for layer in (self.pooler, self.classes) if layer is not None]
+        return [*self.embedding_layers, *(layer for layer in (self.pooler, self.classes) if layer is not None)]
 
     def _linear(
         self,
@@ -433,6 +439,16 @@ class Network(DeclaredRecurrence):
             )
         )
         return output
+
+
+def _embedding_layer(number: int, layer: DenseLayer) -> PoolingLayer:
+    name, source = f"embedding_pooling.{number}", f"{layer.path}.linear"
+    bias = Tensor(TensorName(f"{name}.bias"), f"{source}.bias", (layer.outputs,))
+    return PoolingLayer(
+        weight=Tensor(TensorName(f"{name}.weight"), f"{source}.weight", (layer.outputs, layer.inputs)),
+        bias=bias if layer.bias else None,
+        activation=ACTIVATIONS[layer.activation],
+    )
 
 
 def _lm_head_name(config: CheckpointConfig) -> TensorName:

@@ -13,7 +13,7 @@ from ..adapter.new_embeddings import PICKLE as EMBEDDINGS_PICKLE
 from ..adapter.new_embeddings import SAFETENSORS as EMBEDDINGS_FILE
 from ..adapter.recognise import CONFIG_FILE as ADAPTER_CONFIG_FILE
 from ..adapter.recognise import INITIAL_DIRECTORY, MLX_FILE, PICKLE_FILE, SAFETENSORS_FILE
-from ..checkpoint.hf_weights import INDEX_SUFFIX, WEIGHT_FILES
+from ..checkpoint.hf_weights import INDEX_SUFFIX, MODULE_WEIGHTS, WEIGHT_FILES
 from ..hugging_face.hf_config import GENERATION_CONFIG_FILE
 from ..hugging_face.sentence_transformers import MODULES_FILE, TRANSFORMER_FILE
 from ..template_files import TEMPLATE_FILE, TEMPLATE_SUFFIX, TEMPLATES_DIRECTORY
@@ -30,15 +30,18 @@ _TEXT_FILES: Final = (
 )
 _MODEL_FILES: Final = (*_TEXT_FILES, GENERATION_CONFIG_FILE, MODULES_FILE, TRANSFORMER_FILE)
 _TEMPLATE: Final = re.compile(rf"{TEMPLATES_DIRECTORY}/[^/]+{re.escape(TEMPLATE_SUFFIX)}")
-_MODULE_CONFIG: Final = re.compile(r"[^/]+/config\.json")
+_MODULE_FILE: Final = re.compile(rf"[^/]+/config\.json|[^/]+_Dense/{re.escape(MODULE_WEIGHTS)}")
 
 
 def small_files(kind: Kind, files: Collection[str]) -> list[str]:
-    """Config, tokenizer and template files among `files`, which are relative to the directory."""
+    """Config, tokenizer and template files among `files`, which are relative to the directory.
+
+    For models of sentence-transformers, also the weights of Dense modules.
+    """
     known = _MODEL_FILES if kind is Kind.MODEL else (ADAPTER_CONFIG_FILE, *_TEXT_FILES)
     chosen = [name for name in files if name in known or _TEMPLATE.fullmatch(name)]
     if kind is Kind.MODEL and MODULES_FILE in files:
-        chosen += [name for name in files if _MODULE_CONFIG.fullmatch(name)]
+        chosen += [name for name in files if _MODULE_FILE.fullmatch(name)]
     return sorted(chosen)
 
 

@@ -18,7 +18,17 @@ from adaptrt.formats.models.registry import read_config as read_checkpoint_confi
 from support.encoders import Encoder, engine_of, save_encoder
 from support.families import GEMMA, LLAMA, rope
 from support.hf_configs import EMBEDDING_GEMMA, read_config
-from support.pooled import hidden_states, load_bare, pooled, run_pooled, save_pooled_adapter
+from support.pooled import (
+    Dense,
+    apply_dense,
+    hidden_states,
+    load_bare,
+    pooled,
+    run_pooled,
+    save_pooled_adapter,
+    save_sentence_transformer,
+    save_word_tokenizer,
+)
 
 FIELDS = {
     **GEMMA, "sliding_window": 11, "pad_token_id": 0, "max_position_embeddings": 200, "rope_parameters": {
@@ -57,6 +67,32 @@ def test_rows_are_transformers_hidden_states(is_bidirectional: bool, tmp_path: P
                     expected = pooled(states, pooling_type, normalize=False)
                     found = run_pooled(executor, prompt, PoolingParams(pooling_type), name)
                     assert np.abs(found - expected).max() <= 1e-4 * float(np.ptp(expected)), (name, len(prompt))
+
+
+def test_embedding_gemma_has_dense_layers(tmp_path: Path) -> None:
+    """The text's mean goes through two linear layers, before it is normalised."""
+    model = save_encoder(KIND, tmp_path / "model", use_bidirectional_attention=True)
+    dense = [Dense(36, 50), Dense(50, 38, "activation.Tanh")]
+    save_sentence_transformer(model, "mean_tokens", normalize=True, dense=dense)
+    save_word_tokenizer(model, 61)
+    engine = engine_of(model, tmp_path / "engine")
+    expected = pooled(hidden_states(load_bare(model), [2, 5, 7, 1]), PoolingType.MEAN)
+    expected = apply_dense(model, expected, dense)
+    expected /= np.linalg.norm(expected)
+    with adaptrt.LLM(engine, tokenizer=model) as llm:
+        row = llm.embed("t2 t5 t7")
+    assert row.shape == (38,)
+    assert np.abs(row - expected).max() <= 1e-5
+    (model / "2_Dense" / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"2_Dense/model\.safetensors"):
+        engine_of(model, tmp_path / "other")
+
+
+def test_dense_layers_of_other_sizes_are_refused(tmp_path: Path) -> None:
+    model = save_encoder(KIND, tmp_path / "model", use_bidirectional_attention=True)
+    save_sentence_transformer(model, "mean_tokens", normalize=True, dense=[Dense(36, 50), Dense(40, 38)])
+    with pytest.raises(CheckpointError, match="3_Dense has 40 inputs, but gets 50"):
+        engine_of(model, tmp_path / "engine")
 
 
 def test_a_published_config_is_read(load: Any) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import peft
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import adaptrt
@@ -37,13 +40,51 @@ def save_random(model: Any, directory: Path, seed: int = 0) -> Path:
     return directory
 
 
-def save_sentence_transformer(directory: Path, mode: str, *, normalize: bool) -> None:
+@dataclasses.dataclass(frozen=True)
+class Dense:
+    """A random Dense module of sentence-transformers; it has a bias if `activation` is Tanh."""
+
+    inputs: int
+    outputs: int
+    activation: str = "linear.Identity"
+    """End of the name of a class in torch.nn.modules."""
+
+    def save(self, directory: Path) -> None:
+        """Writes its two files."""
+        directory.mkdir()
+        torch.manual_seed(self.outputs)
+        linear = torch.nn.Linear(self.inputs, self.outputs, bias=self.activation == "activation.Tanh")
+        fields = {"in_features": self.inputs, "out_features": self.outputs, "bias": linear.bias is not None}
+        fields["activation_function"] = f"torch.nn.modules.{self.activation}"
+        (directory / "config.json").write_text(json.dumps(fields))
+        tensors = {f"linear.{name}": tensor.detach() for name, tensor in linear.named_parameters()}
+        save_file(tensors, directory / "model.safetensors")
+
+
+def apply_dense(directory: Path, rows: np.ndarray, dense: Sequence[Dense]) -> np.ndarray:
+    """Applies the Dense modules of a model to pooled hidden states."""
+    for number, layer in enumerate(dense, 2):
+        tensors = load_file(directory / f"{number}_Dense" / "model.safetensors")
+        rows = rows @ tensors["linear.weight"].numpy().T
+        if layer.activation == "activation.Tanh":
+            rows = np.tanh(rows + tensors["linear.bias"].numpy())
+    return rows
+
+
+def save_sentence_transformer(directory: Path, mode: str, *, normalize: bool, dense: Sequence[Dense] = ()) -> None:
     """Writes the files of sentence-transformers next to a model. mode: end of a pooling_mode_... field."""
     prefix = "sentence_transformers.models"
     modules = [{"idx": 0, "name": "0", "path": "", "type": f"{prefix}.Transformer"}]
     modules.append({"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{prefix}.Pooling"})
+    for number, layer in enumerate(dense, 2):
+        place = f"{number}_Dense"
+        modules.append({"idx": number, "name": f"{number}", "path": place, "type": f"{prefix}.Dense"})
+        layer.save(directory / place)
     if normalize:
-        modules.append({"idx": 2, "name": "2", "path": "2_Normalize", "type": f"{prefix}.Normalize"})
+        number = len(modules)
+        modules.append(
+            {"idx": number, "name": f"{number}", "path": f"{number}_Normalize", "type": f"{prefix}.Normalize"}
+        )
     (directory / "modules.json").write_text(json.dumps(modules))
     modes = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
     pooling = {f"pooling_mode_{name}": name == mode for name in modes}

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from adaptrt import CheckpointError
-from adaptrt.formats.checkpoint.pooling import EmbeddingPooling
-from adaptrt.formats.hugging_face.sentence_transformers import read_embedding_pooling
-from support.pooled import save_sentence_transformer
+from adaptrt.common.json_fields import JsonFields
+from adaptrt.formats.checkpoint.pooling import DenseLayer, EmbeddingPooling
+from adaptrt.formats.hugging_face.sentence_transformers import pooling_files, read_embedding_pooling
+from adaptrt.formats.sources.kind import Kind
+from adaptrt.formats.sources.needed_files import small_files
+from support.pooled import Dense, save_sentence_transformer
 
 
 @pytest.mark.parametrize(
@@ -52,8 +55,23 @@ def test_models_without_the_files_say_nothing(tmp_path: Path) -> None:
         ("modules.json", [{"type": "models.Normalize"}], "Normalize.* is not served"),
         (
             "modules.json",
-            [{"type": "models.Pooling", "path": "1_Pooling"}, {"type": "models.Dense", "path": "2_Dense"}],
-            "2_Dense.* is not served",
+            [{"type": "models.Pooling", "path": "1_Pooling"}, {"type": "models.CNN", "path": "2_CNN"}],
+            "2_CNN.* is not served",
+        ),
+        ("modules.json", [{"type": "models.Dense", "path": "2_Dense"}], "2_Dense.* is not served"),
+        (
+            "modules.json",
+            [
+                {"type": "models.Pooling", "path": "1_Pooling"},
+                {"type": "models.Normalize", "path": "2_Normalize"},
+                {"type": "models.Dense", "path": "3_Dense"},
+            ],
+            "3_Dense.* is not served",
+        ),
+        (
+            "modules.json",
+            [{"type": "models.Pooling", "path": "1_Pooling"}, {"type": "models.Dense", "path": "a/2_Dense"}],
+            "expected a directory's plain name",
         ),
         ("modules.json", [{"type": "models.Pooling", "path": "../elsewhere"}], "is outside of the model's directory"),
         ("modules.json", [{"type": "models.Pooling", "path": "nowhere"}], "cannot be read"),
@@ -66,6 +84,47 @@ def test_unsupported_modules_are_named(tmp_path: Path, file: str, content: Any, 
     (tmp_path / file).write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match=message):
         read_embedding_pooling(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"in_features": 0}, "in_features is 0; it must be at least 1"),
+        ({"out_features": "3"}, 'out_features is "3"; expected an integer'),
+        ({"activation_function": "torch.nn.modules.activation.ELU"}, 'ELU"; accepted: torch.nn.modules.linear'),
+        ({"module_input_name": "token_embeddings"}, 'module_input_name is "token_embeddings"; accepted: sentence_'),
+        ({"scale": 2.0}, "scale is unknown"),
+    ],
+)
+def test_dense_modules_that_are_not_served(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    save_sentence_transformer(tmp_path, "lasttoken", normalize=True, dense=[Dense(36, 40)])
+    path = tmp_path / "2_Dense" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(CheckpointError, match=message):
+        read_embedding_pooling(tmp_path)
+
+
+def test_dense_modules(tmp_path: Path) -> None:
+    save_sentence_transformer(tmp_path, "mean_tokens", normalize=True, dense=[Dense(36, 40, "activation.Tanh")])
+    pooling = read_embedding_pooling(tmp_path)
+    assert pooling is not None
+    layer = DenseLayer(path="2_Dense", inputs=36, outputs=40, bias=True, activation="tanh")
+    assert pooling.dense == (layer,)
+    assert pooling.normalize
+    assert EmbeddingPooling.from_fields(JsonFields(pooling.to_dict())) == pooling
+    assert {path.relative_to(tmp_path).as_posix() for path in pooling_files(tmp_path)} >= {
+        "2_Dense/config.json",
+        "2_Dense/model.safetensors",
+    }
+    assert pooling.inconsistencies(36) == []
+    assert pooling.inconsistencies(37) == ["2_Dense has 36 inputs, but gets 37"]
+
+
+def test_weights_of_dense_modules_are_downloaded() -> None:
+    module = ["modules.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
+    files = [*module, "2_Dense/pytorch_model.bin", "onnx/model.safetensors", "model.safetensors"]
+    assert small_files(Kind.MODEL, files) == sorted(module)
+    assert small_files(Kind.MODEL, files[1:]) == []
 
 
 def test_a_file_that_is_not_json(tmp_path: Path) -> None:
