@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -18,3 +19,12 @@ settings.register_profile("nightly", max_examples=2500, deadline=None)
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak-requests", type=int, default=2000, help="how many requests test_soak.py sends")
     parser.addoption("--soak-kills", type=int, default=2, help="how many workers test_orchestrator.py kills")
+
+
+def pytest_collection_finish() -> None:
+    """Hides the imported modules and the collected tests from the garbage collector.
+
+    They stay until the end. To visit them takes half a second, and many tests of servers collect garbage.
+    """
+    gc.collect()
+    gc.freeze()

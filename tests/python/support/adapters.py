@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft
 import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
 from adaptrt.formats.adapter import ConvertedAdapter
+
+from .loading import load, load_adapter
 
 TENSORS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
@@ -20,14 +21,14 @@ CONFIG = "adapter_config.json"
 
 def base_weights(model_directory: Path) -> dict[str, np.ndarray]:
     """Returns the float32 weights of a Hugging Face directory by module path."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
+    model = load(transformers.AutoModelForCausalLM, model_directory, dtype=torch.float32)
     return _weights(model)
 
 
 def merged_by_peft(model_directory: Path, adapter_directory: Path) -> dict[str, np.ndarray]:
     """Returns the same weights after PEFT merged an adapter into them."""
-    base = transformers.AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
-    return _weights(peft.PeftModel.from_pretrained(base, adapter_directory).merge_and_unload())
+    base = load(transformers.AutoModelForCausalLM, model_directory, dtype=torch.float32)
+    return _weights(load_adapter(base, adapter_directory).merge_and_unload())
 
 
 def _weights(model: Any) -> dict[str, np.ndarray]:

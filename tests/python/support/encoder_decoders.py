@@ -14,6 +14,8 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
+from .loading import load, load_adapter
+
 VOCAB_SIZE = 61
 T5_FIELDS = {
     "vocab_size": VOCAB_SIZE, "d_model": 36, "d_kv": 10, "d_ff": 38, "num_layers": 2, "num_decoder_layers": 3,
@@ -88,7 +90,7 @@ def _give_an_lm_head(directory: Path, generator: torch.Generator) -> None:
 def save_adapter_of(kind: EncoderDecoder, model: Path, directory: Path, seed: int, **lora: Any) -> Path:
     """Writes a PEFT adapter with random A, B and magnitudes; `lora` goes to peft.LoraConfig."""
     generator = torch.Generator().manual_seed(seed)
-    base = transformers.AutoModelForSeq2SeqLM.from_pretrained(model)
+    base = load(transformers.AutoModelForSeq2SeqLM, model)
     lora = {"target_modules": kind.targets, "lora_alpha": 2 * lora.get("r", 8), **lora}
     adapted = peft.get_peft_model(base, peft.LoraConfig(task_type="SEQ_2_SEQ_LM", **lora))
     with torch.no_grad():
@@ -108,11 +110,10 @@ class Seq2SeqReference:
     """transformers + PEFT in float32, the adapter unmerged."""
 
     def __init__(self, model: Path, adapter: Path | None = None) -> None:
-        loaded = transformers.AutoModelForSeq2SeqLM.from_pretrained(
-            model, dtype=torch.float32, attn_implementation="eager"
-        )
+        kind = transformers.AutoModelForSeq2SeqLM
+        loaded = load(kind, model, dtype=torch.float32, attn_implementation="eager")
         if adapter is not None:
-            loaded = peft.PeftModel.from_pretrained(loaded, adapter, torch_dtype=torch.float32)
+            loaded = load_adapter(loaded, adapter)
         self.model = loaded.eval()
 
     def logits(self, encoder_tokens: Sequence[int], decoder_tokens: Sequence[int]) -> np.ndarray:

@@ -14,6 +14,7 @@ import transformers
 from safetensors.numpy import load_file, save
 
 from support.adapters import CONFIG, TENSORS
+from support.loading import load
 
 NOT_FOR_GPT2 = ("loha", "lokr", "lokr-in-factors", "biases-without-tensors")
 """PEFT does not support the first three on Conv1D. GPT-2 has biases, which the last one would train."""
@@ -52,7 +53,7 @@ def save_kind(model_directory: Path, directory: Path, config: Any, seed: int, ex
     extra_tokens: number of tokens that are added to the embeddings before; below 0: removed.
     """
     generator = torch.Generator().manual_seed(seed)
-    base = transformers.AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
+    base = load(transformers.AutoModelForCausalLM, model_directory, dtype=torch.float32)
     if extra_tokens:
         base.resize_token_embeddings(base.config.vocab_size + extra_tokens, mean_resizing=False)
     if extra_tokens > 0:
@@ -84,7 +85,7 @@ def save_kind(model_directory: Path, directory: Path, config: Any, seed: int, ex
 def save_with_initial(model_directory: Path, directory: Path, init: str, seed: int, **fields: Any) -> tuple[Path, Path]:
     """Returns (adapter, initial adapter) of an initialisation that takes A and B from the base's weights."""
     generator = torch.Generator().manual_seed(seed)
-    base = transformers.AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
+    base = load(transformers.AutoModelForCausalLM, model_directory, dtype=torch.float32)
     config = peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=init, **fields)
     model = peft.get_peft_model(base, config)
     model.peft_config["default"].init_lora_weights = True

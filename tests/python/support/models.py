@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import peft
 import torch
 import transformers
+
+from .loading import load, load_adapter
 
 CONFIG_CLASSES = {
     "llama": transformers.LlamaConfig,
@@ -71,9 +74,9 @@ def save_model(spec: ModelSpec, directory: Path, seed: int = 0, dtype: torch.dty
 
 def load_model(directory: Path, **settings: Any) -> Any:
     """Loads a model in float32, with its vision tower if it has one."""
-    sees = hasattr(transformers.AutoConfig.from_pretrained(directory), "vision_config")
+    sees = "vision_config" in json.loads((directory / "config.json").read_text())
     kind = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
-    return kind.from_pretrained(directory, dtype=torch.float32, **settings)
+    return load(kind, directory, dtype=torch.float32, **settings)
 
 
 def save_adapter(model_directory: Path, directory: Path, seed: int, strength: float = 1.0, **lora: Any) -> Path:
@@ -106,6 +109,12 @@ class Beam:
     """Sum of its tokens' log probs after all processors, before the length penalty."""
 
 
+def _angles_depend_on_length(config: Any) -> bool:
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    by_layer_type = (fields for fields in rope.values() if isinstance(fields, dict))
+    return any(fields.get("rope_type") in ("dynamic", "longrope") for fields in (rope, *by_layer_type))
+
+
 class Reference:
     """transformers + PEFT in float32, with an unmerged adapter."""
 
@@ -115,18 +124,20 @@ class Reference:
         if extra_tokens:
             model.resize_token_embeddings(model.config.vocab_size + extra_tokens, mean_resizing=False)
         if adapter_directory is not None:
-            model = peft.PeftModel.from_pretrained(model, adapter_directory, torch_dtype=torch.float32)
+            model = load_adapter(model, adapter_directory)
         self._model = model.eval()
 
     def logits(self, prompt: list[int], generated: Sequence[int] = ()) -> torch.Tensor:
         """Returns the logits after each token of the prompt and after all but the last generated token: float32
         [tokens, vocab].
 
-        Computes the prompt at once and the other tokens one by one, as transformers generates: with dynamic RoPE
-        scaling, the angles depend on that.
+        With dynamic RoPE scaling the angles depend on the length, so this computes the prompt at once and the other
+        tokens one by one, as transformers generates. One pass over all tokens gives the same in other models.
         """
-        rows, cache = [], transformers.DynamicCache(config=self._model.config)
         with torch.no_grad():
+            if not _angles_depend_on_length(self._model.config):
+                return self._model(torch.tensor([[*prompt, *generated[:-1]]]), use_cache=False).logits[0].float()
+            rows, cache = [], transformers.DynamicCache(config=self._model.config)
             for tokens in (prompt, *([token] for token in generated[:-1])):
                 output = self._model(torch.tensor([tokens]), past_key_values=cache, use_cache=True)
                 cache = output.past_key_values

@@ -18,6 +18,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 import adaptrt
 from adaptrt import PoolingType
 
+from .loading import load, load_adapter
+
 
 def randomise(model: Any, seed: int) -> Any:
     """Sets all parameters to random values, norms and biases included."""
@@ -141,9 +143,9 @@ def load_bare(directory: Path, adapter: Path | None = None) -> Any:
         adapter is not None and json.loads((adapter / "adapter_config.json").read_text())["task_type"] == "CAUSAL_LM"
     )
     kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModel
-    model = kind.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    model = load(kind, directory, dtype=torch.float32, attn_implementation="eager")
     if adapter is not None:
-        model = peft.PeftModel.from_pretrained(model, adapter, torch_dtype=torch.float32)
+        model = load_adapter(model, adapter)
     return model.eval()
 
 

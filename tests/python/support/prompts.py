@@ -17,6 +17,7 @@ from adaptrt.builder.build import build
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from support.families import FAMILIES, LLAMA, save_family
+from support.loading import load_adapter
 from support.models import ModelSpec, load_model, save_adapter, save_model
 from support.serving import Answer, collect, make_request
 
@@ -105,7 +106,7 @@ class Served:
         """Returns PEFT's logits, including those of virtual tokens."""
         model = load_model(self.model, attn_implementation="eager", experts_implementation="eager")
         if kind is not None:
-            model = peft.PeftModel.from_pretrained(model, self.adapters[kind], torch_dtype=torch.float32)
+            model = load_adapter(model, self.adapters[kind])
         with torch.no_grad():
             return model.eval()(torch.tensor([tokens])).logits[0].float().numpy()
 
