@@ -4,18 +4,49 @@ from __future__ import annotations
 
 from typing import Final
 
-_GEMMA4 = "norms of values, keys that several layers share and embeddings for each layer"
+_GEMMA4 = (
+    "norms of values, heads of two sizes, keys and values that several layers share, and embeddings for each layer"
+)
+_GEMMA3N = (
+    "several residual streams (AltUp), low-rank residuals (LAuReL), norms of values, keys and values that several "
+    "layers share, and embeddings for each layer"
+)
 _SQUARED_RELU = "a squared ReLU"
+_NORMS_AFTER_ROTATION = "norms of heads after the rotation"
+_LLAMA4 = (
+    "experts whose inputs the router scales, norms of heads after the rotation, attention within chunks, and queries "
+    "that are scaled by their position"
+)
+_SHORT_CONVOLUTION = "a causal convolution without activation, with products of its inputs and outputs and gates"
+_MAMBA2 = "Mamba 2's selective scan"
+_LATENT_ATTENTION = "multi-head latent attention"
 
 MISSING_OPS: Final = {
+    "Gemma3nForCausalLM": _GEMMA3N,
+    "Gemma3nForConditionalGeneration": _GEMMA3N,
     "Gemma4ForCausalLM": _GEMMA4,
     "Gemma4ForConditionalGeneration": _GEMMA4,
     "Gemma4UnifiedForCausalLM": _GEMMA4,
     "Gemma4UnifiedForConditionalGeneration": _GEMMA4,
     "ApertusForCausalLM": "the activation xIELU",
     "ArceeForCausalLM": _SQUARED_RELU,
+    "Jais2ForCausalLM": _SQUARED_RELU,
     "NemotronForCausalLM": _SQUARED_RELU,
-    "HunYuanDenseV1ForCausalLM": "norms of heads after the rotation",
+    "HunYuanDenseV1ForCausalLM": _NORMS_AFTER_ROTATION,
+    "HunYuanMoEV1ForCausalLM": _NORMS_AFTER_ROTATION,
+    "Llama4ForCausalLM": _LLAMA4,
+    "Llama4ForConditionalGeneration": _LLAMA4,
+    "Lfm2ForCausalLM": _SHORT_CONVOLUTION,
+    "Lfm2MoeForCausalLM": _SHORT_CONVOLUTION,
+    "OlmoHybridForCausalLM": "a gated delta rule whose updates are doubled (linear_allow_neg_eigval)",
     "OlmoForCausalLM": "layer norms without weights, and bounds on q, k and v",
+    "Mamba2ForCausalLM": _MAMBA2,
+    "BambaForCausalLM": _MAMBA2,
+    "FalconH1ForCausalLM": _MAMBA2,
+    "NemotronHForCausalLM": f"{_MAMBA2}, and {_SQUARED_RELU}",
+    "MambaForCausalLM": "Mamba's selective scan",
+    "JambaForCausalLM": "Mamba's selective scan",
+    "DeepseekV2ForCausalLM": _LATENT_ATTENTION,
+    "DeepseekV3ForCausalLM": _LATENT_ATTENTION,
 }
 """Needed ops, by architecture."""

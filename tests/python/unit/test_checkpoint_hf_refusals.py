@@ -232,7 +232,7 @@ def test_sizes_that_cannot_cut_the_model(load: Any, sizes: dict[str, int], compl
         (
             HF,
             {"architectures": ["Gemma4ForCausalLM"]},
-            "it needs norms of values, keys that several layers share",
+            "it needs norms of values, heads of two sizes, keys and values that several layers share",
         ),
         (PHI3, {"partial_rotary_factor": 1e308}, r"rotary_pct is 1e\+308; expected .* above 0 up to 1"),
         (
