@@ -1,9 +1,10 @@
-"""Describes a checkpoint, an engine or an adapter, with the same checks as when it is loaded."""
+"""Describes a checkpoint, an engine, a GGUF model or an adapter, with the same checks as when it is loaded."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,7 @@ from .._core import (
 from ..builder.compile.tensorrt.compiled_plans import plan_file
 from ..common.progress import format_bytes
 from ..common.safetensors_stream import SafetensorsReader, TensorSpec
+from ..common.shown_value import shown
 from ..formats.adapter.recognise import CONFIG_FILE as ADAPTER_CONFIG
 from ..formats.checkpoint.config import LEARNED_POSITIONS, RELATIVE_POSITIONS, CheckpointConfig
 from ..formats.checkpoint.rank_file import rank_file
@@ -29,8 +31,11 @@ from ..formats.engine.engine_config import EngineConfig, engine_file
 from ..formats.engine.engine_file import EngineFile
 from ..formats.engine.engine_quality import EngineQuality
 from ..formats.engine.tensorrt.plan_config import TensorRow
+from ..formats.gguf.gguf_file import GgufModel
+from ..formats.gguf.model_directory import is_gguf_file
+from ..formats.hugging_face.hf_config import HfConfig
 from ..formats.models.registry import load_config
-from ..formats.sources import find_adapter
+from ..formats.sources import find_adapter, find_model
 from .inspect_adapter import (
     LORA_CONFIG,
     AdapterDescription,
@@ -48,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path",
         metavar="PATH",
-        help="checkpoint, engine, converted adapter, or an adapter's directory or name in the Hub",
+        help="checkpoint, engine, GGUF file, converted adapter, or an adapter's directory or name in the Hub",
     )
     parser.add_argument("--tensors", action="store_true", help="list the tensors of a checkpoint or an engine")
     parser.add_argument("--engine", type=Path, help="adapters only: check that this engine can serve the adapter")
@@ -62,6 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the description of one directory."""
+    if is_gguf_file(Path(args.path)):
+        _refuse_flags(args, {"--engine": args.engine, "--json": args.json, "--context": args.context})
+        describe_gguf(Path(args.path), args.tensors)
+        return 0
     args.path = find_adapter(args.path).directory
     adapter = _adapter_at(args.path, args.engine)
     if adapter is not None:
@@ -78,6 +87,30 @@ def run(args: argparse.Namespace) -> int:
     else:
         raise ConfigError(f"--context: only for native engines, which {args.path} is not")
     return 0
+
+
+def _refuse_flags(args: argparse.Namespace, flags: Mapping[str, object]) -> None:
+    if given := [flag for flag, value in flags.items() if value]:
+        raise ConfigError(f"{' and '.join(given)}: not for GGUF files, such as {args.path}")
+
+
+def describe_gguf(path: Path, tensors: bool) -> None:
+    """Prints what a model in a GGUF file is read as."""
+    model, config = GgufModel(path.absolute()), HfConfig.read(find_model(path).directory).config
+    sizes = Counter[str]()
+    for tensor in model.tensors.values():
+        sizes[tensor.type.name] += tensor.num_bytes
+    named = {"name": shown(model.metadata["general.name"])} if "general.name" in model.metadata else {}
+    rows = {
+        **named,
+        **_model_rows(config),
+        "weights": ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.most_common())
+        + f", which become {dtype_name(config.dtype)} in an engine",
+        "files": f"{len(model.paths)}, {len(model.tensors)} tensors",
+    }
+    print_table(f"{path}: GGUF model", rows)
+    for tensor in model.tensors.values() if tensors else ():
+        print(f"  {tensor.name}  {tensor.type.name} {list(tensor.shape)}")
 
 
 def _adapter_at(path: Path, engine: Path | None) -> AdapterDescription | None:

@@ -17,6 +17,7 @@ from ..._core import ConfigError
 from ...common.entry_cache import CacheEntry, EntryCache
 from ...common.progress import format_bytes
 from ...formats.sources.downloads import FILES_DIRECTORY, DownloadCache
+from ...formats.sources.gguf_models import GgufModels
 from ...formats.sources.hub_downloads import HubDownloads
 from ..model_cache.store import ENGINE_DIRECTORY, EngineCache
 
@@ -39,6 +40,9 @@ def run(args: argparse.Namespace) -> int:
     shelves = (
         _Shelf(EngineCache(), ("engine", "engines"), f"each is in KEY/{ENGINE_DIRECTORY}", ("model", "options")),
         _Shelf(DownloadCache(), ("download", "downloads"), f"each is in KEY/{FILES_DIRECTORY}", ("name", "kind")),
+        _Shelf(
+            GgufModels(), ("GGUF file", "GGUF files"), f"their metadata is in KEY/{FILES_DIRECTORY}", ("name", "kind")
+        ),
         _Shelf(
             HubDownloads(),
             ("download from the Hub", "downloads from the Hub"),

@@ -28,7 +28,7 @@ from ...formats.network.network import Network
 from ...formats.network.weights import name_now
 from ..network.checkpoint_tensors import hf_tensor_shapes, lm_head_tensors, plan_rank, tied_lm_head
 from .model_tensors import ModelTensors
-from .published.dequantized import Dequantization, dequantization
+from .published.dequantized import Dequantization, dequantization, dequantized_blocks
 from .published.kept_layers import KeptLayers, check_orientation, kept_layers
 from .published.kept_tensors import KeptTensors
 from .quantizing_tensors import QuantizingTensors
@@ -117,7 +117,7 @@ class HfModel:
         plans = tuple(tuple(plan_rank(network, rank)) for rank in range(config.mapping.world_size))
         check_quantization(config, plans, str(directory))
         _check_tied_lm_head(weights, network)
-        dequantized = None
+        dequantized = dequantized_blocks(network, weights, config.dtype)
         if published is not None:
             dequantized = dequantization(published, network, weights, kept, config.dtype, str(directory))
         return cls(network, plans, weights, dequantized, kept)

@@ -28,6 +28,7 @@ from ...formats.checkpoint.rank_file import rank_file, rank_specs
 from ...formats.engine import engine_file
 from ...formats.engine.build_config import NATIVE, BuildConfig
 from ...formats.engine.engine_config import FORMAT_VERSIONS
+from ...formats.gguf.model_directory import gguf_file_of
 from ...formats.hugging_face.hf_config import HfConfig
 from ...formats.models.registry import declare, read_config
 from ...formats.network.network import Network
@@ -49,7 +50,7 @@ _BYTES_PER_RANK: Final = 4 * 4
 """Memory of a step per adapter rank and token: float32 products with A for the four parts of a fused layer."""
 _ACCEPTED: Final = (
     "expected an engine (adaptrt build), a checkpoint (adaptrt convert-checkpoint), or a Hugging Face model: a "
-    "directory with config.json, or its name in the Hub (ORGANISATION/NAME)"
+    "directory with config.json, a GGUF file, or its name in the Hub (ORGANISATION/NAME)"
 )
 
 
@@ -290,7 +291,7 @@ def _make(source: EnginePlan, key: str, cache: EngineCache, progress: Progress) 
             progress=progress,
         )
         source.files.check_unchanged()
-        model = source.origin or str(source.directory.absolute())
+        model = source.origin or str(gguf_file_of(source.directory) or source.directory.absolute())
         cache.describe(directory, {"model": model, "options": source.description(report)})
     if report.kept is not None:
         progress.note(f"kept: {report.kept.describe()}")

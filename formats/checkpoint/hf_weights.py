@@ -1,4 +1,4 @@
-"""Tensors of a Hugging Face model directory: one or several files, safetensors or pickled."""
+"""Tensors of a Hugging Face model directory: one or several files, safetensors, pickled or GGUF."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from ..._core import CheckpointError
 from ...common.json_fields import describe, load_json_object
 from ...common.safetensors_stream import SafetensorsReader, TensorSpec
 from ...common.safetensors_stream.reader import PIECE_BYTES
+from ..gguf.model_directory import weight_links
+from ..gguf.tensors import GgufWeights, StoredBlocks
 from .casting import Array
 from .pickled_file import PickledFile
 
@@ -87,7 +89,8 @@ class HfWeights:
         self._made: dict[str, MadeTensor] = {}
         self._matrices: dict[str, MadeMatrix] = {}
         self._directory = model_dir
-        whole, reader = _weights_of(model_dir)
+        gguf = weight_links(model_dir)
+        whole, reader = (gguf[0], GgufWeights) if gguf else _weights_of(model_dir)
         if (model_dir / whole).exists():
             self._open(whole, reader)
             self._file_of = dict.fromkeys(self._files[whole].specs, whole)
@@ -179,6 +182,12 @@ class HfWeights:
         }
         return sum(self._files[self._file_of[own]].specs[own].num_bytes for own in made_of)
 
+    def blocks(self, name: str) -> StoredBlocks | None:
+        """How a tensor of a GGUF file is stored; None for values that are not quantised, and for other files."""
+        stored = self._stored[name]
+        file = None if stored in self._made else self._files[self._file_of[stored]]
+        return file.blocks(stored) if isinstance(file, GgufWeights) else None
+
     def rows(self, name: str, rows: range, step: int | None = None) -> Iterator[Array]:
         """Yields rows of a tensor, `step` at a time, or in pieces of a few MiB. A scalar counts as a row."""
         stored = self._stored[name]
@@ -245,6 +254,8 @@ class _InModule:
 
 def weight_file_names(model_dir: Path) -> list[str]:
     """Names of the files that HfWeights reads, including the index. Raises CheckpointError like HfWeights."""
+    if gguf := weight_links(model_dir):
+        return gguf
     whole, _ = _weights_of(model_dir)
     if (model_dir / whole).exists():
         return [whole]

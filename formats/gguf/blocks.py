@@ -105,14 +105,16 @@ def _two_bits(packed: Array) -> Array:
 
 def _in_groups(scales: Array, numbers: Array, size: int) -> Array:
     """Multiplies groups of `size` numbers with a scale each: [blocks, groups], numbers of [blocks, 256]."""
-    return scales[:, :, None] * numbers.reshape(len(scales), -1, size).astype(np.float32)
+    products: Array = scales[:, :, None] * numbers.reshape(len(scales), -1, size).astype(np.float32)
+    return products
 
 
 def _q2_k(blocks: Array) -> Array:
     scales = blocks[:, :16]
     factors = _half(blocks, 80) * (scales & 15).astype(np.float32)
     offsets = _half(blocks, 82) * (scales >> 4).astype(np.float32)
-    return _in_groups(factors, _two_bits(blocks[:, 16:80]), 16) - offsets[:, :, None]
+    values: Array = _in_groups(factors, _two_bits(blocks[:, 16:80]), 16) - offsets[:, :, None]
+    return values
 
 
 def _q3_k(blocks: Array) -> Array:
@@ -138,7 +140,8 @@ def _with_minimums(blocks: Array, numbers: Array) -> Array:
     """Q4_K and Q5_K: eight groups of 32 numbers, whose scales and minimums follow the block's two float16."""
     scales, minimums = _scales_and_minimums(blocks[:, 4:16])
     offsets = _half(blocks, 2) * minimums
-    return _in_groups(_half(blocks, 0) * scales, numbers, 32) - offsets[:, :, None]
+    values: Array = _in_groups(_half(blocks, 0) * scales, numbers, 32) - offsets[:, :, None]
+    return values
 
 
 def _q4_k(blocks: Array) -> Array:

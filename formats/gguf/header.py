@@ -193,8 +193,8 @@ class _Parser:
         if kind == _ARRAY:
             return self._array()
         dtype = self._number_type(kind)
-        value = self._take(dtype.itemsize).view(dtype)[0]
-        return self._boolean(int(value)) if kind == _BOOL else value.item()  # type: ignore[no-any-return]
+        value: int | float = self._take(dtype.itemsize).view(dtype)[0].item()
+        return self._boolean(int(value)) if kind == _BOOL else value
 
     def _array(self) -> Value:
         kind, count = self._number("<I"), self._number("<Q")
@@ -205,7 +205,8 @@ class _Parser:
             self._fail(f"{self._what} is an array of arrays; expected an array of numbers or strings")
         dtype = self._number_type(kind)
         self._check_count(f"values in {self._what}", count, dtype.itemsize)
-        return self._take(count * dtype.itemsize).view(dtype).copy()
+        values: np.ndarray[Any, np.dtype[Any]] = self._take(count * dtype.itemsize).view(dtype).copy()
+        return values
 
     def _number_type(self, kind: int) -> np.dtype[Any]:
         if kind not in _NUMBERS:
@@ -227,7 +228,7 @@ class _Parser:
             self._fail(f"{self._what} has a string that is not UTF-8: {reason.reason} at byte {reason.start}")
 
     def _number(self, form: str) -> int:
-        return int(struct.unpack(form, self._take(struct.calcsize(form)))[0])
+        return int(struct.unpack(form, self._take(struct.calcsize(form)).tobytes())[0])
 
     def _take(self, length: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         rest = len(self._bytes) - self._at

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from ..._core import AdapterError, ConfigError
 from ...common.progress import progress_on
+from ..gguf.model_directory import gguf_file_of, is_gguf_file, label_of
 from .downloads import DownloadCache, missing_config
+from .gguf_models import GgufModels
 from .grammar import HubName, LocalName, ObjectName, parse_name, weighted_sum_name
 from .hub import fetch
 from .kind import Kind
@@ -39,13 +41,17 @@ class Source:
     @property
     def label(self) -> str:
         """Short name, for example of a served model: the repository, or the last part of the path."""
-        return self.directory.absolute().name if self.origin is None else self.origin.label
+        if self.origin is not None:
+            return self.origin.label
+        file = gguf_file_of(self.directory)
+        return self.directory.absolute().name if file is None else label_of(file)
 
     @property
     def last_part(self) -> str:
         """Last part of the name: of the repository or folder, or of the path after its links are resolved."""
         if self.origin is None:
-            return Path(os.path.realpath(self.directory)).name
+            file = gguf_file_of(self.directory)
+            return Path(os.path.realpath(self.directory)).name if file is None else label_of(file)
         return self.origin.label.rpartition("/")[2]
 
     @property
@@ -59,7 +65,10 @@ class Source:
 def find_model(name: str | os.PathLike[str]) -> Source:
     """Returns the directory of a model, checkpoint or engine. Downloads what the cache does not have.
 
-    A path is returned even if it does not exist; its reader reports that. Raises ConfigError.
+    A GGUF file gets a directory in the cache of GGUF models. Any other path is returned even if it does not exist; its
+    reader reports that.
+
+    Raises ConfigError, and CheckpointError for a GGUF file that is not read.
     """
     return _find(name, Kind.MODEL)
 
@@ -69,7 +78,9 @@ def model_label(name: str | os.PathLike[str]) -> str:
     if isinstance(name, Source):
         return name.label
     meaning = parse_name(name, ConfigError)
-    return meaning.path.absolute().name if isinstance(meaning, LocalName) else meaning.label
+    if not isinstance(meaning, LocalName):
+        return meaning.label
+    return label_of(meaning.path) if is_gguf_file(meaning.path) else meaning.path.absolute().name
 
 
 def find_adapter(name: str | os.PathLike[str]) -> Source:
@@ -100,6 +111,9 @@ def _find(name: str | os.PathLike[str], kind: Kind) -> Source:
     meaning = parse_name(name, kind.error)
     given = os.fspath(name)
     if isinstance(meaning, LocalName):
+        if kind is Kind.MODEL and is_gguf_file(meaning.path):
+            directory, lease = GgufModels().directory_of(meaning.path)
+            return Source(given, directory, lease=lease)
         return Source(given, meaning.path)
     if isinstance(meaning, ObjectName):
         download = DownloadCache().fetch(ObjectStore(meaning, kind), progress=progress_on())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -74,6 +75,24 @@ def dequantization(
         num_bytes=sum(matrix.shape[0] * matrix.shape[1] for matrix in used.values()) * own.itemsize,
         dtype=dtype,
         rounds_activations=found.rounds_activations,
+    )
+
+
+def dequantized_blocks(network: Network, weights: HfWeights, dtype: DType) -> Dequantization | None:
+    """The matrices of linear layers that are quantised in a GGUF file, all of which are dequantised; None: there are
+    none."""
+    names = {part.source + WEIGHT for weight in linear_weights(network) for part in weight.parts}
+    stored = {name: blocks for name in names if name in weights and (blocks := weights.blocks(name)) is not None}
+    if not stored:
+        return None
+    num_values = sum(math.prod(weights.spec(name).shape) for name in stored)
+    return Dequantization(
+        format=" and ".join(sorted({blocks.type for blocks in stored.values()})),
+        num_matrices=len(stored),
+        published_bytes=sum(blocks.num_bytes for blocks in stored.values()),
+        num_bytes=num_values * np.dtype(dtype_name(dtype)).itemsize,
+        dtype=dtype,
+        rounds_activations=True,
     )
 
 

@@ -1,0 +1,252 @@
+"""Table of the architectures that are read, in the order of llama.cpp's names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from .architecture import ATTENTION, GATED_MLP, HEAD_NORMS, LLAMA_NORMS, Architecture
+from .metadata import Metadata
+
+Fields = Mapping[str, Any]
+
+
+def _none(metadata: Metadata, common: Fields) -> dict[str, Any]:
+    return {}
+
+
+def _qwen2(metadata: Metadata, common: Fields) -> dict[str, Any]:
+    return {"use_sliding_window": False}
+
+
+def _granite(metadata: Metadata, common: Fields) -> dict[str, Any]:
+    scale = metadata.optional_number(".attention.scale")
+    return {
+        "attention_multiplier": 1 / math.sqrt(common["head_dim"]) if scale is None else scale,
+        "embedding_multiplier": metadata.optional_number(".embedding_scale") or 1.0,
+        "residual_multiplier": metadata.optional_number(".residual_scale") or 1.0,
+        "logits_scaling": metadata.optional_number(".logit_scale") or 1.0,
+    }
+
+
+def _gemma(metadata: Metadata, common: Fields) -> dict[str, Any]:
+    return {"hidden_act": "gelu_pytorch_tanh"}
+
+
+def _gemma2(metadata: Metadata, common: Fields) -> dict[str, Any]:
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": _query_scalar(common, layers_of_27b=46),
+        "sliding_window": metadata.integer(".attention.sliding_window", 4096),
+        "layer_types": _windows_except_each(2, common),
+        "attn_logit_softcapping": metadata.optional_number(".attn_logit_softcapping"),
+        "final_logit_softcapping": metadata.optional_number(".final_logit_softcapping"),
+    }
+
+
+def _gemma3(metadata: Metadata, common: Fields) -> dict[str, Any]:
+    window = metadata.optional_integer(".attention.sliding_window")
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": _query_scalar(common, layers_of_27b=62),
+        "sliding_window": window or None,
+        "layer_types": _windows_except_each(6 if window else 1, common),
+        "rope_local_base_freq": metadata.number(".rope.freq_base_swa", 10000.0),
+        "final_logit_softcapping": metadata.optional_number(".final_logit_softcapping"),
+    }
+
+
+def _query_scalar(common: Fields, layers_of_27b: int) -> int:
+    """Gemma's divisor of scores, which files do not state: the largest model does not use the head's size."""
+    if common["num_hidden_layers"] == layers_of_27b:
+        return int(common["hidden_size"] // common["num_attention_heads"])
+    return int(common["head_dim"])
+
+
+def _windows_except_each(number: int, common: Fields) -> list[str]:
+    layers = range(1, common["num_hidden_layers"] + 1)
+    return ["full_attention" if layer % number == 0 else "sliding_attention" for layer in layers]
+
+
+def _phi3(metadata: Metadata, common: Fields) -> dict[str, Any]:
+    return {"sliding_window": metadata.optional_integer(".attention.sliding_window") or None}
+
+
+def _gpt2(metadata: Metadata, common: Fields) -> dict[str, Any]:
+    return {"activation_function": "gelu_new"}
+
+
+def _starcoder2(metadata: Metadata, common: Fields) -> dict[str, Any]:
+    return {"hidden_act": "gelu_pytorch_tanh", "sliding_window": None, "use_bias": True}
+
+
+def _olmo2(metadata: Metadata, common: Fields) -> dict[str, Any]:
+    for key in (".attention.sliding_window", ".attention.sliding_window_pattern"):
+        if key in metadata:
+            metadata.problem(key, "is there: the file is of OLMo 3, which is not read; expected OLMo 2")
+            metadata.ignore([key])
+    return {}
+
+
+def _qwen3_moe(metadata: Metadata, common: Fields) -> dict[str, Any]:
+    return {
+        "num_experts": metadata.integer(".expert_count"),
+        "num_experts_per_tok": metadata.integer(".expert_used_count"),
+        "moe_intermediate_size": metadata.integer(".expert_feed_forward_length"),
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "use_sliding_window": False,
+    }
+
+
+def _mixtral(metadata: Metadata, common: Fields) -> dict[str, Any]:
+    return {
+        "num_local_experts": metadata.integer(".expert_count"),
+        "num_experts_per_tok": metadata.integer(".expert_used_count"),
+        "sliding_window": None,
+    }
+
+
+LLAMA: Final = Architecture(
+    hugging_face="LlamaForCausalLM",
+    read_fields=_none,
+    layer_names={**LLAMA_NORMS, **ATTENTION, **GATED_MLP},
+    bias_fields={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"},
+    is_permuted=True,
+)
+MIXTRAL: Final = replace(
+    LLAMA,
+    hugging_face="MixtralForCausalLM",
+    read_fields=_mixtral,
+    bias_fields={},
+    layer_names={**LLAMA_NORMS, **ATTENTION, "ffn_gate_inp": "block_sparse_moe.gate"},
+    expert_names={
+        "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+        "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+        "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+    },
+)
+"""Files of Mixtral have the architecture llama, with experts."""
+_QWEN2: Final = replace(LLAMA, hugging_face="Qwen2ForCausalLM", read_fields=_qwen2, bias_fields={}, is_permuted=False)
+_QWEN3: Final = replace(
+    _QWEN2,
+    hugging_face="Qwen3ForCausalLM",
+    layer_names={**LLAMA_NORMS, **ATTENTION, **HEAD_NORMS, **GATED_MLP},
+    bias_fields={"attention_bias": "blk.0.attn_q.bias"},
+)
+_GEMMA: Final = replace(
+    LLAMA,
+    hugging_face="GemmaForCausalLM",
+    read_fields=_gemma,
+    bias_fields={},
+    is_permuted=False,
+    norms_plus_one=True,
+    is_always_tied=True,
+)
+_GEMMA2: Final = replace(
+    _GEMMA,
+    hugging_face="Gemma2ForCausalLM",
+    read_fields=_gemma2,
+    layer_names={
+        "attn_norm": "input_layernorm",
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+        **ATTENTION,
+        **GATED_MLP,
+    },
+)
+
+ARCHITECTURES: Final[Mapping[str, Architecture]] = {
+    "llama": LLAMA,
+    "qwen2": _QWEN2,
+    "qwen3": _QWEN3,
+    "gemma": _GEMMA,
+    "gemma2": _GEMMA2,
+    "gemma3": replace(
+        _GEMMA2,
+        hugging_face="Gemma3ForCausalLM",
+        read_fields=_gemma3,
+        layer_names={**_GEMMA2.layer_names, **HEAD_NORMS},
+        is_always_tied=False,
+    ),
+    "phi3": Architecture(
+        hugging_face="Phi3ForCausalLM",
+        read_fields=_phi3,
+        layer_names={
+            **LLAMA_NORMS,
+            "attn_qkv": "self_attn.qkv_proj",
+            "attn_output": "self_attn.o_proj",
+            "ffn_up": "mlp.gate_up_proj",
+            "ffn_down": "mlp.down_proj",
+        },
+        partial_rotation=True,
+    ),
+    "granite": replace(LLAMA, hugging_face="GraniteForCausalLM", read_fields=_granite),
+    "gpt2": Architecture(
+        hugging_face="GPT2LMHeadModel",
+        read_fields=_gpt2,
+        model_names={
+            "token_embd": "transformer.wte",
+            "position_embd": "transformer.wpe",
+            "output_norm": "transformer.ln_f",
+            "output": "lm_head",
+        },
+        layer_prefix="transformer.h",
+        layer_names={
+            "attn_norm": "ln_1",
+            "attn_qkv": "attn.c_attn",
+            "attn_output": "attn.c_proj",
+            "ffn_norm": "ln_2",
+            "ffn_up": "mlp.c_fc",
+            "ffn_down": "mlp.c_proj",
+        },
+        transposed=frozenset({"attn_qkv", "attn_output", "ffn_up", "ffn_down"}),
+        norm_epsilon=(".attention.layer_norm_epsilon", "layer_norm_epsilon"),
+        field_names={
+            "hidden_size": "n_embd",
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "max_position_embeddings": "n_positions",
+            "intermediate_size": "n_inner",
+        },
+        dropped_fields=frozenset({"num_key_value_heads", "head_dim", "hidden_act"}),
+        rotates=False,
+    ),
+    "starcoder2": Architecture(
+        hugging_face="Starcoder2ForCausalLM",
+        read_fields=_starcoder2,
+        layer_names={**LLAMA_NORMS, **ATTENTION, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+        norm_epsilon=(".attention.layer_norm_epsilon", "norm_epsilon"),
+    ),
+    "olmo2": replace(
+        LLAMA,
+        hugging_face="Olmo2ForCausalLM",
+        read_fields=_olmo2,
+        bias_fields={},
+        is_permuted=False,
+        layer_names={
+            "post_attention_norm": "post_attention_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+            **ATTENTION,
+            **HEAD_NORMS,
+            **GATED_MLP,
+        },
+    ),
+    "qwen3moe": replace(
+        _QWEN3,
+        hugging_face="Qwen3MoeForCausalLM",
+        read_fields=_qwen3_moe,
+        bias_fields={},
+        layer_names={**LLAMA_NORMS, **ATTENTION, **HEAD_NORMS, "ffn_gate_inp": "mlp.gate"},
+        expert_names={
+            "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+            "ffn_up_exps": "mlp.experts.{}.up_proj",
+            "ffn_down_exps": "mlp.experts.{}.down_proj",
+        },
+    ),
+}
+"""By the values of general.architecture."""

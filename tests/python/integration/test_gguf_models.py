@@ -1,0 +1,304 @@
+"""Models in GGUF files become the checkpoints of the models that they were made from, and are found by every name."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.numpy import load_file
+
+import adaptrt
+from adaptrt import CheckpointError
+from adaptrt.builder import cli
+from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.builder.network.rotary_frequencies import inverse_frequencies
+from adaptrt.formats.checkpoint.config import CheckpointConfig
+from adaptrt.formats.models.registry import load_config
+from adaptrt.formats.sources import find_model
+from adaptrt.runtime.engine import load_engine
+from support.families import FAMILIES, LONGROPE, RELATIVES, SIZES, Family, rope, save_family
+from support.serving import collect, make_request
+from support.tokenizers import byte_level
+
+gguf = pytest.importorskip("gguf")
+gguf_files = pytest.importorskip("support.gguf_files")
+
+LLAMA3 = rope(
+    "llama3", 500.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16
+)
+GEMMA3 = dataclasses.replace(
+    FAMILIES["gemma3"],
+    fields={
+        **FAMILIES["gemma3"].fields, "num_hidden_layers": 7, "layer_types": None, "query_pre_attn_scalar": 20,
+    },
+)  # fmt: skip
+
+
+def family(config_class: Any, **fields: Any) -> Family:
+    return Family(config_class, [], {**SIZES, **fields})
+
+
+CASES: dict[str, tuple[str, Family]] = {
+    "llama": ("llama", family(transformers.LlamaConfig, head_dim=20, attention_bias=True, mlp_bias=True)),
+    "llama-tied": ("llama", family(
+        transformers.LlamaConfig, tie_word_embeddings=True, rope_parameters=rope("linear", factor=4.0))),
+    "llama3": ("llama", family(transformers.LlamaConfig, rope_parameters=LLAMA3)),
+    "llama-yarn": ("llama", family(
+        transformers.LlamaConfig, rope_parameters=rope("yarn", factor=4.0, original_max_position_embeddings=128))),
+    "mistral": ("llama", family(transformers.MistralConfig, head_dim=20, sliding_window=None)),
+    "mixtral": ("llama", FAMILIES["mixtral"]),
+    "qwen2": ("qwen2", family(transformers.Qwen2Config)),
+    "qwen3": ("qwen3", family(transformers.Qwen3Config, head_dim=20)),
+    "qwen3moe": ("qwen3moe", family(
+        transformers.Qwen3MoeConfig, head_dim=20, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=22,
+        norm_topk_prob=True)),
+    "gemma": ("gemma", RELATIVES["gemma"]),
+    "gemma2": ("gemma2", dataclasses.replace(
+        FAMILIES["gemma2"], fields={**FAMILIES["gemma2"].fields, "query_pre_attn_scalar": 20})),
+    "gemma3": ("gemma3", GEMMA3),
+    "phi3": ("phi3", FAMILIES["phi3"]),
+    "phi3-longrope": ("phi3", family(
+        transformers.Phi3Config, hidden_size=64, num_attention_heads=4, num_key_value_heads=2,
+        rope_parameters=LONGROPE, tie_word_embeddings=True)),
+    "granite": ("granite", FAMILIES["granite"]),
+    "gpt2": ("gpt2", FAMILIES["gpt2"]),
+    "starcoder2": ("starcoder2", family(transformers.Starcoder2Config, sliding_window=None)),
+    "olmo2": ("olmo2", FAMILIES["olmo2"]),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    directory = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(directory))
+    return directory
+
+
+def comparable(config: CheckpointConfig) -> dict[str, Any]:
+    """Fields that must be equal: files have no token ids without a tokenizer, and not every name of the same thing."""
+    fields = dataclasses.asdict(config)
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id", "rotary_scaling", "architecture"):
+        del fields[name]
+    return fields
+
+
+def assert_same_rotation(found: CheckpointConfig, expected: CheckpointConfig) -> None:
+    scaled = [
+        inverse_frequencies(getattr(config, "rotary_size", config.head_size), config.rotary_base, config.rotary_scaling)
+        for config in (found, expected)
+    ]
+    np.testing.assert_allclose(scaled[0][0], scaled[1][0], rtol=1e-6)
+    assert scaled[0][1] == pytest.approx(scaled[1][1], rel=1e-6)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_checkpoint_is_that_of_the_original(case: str, tmp_path: Path) -> None:
+    architecture, own = CASES[case]
+    original = save_family(own, tmp_path / "original")
+    model = transformers.AutoModelForCausalLM.from_pretrained(original, dtype=torch.float32)
+    parts = 3 if case == "qwen2" else 1
+    extra = {"tokenizer.ggml.model": "none"}
+    file = gguf_files.write_model(model, architecture, tmp_path / "model.gguf", parts=parts, extra=extra)
+    convert_checkpoint(original, tmp_path / "expected")
+    convert_checkpoint(find_model(file).directory, tmp_path / "found")
+    found, expected = load_config(tmp_path / "found"), load_config(tmp_path / "expected")
+    if found.architecture != expected.architecture:
+        assert (found.architecture, case) == ("LlamaForCausalLM", "mistral")
+    assert comparable(found) == comparable(expected)
+    if own.config().model_type != "gpt2":
+        assert_same_rotation(found, expected)
+    tensors = load_file(tmp_path / "found" / "rank0.safetensors")
+    for name, values in load_file(tmp_path / "expected" / "rank0.safetensors").items():
+        # Files have Gemma's norms plus one, which rounds them.
+        atol = 1e-7 if architecture.startswith("gemma") and values.ndim == 1 else 0
+        np.testing.assert_allclose(tensors.pop(name), values, rtol=0, atol=atol, err_msg=name)
+    assert not tensors
+
+
+BLOCKS = {"Q4_K": 12, "Q6_K": 14, "Q8_0": 8, "IQ4_XS": 23}
+
+
+def random_blocks(name: str, values: np.ndarray) -> tuple[np.ndarray, int | None]:
+    """Replaces matrices by random blocks with small scales, whose type depends on the name."""
+    if values.ndim < 2 or values.shape[-1] % 256 != 0:
+        return values, None
+    number = sorted(BLOCKS.values())[zlib.crc32(name.encode()) % len(BLOCKS)]
+    size, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(number)]
+    random = np.random.default_rng(len(name) + values.shape[0])
+    blocks = random.integers(0, 256, (values.size // size, num_bytes), dtype=np.uint8)
+    scale = {12: 2e-4, 14: 4e-5, 8: 2e-3, 23: 8e-5}[number]
+    half = np.array([scale], np.float16).view(np.uint8)
+    blocks[:, -2:] = half if number == 14 else blocks[:, -2:]
+    if number != 14:
+        blocks[:, :2] = half
+    if number == 12:
+        blocks[:, 2:4] = half
+    return blocks.reshape(*values.shape[:-1], -1), number
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A quantised file of Llama with a tokenizer and a chat template, and transformers' model of the same values."""
+    directory = tmp_path_factory.mktemp("quantized")
+    tokenizer = byte_level()
+    own = family(
+        transformers.LlamaConfig, vocab_size=tokenizer.get_vocab_size(), hidden_size=256, num_attention_heads=4,
+        num_key_value_heads=2, intermediate_size=256, num_hidden_layers=2, rope_parameters=LLAMA3,
+    )  # fmt: skip
+    model = own.random_model().eval()
+    stored: dict[str, tuple[np.ndarray, int]] = {}
+
+    def remember(name: str, values: np.ndarray) -> tuple[np.ndarray, int | None]:
+        blocks, number = random_blocks(name, values)
+        if number is not None:
+            stored[name] = blocks, number
+        return blocks, number
+
+    keys = gguf_files.tokenizer_keys(
+        tokenizer, "gpt-2", bos_token_id=0, eos_token_id=1, add_bos_token=True
+    ) | {"tokenizer.chat_template": "{{ bos_token }}{{ messages[0].content }}"}  # fmt: skip
+    file = gguf_files.write_model(model, "llama", directory / "tiny-Q4_K.gguf", keys, quantize=remember)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            found = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2).get_name(name, try_suffixes=(".weight",))
+            if found not in stored:
+                continue
+            values = gguf.dequantize(stored[found][0], gguf.GGMLQuantizationType(stored[found][1]))
+            heads = {"attn_q": 4, "attn_k": 2}.get(found.split(".")[-2])
+            if heads is not None:  # back to the order of transformers
+                values = values.reshape(heads, -1, 2, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+            parameter.copy_(torch.from_numpy(values.copy()))
+    assert {number for _, number in stored.values()} == set(BLOCKS.values())
+    return file, model
+
+
+def test_logits_of_blocks_equal_those_of_transformers(quantized: tuple[Path, Any], tmp_path: Path) -> None:
+    file, model = quantized
+    assert cli.main(["build", "--model_dir", str(file), "--dtype", "float32", "--max_seq_len", "64", "--output_dir",
+                     str(tmp_path / "engine")]) == 0  # fmt: skip
+    engine = load_engine(tmp_path / "engine")
+    executor = adaptrt.Executor(engine, engine.model_type)
+    tokens = np.random.default_rng(0).integers(4, 250, 40).tolist()
+    try:
+        answer = collect(executor, executor.enqueue_request(make_request(tokens, 4)))
+    finally:
+        executor.shutdown()
+    with torch.no_grad():
+        expected = model(torch.tensor([tokens])).logits[0].numpy()
+    scale = expected.max() - expected.min()
+    np.testing.assert_allclose(answer.context_logits, expected, rtol=0, atol=1e-4 * scale)
+
+
+def test_the_build_says_that_blocks_are_dequantised(
+    quantized: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["build", "--model_dir", str(quantized[0]), "--max_seq_len", "64", "--output_dir",
+                     str(tmp_path / "engine")]) == 0  # fmt: skip
+    text = " ".join(capsys.readouterr().out.split())
+    assert "15 matrices of IQ4_XS and Q4_K and Q6_K and Q8_0" in text
+    assert "of bfloat16; activations are not rounded" in text
+
+
+def test_a_file_is_served_by_its_path(quantized: tuple[Path, Any], cache: Path) -> None:
+    file, _ = quantized
+    with adaptrt.LLM(str(file), max_model_len=64) as llm:
+        params = adaptrt.SamplingParams(temperature=0, max_tokens=8)
+        first = llm.generate(["hello ."], params)[0].text
+        chat = llm.chat([{"role": "user", "content": "hello ."}], sampling_params=params)
+        assert chat.text == first  # the template adds the bos token that a prompt gets
+    assert find_model(str(file)).label == "tiny-Q4_K"
+    with adaptrt.LLM(file, max_model_len=64) as again:
+        assert again.generate(["hello ."], params)[0].text == first
+    assert len([entry for entry in (cache / "adaptrt" / "gguf").iterdir() if entry.is_dir()]) == 1
+
+
+def test_inspect_describes_a_file(quantized: tuple[Path, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["inspect", str(quantized[0]), "--tensors"]) == 0
+    text = capsys.readouterr().out
+    for part in (
+        "GGUF model",
+        "LlamaForCausalLM",
+        "which become bfloat16",
+        "blk.0.attn_q.weight  ",
+        "token_embd.weight",
+    ):
+        assert part in text
+    assert cli.main(["inspect", str(quantized[0]), "--json"]) == 2
+    assert "--json: not for GGUF files" in capsys.readouterr().err
+    assert cli.main(["cache"]) == 0
+    assert "1 GGUF file" in capsys.readouterr().out
+
+
+def write_llama(path: Path, extra: dict[str, Any] | None = None) -> Path:
+    """Writes a tiny Llama, with metadata that is replaced or added."""
+    torch.manual_seed(0)
+    model = family(transformers.LlamaConfig).random_model()
+    return Path(gguf_files.write_model(model, "llama", path, extra={"tokenizer.ggml.model": "none", **(extra or {})}))
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"general.type": "adapter"}, "is a LoRA adapter; expected the file of its base model"),
+        ({"general.type": "mmproj"}, r"is a vision projector \(mmproj\); expected the file of the language model"),
+        ({"llama.unknown": 3}, "'llama.unknown' is 3: an unknown key, which may change what the model computes"),
+        ({"other.key": "x"}, "'other.key' is 'x': an unknown key"),
+        ({"llama.context_length": "long"}, "'llama.context_length' is 'long'; expected an integer from 1 on"),
+        ({"llama.block_count": [3, 4]}, r"'llama.block_count' is .*\(layers that differ are not supported\)"),
+        ({"llama.attention.value_length": 8}, "'llama.attention.value_length' is 8; expected .key_length, 12"),
+        ({"llama.vocab_size": 60}, "'llama.vocab_size' is not the number of rows of token_embd.weight, 61"),
+        ({"llama.rope.dimension_count": 6}, "'llama.rope.dimension_count' is 6; expected the size of a head, 12"),
+        ({"llama.rope.scaling.type": "su"}, "'llama.rope.scaling.type' is 'su'; expected one of none, linear"),
+        ({"llama.rope.scaling.type": "longrope"}, "is longrope, which needs rope_factors_short.weight"),
+        ({"llama.attention.causal": False}, "'llama.attention.causal' is False; only True is supported"),
+        ({"llama.attention.layer_norm_rms_epsilon": 0.0}, "epsilon' is 0.0; expected a number above 0"),
+        ({"tokenizer.ggml.model": "rwkv"}, "'tokenizer.ggml.model' is 'rwkv'; expected one of gpt2, llama"),
+        ({"llama.expert_count": 4}, "'llama.expert_used_count' is missing; expected an integer from 1 on"),
+    ],
+)
+def test_unusual_metadata_is_refused_by_name(extra: dict[str, Any], message: str, tmp_path: Path) -> None:
+    file = write_llama(tmp_path / "a.gguf", extra)
+    with pytest.raises(CheckpointError, match=message):
+        find_model(file)
+
+
+def test_other_architectures_are_refused(tmp_path: Path) -> None:
+    values = np.zeros((4, 4), np.float32)
+    for architecture, message in (
+        ("mamba", "general.architecture is 'mamba', which is not read"),
+        ("clip", "projector"),
+    ):
+        file = gguf_files.write_file(tmp_path / "a.gguf", architecture, {}, {"token_embd.weight": (values, None)})
+        with pytest.raises(CheckpointError, match=message):
+            find_model(file)
+    vocabulary = gguf_files.write_file(tmp_path / "b.gguf", "llama", {}, {})
+    with pytest.raises(CheckpointError, match="expected a whole model, not a vocabulary"):
+        find_model(vocabulary)
+
+
+def test_unknown_tensors_are_refused(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = family(transformers.LlamaConfig).random_model()
+    extra = {"tokenizer.ggml.model": "none"}
+    file = gguf_files.write_model(
+        model, "llama", tmp_path / "a.gguf", extra=extra, added={"blk.0.ffn_sub_norm.weight": np.ones(38, np.float32)}
+    )
+    with pytest.raises(CheckpointError, match=r"unexpected tensors: blk\.0\.ffn_sub_norm\.weight"):
+        convert_checkpoint(find_model(file).directory, tmp_path / "checkpoint")
+
+
+def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+    file = write_llama(tmp_path / "a.gguf")
+    first = find_model(file)
+    assert find_model(file).directory == first.directory
+    write_llama(file, {"llama.context_length": 256})
+    second = find_model(file)
+    assert second.directory != first.directory
+    assert json.loads((second.directory / "config.json").read_text())["max_position_embeddings"] == 256
