@@ -120,21 +120,26 @@ def test_the_table_has_every_shared_field() -> None:
     assert SHARED.keys() == SamplingFields.model_fields.keys()
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("metadata", {"user_id": "u"}),
-        ("service_tier", "auto"),
-        ("service_tier", "standard_only"),
-        ("cache_control", CACHE),
-        ("tools", []),
-        ("output_config", {}),
-        ("messages", [{"role": "user", "content": [{"type": "text", "text": "a", "citations": []}]}]),
-        ("messages", [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": CACHE}]}]),
-    ],
-)
+WITHOUT_EFFECT: list[tuple[str, Any]] = [
+    ("metadata", {"user_id": "u"}),
+    ("service_tier", "auto"),
+    ("service_tier", "standard_only"),
+    ("cache_control", CACHE),
+    ("tools", []),
+    ("output_config", {}),
+    ("messages", [{"role": "user", "content": [{"type": "text", "text": "a", "citations": []}]}]),
+    ("messages", [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": CACHE}]}]),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WITHOUT_EFFECT)
 def test_a_field_does_not_change_the_chat(name: str, value: Any) -> None:
     assert dict(chat_of(request(**{name: value}))) == dict(chat())
+
+
+def test_every_field_is_in_a_table() -> None:
+    arriving = {name for fields, _ in OTHERS for name in fields}
+    assert arriving | {name for name, _ in WITHOUT_EFFECT} == MessagesRequest.model_fields.keys()
 
 
 def message(role: str, *blocks: dict[str, Any]) -> dict[str, Any]:

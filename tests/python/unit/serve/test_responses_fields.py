@@ -129,6 +129,25 @@ def test_a_field_does_not_change_the_chat(name: str, value: Any) -> None:
     assert dict(chat_of(request(**{name: value}), [])) == dict(chat())
 
 
+ELSEWHERE = {
+    "input": "test_items_become_messages",
+    "instructions": "test_history_stands_between_instructions_and_input",
+    "stream_options": "test_a_stream_may_say_that_it_is_not_padded",
+}
+"""Fields that a test of their own covers."""
+
+
+def test_every_field_is_in_a_table() -> None:
+    arriving = {name for fields, _ in OTHERS for name in fields}
+    assert arriving | WITHOUT_EFFECT.keys() | ELSEWHERE.keys() == ResponseRequest.model_fields.keys()
+    assert all(test in globals() for test in ELSEWHERE.values())
+
+
+def test_a_stream_may_say_that_it_is_not_padded() -> None:
+    made = chat_of(request(stream=True, stream_options={"include_obfuscation": False}), [])
+    assert dict(made) == dict(chat(stream=True))
+
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"conversation": "c"}, "conversation", "expected no such field"),
     ({"prompt": {"id": "p"}}, "prompt", "expected no such field"),
