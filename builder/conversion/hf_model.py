@@ -92,7 +92,7 @@ class HfModel:
             weights = weights.with_module(layer.path)
         if published is not None:
             weights = weights.with_matrices(published.matrices(weights))
-        weights = experts_apart(weights, family.stacked_experts).renamed(now)
+        weights = experts_apart(weights, family.stacked_experts, config.hidden_size).renamed(now)
         if family.lm_head_is_embedding is not None:
             is_embedding = family.lm_head_is_embedding(config, LM_HEAD in weights)
             config = replace(config, share_embedding_table=is_embedding)

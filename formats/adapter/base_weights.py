@@ -98,7 +98,9 @@ class HuggingFaceBase:
         self._fan_in_fan_out = fan_in_fan_out
         self._weights = opened.open_weights()
         if modules is not None:
-            self._weights = experts_apart(self._weights, modules.stacked_experts).renamed(modules.name_now)
+            self._weights = experts_apart(self._weights, modules.stacked_experts, modules.hidden_size).renamed(
+                modules.name_now
+            )
 
     def describe(self) -> str:
         """The model directory."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -20,13 +20,30 @@ class StackedExperts:
     layers: Mapping[str, tuple[str, ...]]
     """Last names of the linear layers, by the parameter's name."""
     alternates: bool
-    """True: parameters are [experts, in, out], and the outputs of their layers are interleaved. False: they are
-    [experts, out, in], and the outputs of a layer follow those of the one before it."""
+    """True if the outputs of a parameter's layers are interleaved. False if the outputs of a layer follow those of the
+    one before it."""
+    inputs_first: bool | None
+    """True if parameters are [experts, in, out] in files, False if they are [experts, out, in].
 
-    @property
-    def axes(self) -> tuple[str, str, str]:
-        """Names of a parameter's axes."""
-        return ("experts", "in", "out") if self.alternates else ("experts", "out", "in")
+    None: their sizes tell; if both axes are as long, they are [experts, out, in].
+    """
+    older_names: Mapping[str, str] = field(default_factory=dict)
+    """Ends of the parameters' names in files, with the current ones."""
+
+    def axes(self, shape: tuple[int, ...], layers: int, hidden_size: int) -> tuple[str, str, str]:
+        """Names of the axes of a parameter in a file; it holds `layers` layers per expert."""
+        inputs_first = self.inputs_first
+        if inputs_first is None:
+            # gate and up have hidden_size inputs, down has hidden_size outputs.
+            inputs_first = len(shape) == 3 and shape[1 if layers == 1 else 2] != hidden_size
+        return ("experts", "in", "out") if inputs_first else ("experts", "out", "in")
+
+    def name_now(self, name: str) -> str:
+        """Current name of a tensor of a file."""
+        for older, now in self.older_names.items():
+            if name.endswith(older):
+                return name.removesuffix(older) + now
+        return name
 
     def outputs_of(self, layer: int, layers: int, outputs: int) -> range:
         """Indices of one layer's outputs in a parameter that holds `layers` layers with `outputs` outputs in all."""
@@ -37,9 +54,9 @@ class StackedExperts:
 
 
 _LAYERS: Final = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-ALTERNATING_EXPERTS: Final = StackedExperts(_LAYERS, alternates=True)
+ALTERNATING_EXPERTS: Final = StackedExperts(_LAYERS, alternates=True, inputs_first=True)
 """Parameters of GPT-OSS."""
-CONSECUTIVE_EXPERTS: Final = StackedExperts(_LAYERS, alternates=False)
+CONSECUTIVE_EXPERTS: Final = StackedExperts(_LAYERS, alternates=False, inputs_first=False)
 """Parameters of Qwen3.5, and of other families in transformers 5."""
 
 
@@ -48,11 +65,12 @@ def layer_name(block: str, expert: int, layer: str) -> str:
     return f"{block}.{expert}.{layer}"
 
 
-def experts_apart(weights: HfWeights, stacked: StackedExperts | None) -> HfWeights:
+def experts_apart(weights: HfWeights, stacked: StackedExperts | None, hidden_size: int) -> HfWeights:
     """Replaces tensors of all experts by the weight and the bias of each expert's linear layers. Models that have a
     tensor for each expert stay as they are.
 
     stacked: None: the family has no such tensors.
+    hidden_size: the model's.
 
     Raises CheckpointError that lists every such tensor of another shape.
     """
@@ -60,19 +78,20 @@ def experts_apart(weights: HfWeights, stacked: StackedExperts | None) -> HfWeigh
         return weights
     made: dict[str, MadeTensor] = {}
     problems: list[str] = []
-    axes_of = {"weight": stacked.axes, "bias": ("experts", "out")}
     kinds = {
         (parameter + end, kind): layers
         for parameter, layers in stacked.layers.items()
         for end, kind in (("", "weight"), ("_bias", "bias"))
     }
     for name in weights.names:
-        block, _, last = name.rpartition(".")
+        block, _, last = stacked.name_now(name).rpartition(".")
         for (parameter, kind), layers in kinds.items():
             if last != parameter:
                 continue
             shape = weights.spec(name).shape
-            axes = axes_of[kind]
+            axes: tuple[str, ...] = (
+                ("experts", "out") if kind == "bias" else stacked.axes(shape, len(layers), hidden_size)
+            )
             if len(shape) != len(axes) or shape[axes.index("out")] % len(layers) != 0:
                 odd = "" if len(layers) == 1 else f", out a multiple of {len(layers)}"
                 problems.append(f"{weights.where(name)}: is {list(shape)}; expected [{', '.join(axes)}]{odd}")

@@ -1,6 +1,9 @@
-"""Qwen3MoeForCausalLM: Qwen 3 with experts."""
+"""Qwen 3 with experts, and the text of Qwen3-VL with experts."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
 
 from ...common.json_fields import JsonFields
 from ..checkpoint.stacked_experts import CONSECUTIVE_EXPERTS
@@ -9,6 +12,7 @@ from ..network.operands import Value
 from .decoder import MODEL, declare_llama_like, dense_mlp
 from .family import Features, ModelFamily
 from .mixture import ROUTER_FIELDS, MixtureConfig, add_experts, layers_without_experts, number_of_experts
+from .qwen_vl import QWEN3_VL, VISION_DECODER, vision_of
 
 
 def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
@@ -30,14 +34,20 @@ def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
     }
 
 
-def _declare(net: Network, c: MixtureConfig) -> None:
+def _read_vision_features(fields: JsonFields, num_hidden_layers: int) -> Features:
+    if fields.raw("norm_topk_prob") is False:
+        fields.problem("norm_topk_prob", "is false; only true is supported")
+    return {**_read_features(fields, num_hidden_layers), "moe_normalised": True}
+
+
+def _declare(net: Network, c: MixtureConfig, *, decoder: str = MODEL) -> None:
     def mlp(layer: int, h: Value, x: Value) -> Value:
-        block = f"{MODEL}.layers.{layer}.mlp"
+        block = f"{decoder}.layers.{layer}.mlp"
         if layer in c.dense_layers:
             return dense_mlp(net, c, h, x, block)
         return add_experts(net, c, h, x, block, c.routing())
 
-    declare_llama_like(net, c, mlp=mlp)
+    declare_llama_like(net, c, decoder=decoder, mlp=mlp)
 
 
 QWEN3_MOE = ModelFamily(
@@ -50,4 +60,17 @@ QWEN3_MOE = ModelFamily(
     harmless_fields=ROUTER_FIELDS | {"max_window_layers"},
     neutral_fields={"mlp_bias": False},
     stacked_experts=CONSECUTIVE_EXPERTS,
+)
+
+QWEN3_VL_MOE = replace(
+    QWEN3_VL,
+    architecture="Qwen3VLMoeForConditionalGeneration",
+    config_class=MixtureConfig,
+    read_features=_read_vision_features,
+    declare=partial(_declare, decoder=VISION_DECODER),
+    vision=vision_of("qwen3_vl_moe"),
+    harmless_fields=ROUTER_FIELDS,
+    neutral_fields={"mlp_bias": False, **QWEN3_VL.neutral_fields},
+    # Published files are [experts, in, out], files of transformers 5 are [experts, out, in].
+    stacked_experts=replace(CONSECUTIVE_EXPERTS, inputs_first=None),
 )

@@ -9,17 +9,19 @@ from ...common.json_fields import JsonFields
 from .decoder import declare_llama_like
 from .family import Features, ModelFamily, VisionTower, sliding_window_by_layer
 
-_DECODER: Final = "model.language_model"
+VISION_DECODER: Final = "model.language_model"
+"""Path of the decoder in the whole model."""
 
 # Names in the published models, in what transformers saves of Qwen2-VL and Qwen2.5-VL, and in adapters from before
 # transformers 4.52.
 _OLDER_NAMES: Final = {
-    **{f"model.{name}.": f"{_DECODER}.{name}." for name in ("embed_tokens", "layers", "norm")},
+    **{f"model.{name}.": f"{VISION_DECODER}.{name}." for name in ("embed_tokens", "layers", "norm")},
     "visual.": "model.visual.",
 }
 
 
-def _vision_of(model_type: str) -> VisionTower:
+def vision_of(model_type: str) -> VisionTower:
+    """Returns the vision tower of a family of vision-language models."""
     return VisionTower(
         tensor_prefixes=("model.visual.",),
         fields=frozenset(
@@ -44,9 +46,9 @@ QWEN2_VL, QWEN2_5_VL = (
     ModelFamily(
         architecture=architecture,
         read_features=_read_qwen2_features,
-        declare=partial(declare_llama_like, decoder=_DECODER),
+        declare=partial(declare_llama_like, decoder=VISION_DECODER),
         older_names=_OLDER_NAMES,
-        vision=_vision_of(model_type),
+        vision=vision_of(model_type),
         mrope=True,
         default_rope_theta=1000000.0,
         optional_fields=frozenset({"num_key_value_heads", "head_dim"}),
@@ -60,9 +62,9 @@ QWEN2_VL, QWEN2_5_VL = (
 QWEN3_VL = ModelFamily(
     architecture="Qwen3VLForConditionalGeneration",
     read_features=_read_qwen3_features,
-    declare=partial(declare_llama_like, decoder=_DECODER),
+    declare=partial(declare_llama_like, decoder=VISION_DECODER),
     older_names=_OLDER_NAMES,
-    vision=_vision_of("qwen3_vl"),
+    vision=vision_of("qwen3_vl"),
     mrope=True,
     default_rope_theta=500000.0,
     optional_fields=frozenset({"num_key_value_heads"}),

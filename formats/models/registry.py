@@ -30,6 +30,7 @@ from .gpt_neox import GPT_NEOX
 from .gpt_oss import GPT_OSS
 from .granite import GRANITE
 from .granite_hybrid import GRANITE_HYBRID
+from .granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
 from .llama import LLAMA
 from .llama_relatives import CWM, ERNIE4_5, HELIUM, MINISTRAL, SEED_OSS
 from .mistral import BAMBOO, MINISTRAL3, MISTRAL, MISTRAL3
@@ -44,7 +45,7 @@ from .qwen2 import QWEN2
 from .qwen2_moe import QWEN2_MOE
 from .qwen3 import QWEN3
 from .qwen3_5 import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_VISION, QWEN3_5_VISION, QWEN3_NEXT
-from .qwen3_moe import QWEN3_MOE
+from .qwen3_moe import QWEN3_MOE, QWEN3_VL_MOE
 from .qwen_vl import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 from .roberta import ROBERTA, XLM_ROBERTA
 from .smollm3 import SMOLLM3
@@ -62,6 +63,7 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         QWEN2_VL,
         QWEN2_5_VL,
         QWEN3_VL,
+        QWEN3_VL_MOE,
         QWEN3_5,
         QWEN3_5_VISION,
         QWEN3_5_MOE,
@@ -101,6 +103,8 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         QWEN2_MOE,
         QWEN3_MOE,
         OLMOE,
+        GRANITE_MOE,
+        GRANITE_MOE_SHARED,
         GLM4_MOE,
         GPT_OSS,
         T5,

@@ -211,6 +211,15 @@ RELATIVES = {
         {"text_config": {**SIZES, "head_dim": 20, "rope_parameters": rope(mrope_section=[4, 3, 3])},
          "vision_config": QWEN3_VISION, **QWEN_VL_TOKENS},
     ),
+    "qwen3-vl-moe": Family(
+        transformers.Qwen3VLMoeConfig, TEXT_LAYERS,
+        {"text_config": {
+            **SIZES, "head_dim": 20, "rope_parameters": rope(mrope_section=[4, 3, 3]), "num_experts": 6,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 22, "decoder_sparse_step": 2,
+            "tie_word_embeddings": False},
+         "vision_config": QWEN3_VISION, **QWEN_VL_TOKENS},
+        ("experts.gate_up_proj", "experts.down_proj"),
+    ),
     "gemma3-vision": Family(
         transformers.Gemma3Config, TEXT_LAYERS,
         {"text_config": {**GEMMA, "rope_parameters": {
@@ -275,6 +284,12 @@ RELATIVES = {
         {**SIZES, "shared_intermediate_size": 38, "num_local_experts": 0, "num_experts_per_tok": 0, "mamba_n_heads": 1,
          "layer_types": ["full_attention"] * 3, "position_embedding_type": "rope", "embedding_multiplier": 3.0,
          "residual_multiplier": 0.3, "attention_multiplier": 0.2, "logits_scaling": 2.5},
+    ),
+    "granite-moe": Family(
+        transformers.GraniteMoeSharedConfig, [*ATTENTION, "input_linear", "output_linear"],
+        {**SIZES, "shared_intermediate_size": 26, "num_local_experts": 5, "num_experts_per_tok": 2,
+         "embedding_multiplier": 3.0, "residual_multiplier": 0.3, "attention_multiplier": 0.2, "logits_scaling": 2.5},
+        ("experts.gate_up_proj", "experts.down_proj", "block_sparse_moe.router.weight"),
     ),
     "stablelm": Family(transformers.StableLmConfig, LLAMA, {**SIZES, "rope_parameters": HALF_ROTATED}),
     "stablelm-parallel": Family(

@@ -18,6 +18,8 @@ from adaptrt.formats.checkpoint.stacked_experts import (
     StackedExperts,
     experts_apart,
 )
+from adaptrt.formats.models.granite_moe import GRANITE_MOE
+from adaptrt.formats.models.qwen3_moe import QWEN3_VL_MOE
 from support.families import RECURRENT, save_family
 
 EXPERTS, OUTPUTS, INPUTS = 3, 4, 6
@@ -54,7 +56,7 @@ def stacked_of(apart: dict[str, np.ndarray], stacked: StackedExperts) -> dict[st
 @pytest.mark.parametrize("stacked", [ALTERNATING_EXPERTS, CONSECUTIVE_EXPERTS], ids=["alternating", "consecutive"])
 def test_each_expert_gets_its_layers(tmp_path: Path, stacked: StackedExperts) -> None:
     expected = layers()
-    weights = experts_apart(saved(tmp_path, stacked_of(expected, stacked)), stacked)
+    weights = experts_apart(saved(tmp_path, stacked_of(expected, stacked)), stacked, INPUTS)
     assert set(weights.names) == set(expected)
     for name, array in expected.items():
         assert weights.spec(name).shape == array.shape
@@ -62,10 +64,38 @@ def test_each_expert_gets_its_layers(tmp_path: Path, stacked: StackedExperts) ->
         np.testing.assert_array_equal(np.concatenate(list(weights.rows(name, range(1, 3)))), array[1:3])
 
 
+@pytest.mark.parametrize("inputs_first", [False, True])
+def test_sizes_tell_the_order_of_axes(tmp_path: Path, inputs_first: bool) -> None:
+    """Qwen3-VL's published files and those of transformers 5 differ."""
+    random = np.random.default_rng(1)
+    both, down = (
+        random.standard_normal((EXPERTS, 2 * OUTPUTS, INPUTS)),
+        random.standard_normal((EXPERTS, INPUTS, OUTPUTS)),
+    )
+    order = (0, 2, 1) if inputs_first else (0, 1, 2)
+    tensors = {f"{BLOCK}.gate_up_proj": both.transpose(order), f"{BLOCK}.down_proj": down.transpose(order)}
+    weights = experts_apart(saved(tmp_path, tensors), QWEN3_VL_MOE.stacked_experts, INPUTS)
+    np.testing.assert_array_equal(weights.joined_rows(f"{BLOCK}.1.gate_proj.weight"), both[1, :OUTPUTS])
+    np.testing.assert_array_equal(weights.joined_rows(f"{BLOCK}.1.up_proj.weight"), both[1, OUTPUTS:])
+    np.testing.assert_array_equal(weights.joined_rows(f"{BLOCK}.2.down_proj.weight"), down[2])
+
+
+def test_older_names_of_parameters(tmp_path: Path) -> None:
+    """Granite's published files have input_linear and output_linear; the shared MLP has such names too."""
+    block = "model.layers.0.block_sparse_moe"
+    both, down = np.ones((EXPERTS, 2 * OUTPUTS, INPUTS)), np.zeros((EXPERTS, INPUTS, OUTPUTS))
+    shared = "model.layers.0.shared_mlp.input_linear.weight"
+    tensors = {f"{block}.input_linear.weight": both, f"{block}.output_linear.weight": down, shared: both[0]}
+    weights = experts_apart(saved(tmp_path, tensors), GRANITE_MOE.stacked_experts, INPUTS)
+    names = {f"{block}.experts.{e}.{n}_proj.weight" for e in range(EXPERTS) for n in ("gate", "up", "down")}
+    assert set(weights.names) == {shared, *names}
+    assert weights.where(f"{block}.experts.0.up_proj.weight").endswith(f"tensor '{block}.input_linear.weight'")
+
+
 def test_models_with_a_tensor_for_each_expert_stay(tmp_path: Path) -> None:
     weights = saved(tmp_path, layers())
-    assert experts_apart(weights, CONSECUTIVE_EXPERTS) is weights
-    assert experts_apart(weights, None) is weights
+    assert experts_apart(weights, CONSECUTIVE_EXPERTS, INPUTS) is weights
+    assert experts_apart(weights, None, INPUTS) is weights
 
 
 @pytest.mark.parametrize(
@@ -81,7 +111,7 @@ def test_other_shapes_are_refused(
 ) -> None:
     weights = saved(tmp_path, {f"{BLOCK}.gate_up_proj": np.zeros(shape, np.float32)})
     with pytest.raises(CheckpointError, match=rf"{BLOCK}\.gate_up_proj.*: {expected}"):
-        experts_apart(weights, stacked)
+        experts_apart(weights, stacked, INPUTS)
 
 
 def test_a_published_model_with_stacked_experts(tmp_path: Path) -> None:
