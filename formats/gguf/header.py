@@ -46,6 +46,7 @@ _NUMBERS: Final[Mapping[int, np.dtype[Any]]] = {
     }.items()
 }
 """Types of metadata values by their numbers. The others are 8 (string) and 9 (array)."""
+_LENGTH: Final = struct.Struct("<Q")
 _MIN_TENSOR_BYTES: Final = 8 + 4 + 8 + 4 + 8
 _MIN_ENTRY_BYTES: Final = 8 + 4 + 1
 
@@ -200,7 +201,7 @@ class _Parser:
         kind, count = self._number("<I"), self._number("<Q")
         if kind == _STRING:
             self._check_count(f"strings in {self._what}", count, 8)
-            return [self._text() for _ in range(count)]
+            return self._texts(count)
         if kind == _ARRAY:
             self._fail(f"{self._what} is an array of arrays; expected an array of numbers or strings")
         dtype = self._number_type(kind)
@@ -226,6 +227,24 @@ class _Parser:
             return self._take(length).tobytes().decode("utf-8")
         except UnicodeDecodeError as reason:
             self._fail(f"{self._what} has a string that is not UTF-8: {reason.reason} at byte {reason.start}")
+
+    def _texts(self, count: int) -> list[str]:
+        """Like _text() for each, but fast: vocabularies have hundreds of thousands of texts."""
+        content, at, size, texts = self._bytes, self._at, len(self._bytes), []
+        for _ in range(count):
+            begin = at + _LENGTH.size
+            at = begin + _LENGTH.unpack_from(content, at)[0] if begin <= size else size + 1
+            if at > size:
+                break
+            try:
+                texts.append(str(content[begin:at], "utf-8"))
+            except UnicodeDecodeError:
+                self._at = begin - _LENGTH.size
+                return [*texts, self._text()]
+        if len(texts) < count:
+            self._take(size - self._at + 1)
+        self._at = at
+        return texts
 
     def _number(self, form: str) -> int:
         return int(struct.unpack(form, self._take(struct.calcsize(form)).tobytes())[0])

@@ -61,7 +61,7 @@ def weight_links(directory: Path) -> list[str]:
 def gguf_file_of(directory: Path) -> Path | None:
     """Returns the GGUF file that a directory of write_model_directory() stands for; None for other directories."""
     for path in (directory / _WHOLE, *directory.glob(f"{_STEM}-00001-of-*{SUFFIX}")):
-        if path.is_symlink():
+        if path.is_symlink() and path.readlink().is_absolute():
             return path.readlink()
     return None
 

@@ -80,11 +80,11 @@ class GgufWeights:
     """The tensors of a GGUF file, or of all parts of a split one, dequantised; a WeightFile."""
 
     def __init__(self, path: Path) -> None:
-        """Maps the file at `path`, whose links are followed, so that errors name the user's file.
+        """Maps the file at `path`, or the one that it is a link to, so that errors name the user's file.
 
         Raises CheckpointError as GgufModel() and find_architecture().
         """
-        self._model = GgufModel(path.resolve())
+        self._model = GgufModel(path.parent / path.readlink() if path.is_symlink() else path)
         metadata = Metadata(self._model.metadata, str(self._model.path))
         architecture = find_architecture(self._model, metadata)
         self._stored = _stored_tensors(self._model, architecture, head_sizes(metadata))

@@ -143,7 +143,7 @@ class _Tokens:
     def read(cls, metadata: Metadata, vocab_size: int) -> _Tokens:
         texts = metadata.texts(f"{_PREFIX}tokens")
         given = metadata.numbers(f"{_PREFIX}token_type")
-        kinds = [int(_Kind.NORMAL)] * len(texts) if given is None else [int(kind) for kind in given]
+        kinds = [int(_Kind.NORMAL)] * len(texts) if given is None else [int(kind) for kind in given.tolist()]
         if len(kinds) != len(texts) or not set(kinds) <= set(_Kind):
             metadata.problem(f"{_PREFIX}token_type", "is no array of a kind from 1 to 6 for each token; expected one")
             kinds = [int(_Kind.NORMAL)] * len(texts)
@@ -156,24 +156,29 @@ class _Tokens:
         if not 1 <= size <= vocab_size:
             metadata.problem(f"{_PREFIX}tokens", f"has {size} tokens; expected 1 to {vocab_size}, the vocabulary's")
         first: dict[str, int] = {}
-        for number in range(size):
-            if tokens.is_known(number) and first.setdefault(texts[number], number) != number:
+        for number, text in enumerate(tokens.texts):
+            if first.setdefault(text, number) != number and tokens.is_known(number):
                 metadata.problem(
-                    f"{_PREFIX}tokens",
-                    f"has {shown(texts[number])} twice, as {first[texts[number]]} and {number}; expected each once",
+                    f"{_PREFIX}tokens", f"has {shown(text)} twice, as {first[text]} and {number}; expected each once"
                 )
                 break
         return tokens
 
     def is_known(self, number: int) -> bool:
         """False for places in the vocabulary that no token has."""
-        return self.kinds[number] != _Kind.UNUSED or not _PADDING.fullmatch(self.texts[number])
+        return self.kinds[number] != int(_Kind.UNUSED) or not _PADDING.fullmatch(self.texts[number])
 
     def of_kind(self, *kinds: _Kind) -> list[int]:
-        return [number for number, kind in enumerate(self.kinds) if kind in kinds]
+        wanted = set(map(int, kinds))
+        return [number for number, kind in enumerate(self.kinds) if kind in wanted]
 
     def vocabulary(self) -> dict[str, int]:
-        return {text: number for number, text in enumerate(self.texts) if self.is_known(number)}
+        """Ids by the texts of the tokens."""
+        vocabulary = {text: number for number, text in enumerate(self.texts)}
+        for number in self.of_kind(_Kind.UNUSED):
+            if not self.is_known(number) and vocabulary.get(self.texts[number]) == number:
+                del vocabulary[self.texts[number]]
+        return vocabulary
 
     def added(self) -> list[dict[str, Any]]:
         """Tokens that are found in a text before it is split, as tokenizer.json lists them."""
@@ -282,7 +287,8 @@ def _sentencepiece_parts(metadata: Metadata, tokens: _Tokens, unknown: int | Non
 def _merges_of_scores(tokens: _Tokens, scores: np.ndarray[Any, np.dtype[Any]]) -> Iterator[list[str]]:
     """Merges that make each piece from two others, those with the highest score first, as SentencePiece merges."""
     pieces = {tokens.texts[number]: number for number in tokens.of_kind(_Kind.NORMAL)}
-    for number in sorted(pieces.values(), key=lambda number: (-scores[number], number)):
+    order = (-scores.astype(np.float64)).tolist()
+    for number in sorted(pieces.values(), key=lambda number: (order[number], number)):
         piece = tokens.texts[number]
         if len(piece) > _LONGEST_PIECE:
             continue
@@ -294,8 +300,9 @@ def _merges_of_scores(tokens: _Tokens, scores: np.ndarray[Any, np.dtype[Any]]) -
 
 def _check_merges(metadata: Metadata, vocabulary: Mapping[str, int], merges: Sequence[Sequence[str]]) -> None:
     for number, pair in enumerate(merges):
-        absent = next((token for token in (*pair, "".join(pair)) if token not in vocabulary), None)
-        if absent is not None:
+        left, right = pair
+        if not (left in vocabulary and right in vocabulary and left + right in vocabulary):
+            absent = next(token for token in (left, right, left + right) if token not in vocabulary)
             metadata.problem(f"{_PREFIX}merges", f"has {shown(pair)} at {number}, but no token {shown(absent)}")
             return
 

@@ -9,7 +9,7 @@ from typing import Final
 from ..._core import AdapterError
 from ...common.json_fields import load_json_object
 from ..adapter.recognise import CONFIG_FILE, MAX_CONFIG_BYTES
-from .grammar import HUB_PREFIX, hub_name
+from .grammar import HUB_PREFIX, gguf_name, hub_name
 
 _LOG: Final = logging.getLogger("adaptrt")
 
@@ -32,7 +32,8 @@ def other_base_model(adapter: Path, source: str | None) -> str | None:
     source: EngineConfig.source. None is returned if either of the two is not a repository of the Hub, because paths
     cannot be compared. Raises AdapterError for a config that cannot be read.
     """
-    own = None if source is None else hub_name(source.removeprefix(HUB_PREFIX))
+    text = "" if source is None else source.removeprefix(HUB_PREFIX)
+    own = gguf_name(text) or hub_name(text)
     if own is None:
         return None
     named = load_json_object(adapter / CONFIG_FILE, AdapterError, max_bytes=MAX_CONFIG_BYTES).get(

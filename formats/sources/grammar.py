@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from ..._core import AdaptrtError
+from ..._core import AdapterError, AdaptrtError
 from ...common.shown_value import shown
 from .sum_of_names import SumOfNames, parse_sum
 
@@ -29,7 +29,8 @@ _WEB_PAGE: Final = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([
 _PART: Final = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _REVISION: Final = r"refs/(?:pr|convert)/[A-Za-z0-9._-]+|(?:[A-Za-z0-9._+-]|%2F)+"
 _HUB: Final = re.compile(rf"({_PART}/{_PART})(?:@({_REVISION}))?(?:/([^:@\\]+))?")
-_TAGGED: Final = re.compile(rf"{_PART}/{_PART}:[A-Za-z0-9._-]+")
+_TAGGED: Final = re.compile(r"([^:]+):([A-Za-z][A-Za-z0-9._-]*)")
+_GGUF: Final = ".gguf"
 _OBJECTS: Final = re.compile(r"s3://([A-Za-z0-9][A-Za-z0-9._-]{1,254})(?:/(.*))?", re.DOTALL)
 _LONGEST_KEY: Final = 1024
 _OTHER_SCHEMES: Final[Mapping[tuple[str, ...], str]] = {
@@ -66,6 +67,9 @@ class HubName:
     """Branch, tag or commit; None: the repository's main branch."""
     folder: str = ""
     """Path of the folder in the repository; empty: the repository itself."""
+    gguf: str = ""
+    """GGUF file in the folder: its name, which ends with .gguf, or its quantisation, such as Q4_K_M. Empty: the name
+    stands for the folder."""
 
     def __str__(self) -> str:
         """The name in the grammar, with the prefix that makes it unambiguous."""
@@ -75,7 +79,10 @@ class HubName:
     def without_prefix(self) -> str:
         """The name as users write it."""
         revision = "" if self.revision is None else "@" + _written(self.revision)
-        return self.repository + revision + (f"/{self.folder}" if self.folder else "")
+        if self.gguf.endswith(_GGUF):
+            return f"{self.repository}{revision}/{self.file(self.gguf)}"
+        tag = f":{self.gguf}" if self.gguf else ""
+        return self.repository + revision + (f"/{self.folder}" if self.folder else "") + tag
 
     @property
     def label(self) -> str:
@@ -161,16 +168,17 @@ def parse_name(name: str | os.PathLike[str], error: type[AdaptrtError]) -> Local
     if (scheme := _URL.fullmatch(name)) is not None and not name.startswith(HUB_PREFIX):
         raise error(f"name is '{name}', a URL with the scheme {scheme[1]}; expected {_instead_of(name)}")
     explicit = name.startswith(HUB_PREFIX)
-    found = hub_name(name.removeprefix(HUB_PREFIX))
+    text = name.removeprefix(HUB_PREFIX)
+    found = gguf_name(text) or hub_name(text)
     if explicit and found is None:
         raise error(f"name is '{name}'; expected {HUB_PREFIX}ORGANISATION/NAME[@REVISION][/FOLDER]")
     if found is None:
-        if _TAGGED.fullmatch(name):
-            raise error(
-                f"name is '{name}', which would be one file of a repository of the Hub; this is not supported, "
-                "expected ORGANISATION/NAME[@REVISION][/FOLDER]"
-            )
         return LocalName(Path(name))
+    if found.gguf and issubclass(error, AdapterError):
+        raise error(
+            f"name is '{name}', one GGUF file of a repository of the Hub; expected the name of an adapter of PEFT, "
+            "ORGANISATION/NAME[@REVISION][/FOLDER]"
+        )
     if not explicit and _exists(first := name.split("/")[0]):
         raise error(
             f"name is '{name}', which could be a path (the directory '{first}' exists, but has no such entry) or the "
@@ -204,6 +212,21 @@ def hub_name(text: str) -> HubName | None:
     if folder and (str(PurePosixPath(folder)) != folder or ".." in folder.split("/") or not folder.isprintable()):
         return None
     return HubName(repository, revision, folder)
+
+
+def gguf_name(text: str) -> HubName | None:
+    """Returns the GGUF file of a repository that a text without prefix names; None for other texts.
+
+    Such texts end with a quantisation (org/repo:Q4_K_M) or with the path of a file (org/repo/folder/name.gguf).
+    """
+    if (tagged := _TAGGED.fullmatch(text)) is not None:
+        found = hub_name(tagged[1])
+        return None if found is None else replace(found, gguf=tagged[2])
+    found = hub_name(text)
+    if found is None or not found.folder.endswith(_GGUF):
+        return None
+    folder, _, file = found.folder.rpartition("/")
+    return replace(found, folder=folder, gguf=file)
 
 
 def object_name(text: str) -> ObjectName | None:

@@ -177,7 +177,10 @@ class _Download:
         if folders:
             return f"has no {file}, but its folders {some(folders)} have; expected one of them in the name"
         if gguf := sorted(path for path in files if path.endswith(".gguf")):
-            return f"has no {file}; GGUF files ({some(gguf)}) are not supported"
+            return (
+                f"has no {file}, but GGUF files ({some(gguf)}); expected one of them in the name: "
+                "ORGANISATION/NAME:Q4_K_M or ORGANISATION/NAME/FILE.gguf"
+            )
         return f"has no {file}; expected the {self._kind.value} itself, in the format of Hugging Face"
 
     def _error(self, reason: str) -> AdaptrtError:

@@ -29,3 +29,17 @@ class Lease:
 
     def __getstate__(self) -> dict[str, None]:
         return {"_file": None}
+
+
+class Leases(Lease):
+    """Several leases as one."""
+
+    def __init__(self, *leases: Lease | None) -> None:
+        self._file = None
+        self._leases = leases
+
+    def release(self) -> None:
+        """Ends all of them."""
+        for lease in self._leases:
+            if lease is not None:
+                lease.release()

@@ -13,8 +13,9 @@ from .downloads import DownloadCache, missing_config
 from .gguf_models import GgufModels
 from .grammar import HubName, LocalName, ObjectName, parse_name, weighted_sum_name
 from .hub import fetch
+from .hub_gguf import fetch_gguf
 from .kind import Kind
-from .lease import Lease
+from .lease import Lease, Leases
 from .objects import ObjectStore
 
 
@@ -120,5 +121,9 @@ def _find(name: str | os.PathLike[str], kind: Kind) -> Source:
         if download is None:
             raise kind.error(missing_config(meaning, kind))
         return Source(given, download.directory, meaning, download.version, download.lease)
+    if meaning.gguf:
+        file = fetch_gguf(meaning)
+        directory, lease = GgufModels().directory_of(file.path)
+        return Source(given, directory, file.name, lease=Leases(lease, file.lease))
     snapshot = fetch(meaning, kind)
     return Source(given, snapshot.directory, snapshot.name, lease=snapshot.lease)

@@ -499,7 +499,7 @@ def test_the_cache_is_listed_and_pruned(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     assert command_line(["cache"]) == 0
-    nouns = {"engines": "engines", "downloads": "downloads", "hub": "downloads from the Hub"}
+    nouns = {"engines": "engines", "downloads": "downloads", "gguf": "GGUF files", "hub": "downloads from the Hub"}
     expected = [f"{cache.directory.parent / name}: has no {noun}" for name, noun in nouns.items()]
     assert capsys.readouterr().out.splitlines() == expected
     older, newer = engine_for(model, SMALL), engine_for(model, EngineOptions(max_seq_len=64))

@@ -105,6 +105,11 @@ def test_both_meanings_of_an_ambiguous_name_are_said(tmp_path: Path, monkeypatch
         ("a/b@feature%2Fx/sub/folder", HubName("a/b", "feature/x", "sub/folder")),
         ("a/b@refs/pr/3/sub", HubName("a/b", "refs/pr/3", "sub")),
         ("a/b/sub", HubName("a/b", None, "sub")),
+        ("org/repo:Q4_K_M", HubName("org/repo", gguf="Q4_K_M")),
+        ("org/repo@v1/sub:q8_0", HubName("org/repo", "v1", "sub", "q8_0")),
+        ("org/repo/x-Q8_0.gguf", HubName("org/repo", gguf="x-Q8_0.gguf")),
+        ("hf://org/repo@v1/sub/x.gguf", HubName("org/repo", "v1", "sub", "x.gguf")),
+        ("s3://bucket/x.gguf", ObjectName("bucket", "x.gguf")),
         ("s3://bucket/a/poet:v1", ObjectName("bucket", "a/poet:v1")),
         ("s3://bucket/a/", ObjectName("bucket", "a")),
         ("s3://bucket", ObjectName("bucket")),
@@ -120,6 +125,9 @@ def test_both_meanings_of_an_ambiguous_name_are_said(tmp_path: Path, monkeypatch
 )
 def test_names_and_their_meanings(text: str, meaning: HubName | LocalName | ObjectName) -> None:
     assert parse_name(text, ConfigError) == meaning
+    if isinstance(meaning, HubName):
+        assert parse_name(str(meaning), ConfigError) == meaning
+        assert meaning.without_prefix == text.removeprefix("hf://")
 
 
 @pytest.mark.parametrize(
@@ -144,7 +152,8 @@ def test_names_and_their_meanings(text: str, meaning: HubName | LocalName | Obje
         ("s3://bucket/x:0.5", "a weighted sum of adapters; expected one model or adapter"),
         ("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main", "the name of the repository, 'Qwen/Qwen3-0.6B'"),
         ("a/b:0.7+c/d:0.3", "a weighted sum of adapters; expected one model or adapter"),
-        ("org/repo:Q4_K_M", "one file of a repository of the Hub; this is not supported"),
+        ("org/repo:Q4_K_M", "one GGUF file of a repository of the Hub; expected the name of an adapter"),
+        ("hf://org/repo/x.gguf", "one GGUF file of a repository of the Hub; expected the name of an adapter"),
         ("hf://org", "expected hf://ORGANISATION/NAME"),
         ("hf://org/../x", "expected hf://ORGANISATION/NAME"),
     ],

@@ -163,7 +163,7 @@ def test_an_error_lists_what_the_repository_holds(hub: Hub) -> None:
         find_adapter("org/model")
     with pytest.raises(ConfigError, match=r"org/adapter: has no config.json: it is an adapter; expected its base"):
         find_model("org/adapter")
-    with pytest.raises(ConfigError, match=r"GGUF files \(x.Q4_K_M.gguf\) are not supported"):
+    with pytest.raises(ConfigError, match=r"GGUF files \(x.Q4_K_M.gguf\); expected one of them in the name: ORGANISAT"):
         find_model("org/gguf")
     with pytest.raises(ConfigError, match=r"has no weights that can be read; expected model.safetensors; it holds we"):
         find_model("org/bare")
