@@ -38,11 +38,12 @@ docs: $(VENV)/.installed  ## The documentation site, in build/site
 
 test: $(VENV)/.installed-with-tests  ## C++ tests, then the Python tests against the installed package
 	$(VENV)/bin/ctest --test-dir $(BUILD) --output-on-failure --parallel 2
-	$(PYTEST) -n 3 --dist worksteal python
+	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder python
 
 # docs/decisions/ci-time.md says what is here and why.
 nightly: $(VENV)/.installed-with-tests sanitize-all test-clients  ## What CI leaves out: sizes, sanitizers, clients, long runs
 	$(PYTEST) -n 3 --dist worksteal -m nightly python
+	$(PYTEST) -n 3 --dist worksteal --timeout 0 $$(grep -lr --include='*.py' 'import examples' python) --hypothesis-profile nightly
 	$(PYTEST) --timeout 0 python/property/test_soak.py --soak-requests 200000
 	$(PYTEST) --timeout 0 python/integration/test_orchestrator.py -k random_times --soak-kills 100
 	$(PYTEST) --timeout 0 python/integration/test_guided_decoding.py -k schema --hypothesis-profile nightly

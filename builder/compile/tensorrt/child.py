@@ -19,7 +19,6 @@ from typing import Any
 
 from ...._core import AdaptrtError
 from ....formats.engine.tensorrt.capability import offered
-from .build_plan import build_plan
 from .messages import DESCRIBED, REFUSED, built_to_message, request_from_json
 from .refusal import PlanRefusedError
 
@@ -52,6 +51,9 @@ def main(arguments: Sequence[str]) -> int:
     if arguments[0] == "describe":
         messages.send(_describe(arguments[1]))
         return 0
+    # onnx takes most of the start, and `describe` does without it.
+    from .build_plan import build_plan
+
     request = request_from_json(sys.stdin.read())
     trt = importlib.import_module(request.package)
     try:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from ....plugins.tensorrt import Registration
 from .log import Log, nodes_named
+
+if TYPE_CHECKING:
+    from ....plugins.tensorrt import Registration
 
 _FOLLOW_UP: Final = "[checkMacros.cpp::catchCudaError"
 

@@ -16,7 +16,7 @@ from support.rank_script import answer_batches
 from support.ranks import RankAnswer, answers_of, answers_of_engines
 
 OTHERS = [name for name in (*FAMILIES, *RELATIVES) if name not in CUT]
-PARTS = 4
+PARTS = 2
 """Number of groups of families; one mpirun answers all families of a group."""
 
 

@@ -18,7 +18,7 @@ from adaptrt.builder.conversion.convert import convert_checkpoint
 from support.cut_models import CONFIG, FLOAT32_TOLERANCE, Cut, check_crowds, prompt_of
 from support.models import Reference
 from support.pooled import save_word_tokenizer
-from support.ranks import answers_of_ranks, mpirun, ranks_of
+from support.ranks import answers_of_ranks, answers_of_runs, mpirun, ranks_of
 
 # test_families.py gives the reason for FLOAT32_TOLERANCE. Sums over ranks have yet another order.
 
@@ -67,11 +67,10 @@ def test_sums_of_long_steps(wide_model: Cut, wide: Path, tmp_path: Path) -> None
     """Sums overlap with the computation of their terms; they match transformers, and give the bits of short steps."""
     cases = wide_model.cases()
     cases[2]["prompt"] = prompt_of(LONG, 2)  # the prompt of the DoRA request
-    (crowd,) = answers_of_ranks(2, wide, [cases], tmp_path, num_threads=2)
+    chunks = {"enable_chunked_context": True, "max_num_tokens": 64, "num_threads": 1}
+    (crowd,), (short,) = answers_of_runs(2, [(wide, [cases], {"num_threads": 2}), (wide, [cases], chunks)], tmp_path)
     expected = Reference(wide_model.model, wide_model.adapters["dora"]).logits(cases[2]["prompt"]).numpy()
     assert np.abs(crowd[2].context_logits - expected).max() <= FLOAT32_TOLERANCE * (expected.max() - expected.min())
-    chunks = {"enable_chunked_context": True, "max_num_tokens": 64, "num_threads": 1}
-    (short,) = answers_of_ranks(2, wide, [cases], tmp_path, **chunks)
     assert all(answer.same_bits(other) for answer, other in zip(crowd, short, strict=True))
 
 

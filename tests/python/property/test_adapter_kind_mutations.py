@@ -16,6 +16,7 @@ from adaptrt import _core
 from adaptrt.formats.adapter import ConvertedAdapter, convert_adapter
 from adaptrt.formats.adapter.recognise import MLX_FILE
 from support.adapters import CONFIG, TENSORS
+from support.examples import examples
 from support.kinds import as_mlx, configs, save_kind
 from support.models import ALL_MODULES, ModelSpec, save_model
 
@@ -72,7 +73,7 @@ def changed(name: str, tensor: np.ndarray, what: str) -> tuple[str, np.ndarray] 
     return name, np.ascontiguousarray(arrays[what])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(75, 600), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     kind=st.sampled_from(KINDS),
     fields=st.lists(st.tuples(st.integers(0, 99), values), max_size=2),

@@ -20,6 +20,7 @@ from safetensors.numpy import load_file, save_file
 from adaptrt import _core
 from adaptrt.formats.adapter import ConvertedAdapter, convert_adapter
 from support.adapters import CONFIG, TENSORS, base_weights, merged_by_us
+from support.examples import examples
 from support.models import ModelSpec, save_adapter, save_model
 
 FLOAT32_TOLERANCE = 5e-6
@@ -103,7 +104,7 @@ def files(tmp_path_factory):
     return directory, model, base_weights(model), adapters
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60, 600), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     is_dora=st.booleans(),
     fields=st.lists(

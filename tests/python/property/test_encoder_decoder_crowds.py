@@ -15,6 +15,7 @@ from adaptrt.builder.build import build
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from support.encoder_decoders import MODELS, save_adapter_of, save_encoder_decoder, tokens_of
+from support.examples import examples
 
 CONFIG = BuildConfig(
     max_batch_size=8,
@@ -106,7 +107,7 @@ guests = st.builds(
 )
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(10, 100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     crowd=st.lists(guests, min_size=1, max_size=16),
     policy=st.sampled_from(["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"]),

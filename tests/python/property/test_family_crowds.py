@@ -15,6 +15,7 @@ from adaptrt.builder.build import build
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.formats.checkpoint.quantization import QuantConfig
 from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
+from support.examples import examples
 from support.families import FAMILIES, RECURRENT, RELATIVES, save_family
 from support.models import save_adapter
 from support.serving import Answer, collect, crowd_fields, make_request
@@ -83,7 +84,7 @@ def service(tmp_path_factory):
     return cache(lambda name: Service(name, tmp_path_factory.mktemp(name)))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20, 200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     name=st.sampled_from(list(ENGINES)),
     cases=st.lists(st.tuples(st.integers(0, len(PROMPTS) - 1), st.integers(0, len(ADAPTERS))), min_size=2, max_size=10),

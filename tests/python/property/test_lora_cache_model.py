@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from adaptrt import _core
+from support.examples import examples
 from support.lora_tensors import (
     FUSED,
     NUMPY_TYPES,
@@ -440,7 +441,7 @@ class LoraCacheMachine(RuleBasedStateMachine):
 
 TestLoraCache = LoraCacheMachine.TestCase
 TestLoraCache.settings = settings(
-    max_examples=25, stateful_step_count=500, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(12, 200), stateful_step_count=500, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import adaptrt
+from support.examples import examples
 from support.guides import json_schema, regex
 from support.models import ModelSpec, save_adapter, save_model
 from support.serving import Answer, build_engine, collect, collect_sequences, crowd_fields, make_request
@@ -113,7 +114,7 @@ arrivals = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20, 200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     arrivals=arrivals,
     num_threads=st.integers(1, 3),

@@ -14,6 +14,7 @@ from adaptrt.runtime.guided_decoding import token_bytes
 from adaptrt.runtime.text_stream import TextStream
 from adaptrt.runtime.token_bytes import LetterCount
 from adaptrt.runtime.vocabulary import Vocabulary
+from support.examples import examples
 from support.tokenizers import byte_level, metaspace
 
 
@@ -60,7 +61,7 @@ def answers(draw: Any) -> tuple[str, list[int], list[int], list[str]]:
     return name, ids, splits, stop
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(200, 2500), deadline=None)
 @given(answers(), st.booleans())
 @example(("metaspace", [0, 329, 4, 268, 242], [], []), False)  # no text, a word, a letter of bytes
 def test_pieces_are_the_whole_text_up_to_a_stop_string(
@@ -138,7 +139,7 @@ def reference_offsets(name: str, ids: list[int], *, skip_special_tokens: bool) -
     return found
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(200, 2500), deadline=None)
 @given(answers(), st.booleans())
 def test_a_token_begins_where_the_text_before_it_ends(
     answer: tuple[str, list[int], list[int], list[str]], skip_special_tokens: bool

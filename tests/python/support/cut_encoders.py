@@ -16,6 +16,7 @@ from adaptrt.runtime.orchestrator.mode import num_ranks_at
 from . import cut_models, encoder_decoders, encoders
 from .cut_models import CONFIG, FLOAT32_TOLERANCE, CutModel
 from .encoder_rank_script import Answer, Batches, answer_batches, answers_of_engines
+from .loading import find_adapted
 from .pooled import hidden_states, load_bare, save_pooled_adapter
 
 ADAPTERS: dict[str, dict[str, Any]] = {
@@ -75,7 +76,7 @@ class CutEncoder(CutModel):
     def save_adapter(self, directory: Path, seed: int, fields: dict[str, Any]) -> Path:
         targets = [*self.kind.targets, *([self.kind.embedding] if "use_rslora" in fields else [])]
         settings = {"task_type": "FEATURE_EXTRACTION", "target_modules": targets, **fields}
-        return save_pooled_adapter(load_bare(self.model), directory, seed, **settings)
+        return save_pooled_adapter(load_bare(self.model), directory, seed, kept_for=self.model, **settings)
 
     def cases(self) -> list[dict[str, Any]]:
         """Returns a request for each adapter, with token types if the model distinguishes them."""
@@ -108,7 +109,8 @@ class CutEncoder(CutModel):
         return hidden_states(model, prompt) if types is None else typed_states(model, prompt, types)
 
     def load_reference(self, adapter: Path | None) -> Any:
-        return load_bare(self.model, adapter)
+        kept = None if adapter is None else find_adapted(self.model, adapter)
+        return load_bare(self.model, adapter) if kept is None else kept
 
 
 class CutEncoderDecoder(CutEncoder):

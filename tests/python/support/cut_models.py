@@ -16,7 +16,7 @@ from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, Pl
 
 from .families import FAMILIES, RELATIVES, Family, save_family
 from .models import Reference, save_adapter
-from .ranks import RankAnswer, answers_of_engines
+from .ranks import EngineRun, RankAnswer, answers_of_runs
 
 FLOAT32_TOLERANCE = 1e-4
 CONFIG = BuildConfig(
@@ -153,14 +153,14 @@ def check_crowds(cuts: Mapping[str, Cut], place: Path, **engine: Any) -> None:
 
     The same processes run all engines, one after the other. engine: further arguments of CutModel.engine().
     """
-    engines = [cut.engine(2, **engine) for cut in cuts.values()]
-    cases = [cut.cases() for cut in cuts.values()]
-    crowds = [(made, [batch]) for made, batch in zip(engines, cases, strict=True)]
-    alone = [(made, [[case] for case in reversed(batch)]) for made, batch in zip(engines, cases, strict=True)]
     chunks = {"enable_chunked_context": True, "max_num_tokens": 16, "num_threads": 2}
-    found = answers_of_engines(2, crowds, place, num_threads=1)
-    again = answers_of_engines(2, alone, place, **chunks)
-    for (name, cut), (crowd,), by_themselves in zip(cuts.items(), found, again, strict=True):
+    runs: list[EngineRun] = []
+    for cut in cuts.values():
+        made = cut.engine(2, **engine)
+        runs.append((made, [cut.cases()], {"num_threads": 1}))
+        runs.append((made, [[case] for case in reversed(cut.cases())], chunks))
+    found = answers_of_runs(2, runs, place)
+    for (name, cut), (crowd,), by_themselves in zip(cuts.items(), found[::2], found[1::2], strict=True):
         cut.check(crowd)
         for answer, (by_itself,) in zip(crowd, reversed(by_themselves), strict=True):
             assert answer.same_bits(by_itself), name

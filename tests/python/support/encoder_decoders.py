@@ -14,7 +14,7 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
-from .loading import load, load_adapter
+from .loading import find_adapted, load, load_adapter, save_adapted
 
 VOCAB_SIZE = 61
 T5_FIELDS = {
@@ -87,10 +87,14 @@ def _give_an_lm_head(directory: Path, generator: torch.Generator) -> None:
     (directory / "config.json").write_text(json.dumps(config))
 
 
+def _load(model: Path) -> Any:
+    return load(transformers.AutoModelForSeq2SeqLM, model, dtype=torch.float32, attn_implementation="eager")
+
+
 def save_adapter_of(kind: EncoderDecoder, model: Path, directory: Path, seed: int, **lora: Any) -> Path:
     """Writes a PEFT adapter with random A, B and magnitudes; `lora` goes to peft.LoraConfig."""
     generator = torch.Generator().manual_seed(seed)
-    base = load(transformers.AutoModelForSeq2SeqLM, model)
+    base = _load(model)
     lora = {"target_modules": kind.targets, "lora_alpha": 2 * lora.get("r", 8), **lora}
     adapted = peft.get_peft_model(base, peft.LoraConfig(task_type="SEQ_2_SEQ_LM", **lora))
     with torch.no_grad():
@@ -102,18 +106,18 @@ def save_adapter_of(kind: EncoderDecoder, model: Path, directory: Path, seed: in
                 parameter.copy_(0.3 * noise / parameter.shape[1] ** 0.5)
             elif "lora_magnitude_vector" in name:
                 parameter.mul_(1.0 + 0.2 * noise)
-    adapted.save_pretrained(directory)
-    return directory
+    return save_adapted(adapted, model, directory)
 
 
 class Seq2SeqReference:
     """transformers + PEFT in float32, the adapter unmerged."""
 
     def __init__(self, model: Path, adapter: Path | None = None) -> None:
-        kind = transformers.AutoModelForSeq2SeqLM
-        loaded = load(kind, model, dtype=torch.float32, attn_implementation="eager")
-        if adapter is not None:
-            loaded = load_adapter(loaded, adapter)
+        loaded = None if adapter is None else find_adapted(model, adapter)
+        if loaded is None:
+            loaded = _load(model)
+            if adapter is not None:
+                loaded = load_adapter(loaded, adapter)
         self.model = loaded.eval()
 
     def logits(self, encoder_tokens: Sequence[int], decoder_tokens: Sequence[int]) -> np.ndarray:

@@ -12,7 +12,7 @@ import peft
 import torch
 import transformers
 
-from .loading import load, load_adapter
+from .loading import find_adapted, load, load_adapter, save_adapted
 
 CONFIG_CLASSES = {
     "llama": transformers.LlamaConfig,
@@ -21,6 +21,7 @@ CONFIG_CLASSES = {
     "qwen3": transformers.Qwen3Config,
 }
 ATTENTION_MODULES = ["q_proj", "k_proj", "v_proj"]
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 ALL_MODULES = [*ATTENTION_MODULES, "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -82,7 +83,7 @@ def load_model(directory: Path, **settings: Any) -> Any:
 def save_adapter(model_directory: Path, directory: Path, seed: int, strength: float = 1.0, **lora: Any) -> Path:
     """Writes a PEFT adapter with random A, B and magnitudes; `lora` goes to peft.LoraConfig."""
     generator = torch.Generator().manual_seed(seed)
-    base = load_model(model_directory)
+    base = load_model(model_directory, **EAGER)
     lora = {"target_modules": ALL_MODULES, "lora_alpha": 2 * lora.get("r", 8), **lora}
     model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **lora))
     with torch.no_grad():
@@ -95,8 +96,7 @@ def save_adapter(model_directory: Path, directory: Path, seed: int, strength: fl
                 parameter.copy_(0.2 * strength * noise / width**0.5)
             elif "lora_magnitude_vector" in name:
                 parameter.mul_(1.0 + 0.2 * noise)
-    model.save_pretrained(directory)
-    return directory
+    return save_adapted(model, model_directory, directory)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,11 +120,15 @@ class Reference:
 
     def __init__(self, model_directory: Path, adapter_directory: Path | None = None, extra_tokens: int = 0) -> None:
         """extra_tokens: number of tokens added to the embeddings before the adapter was trained; below 0: removed."""
-        model = load_model(model_directory, attn_implementation="eager", experts_implementation="eager")
-        if extra_tokens:
-            model.resize_token_embeddings(model.config.vocab_size + extra_tokens, mean_resizing=False)
-        if adapter_directory is not None:
-            model = load_adapter(model, adapter_directory)
+        model = None
+        if adapter_directory is not None and not extra_tokens:
+            model = find_adapted(model_directory, adapter_directory)
+        if model is None:
+            model = load_model(model_directory, **EAGER)
+            if extra_tokens:
+                model.resize_token_embeddings(model.config.vocab_size + extra_tokens, mean_resizing=False)
+            if adapter_directory is not None:
+                model = load_adapter(model, adapter_directory)
         self._model = model.eval()
 
     def logits(self, prompt: list[int], generated: Sequence[int] = ()) -> torch.Tensor:

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 import adaptrt
 from adaptrt import PoolingType
 
-from .loading import load, load_adapter
+from .loading import load, load_adapter, save_adapted
 
 
 def randomise(model: Any, seed: int) -> Any:
@@ -107,8 +107,13 @@ def save_word_tokenizer(directory: Path, vocab_size: int, *, end: bool = True) -
     tokenizer.save(str(directory / "tokenizer.json"))
 
 
-def save_pooled_adapter(base: Any, directory: Path, seed: int, task_type: str | None, **lora: Any) -> Path:
-    """Saves a PEFT adapter for `base` with random A, B, magnitudes and modules_to_save."""
+def save_pooled_adapter(
+    base: Any, directory: Path, seed: int, task_type: str | None, kept_for: Path | None = None, **lora: Any
+) -> Path:
+    """Saves a PEFT adapter for `base` with random A, B, magnitudes and modules_to_save.
+
+    kept_for: directory of `base`, if load_bare() loaded it and the model with the adapter is a reference later.
+    """
     generator = torch.Generator().manual_seed(seed)
     lora = {"target_modules": "all-linear", "lora_alpha": 2 * lora.get("r", 8), **lora}
     model = peft.get_peft_model(base, peft.LoraConfig(task_type=task_type, **lora))
@@ -125,6 +130,8 @@ def save_pooled_adapter(base: Any, directory: Path, seed: int, task_type: str | 
                 parameter.copy_(0.2 * noise)
             elif "modules_to_save" in name:
                 parameter.copy_(noise / max(1.0, parameter.shape[-1] ** 0.5))
+    if kept_for is not None:
+        return save_adapted(model, kept_for, directory)
     model.save_pretrained(directory)
     return directory
 

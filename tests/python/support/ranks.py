@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,11 @@ from typing import Any
 import numpy as np
 
 from .processes import python_path
+from .rank_script import answer
 from .watched import Watched, watched
+
+EngineRun = tuple[Path, list[list[dict[str, Any]]], dict[str, Any]]
+"""An engine, batches of cases, and fields of ExecutorConfig."""
 
 _TESTS = Path(__file__).parents[1]
 _NOTHING = np.empty((0, 0), np.float32)
@@ -72,12 +76,25 @@ def answers_of_engines(
     ranks: int, engines: list[tuple[Path, list[list[dict[str, Any]]]]], place: Path, **config: Any
 ) -> list[list[list[RankAnswer]]]:
     """Like answers_of_ranks, for several engines with their batches, in the same processes."""
+    return answers_of_runs(ranks, [(engine, batches, config) for engine, batches in engines], place)
+
+
+def answers_of_runs(ranks: int, runs: Sequence[EngineRun], place: Path) -> list[list[list[RankAnswer]]]:
+    """Like answers_of_engines, for runs with a config each.
+
+    All ranks run one engine after the other, because starting them takes longer than the work. One rank is this
+    process.
+    """
     specs = [
         {"engine": str(engine), "config": config, "batches": batches, "output": str(place / f"answers{number}.npz")}
-        for number, (engine, batches) in enumerate(engines)
+        for number, (engine, batches, config) in enumerate(runs)
     ]
-    (place / "specs.json").write_text(json.dumps(specs))
-    mpirun(ranks, "-m", "support.rank_script", place / "specs.json")
+    if ranks == 1:
+        for spec in specs:
+            answer(spec)
+    else:
+        (place / "specs.json").write_text(json.dumps(specs))
+        mpirun(ranks, "-m", "support.rank_script", place / "specs.json")
     return [answers_of(np.load(spec["output"]), spec["batches"]) for spec in specs]
 
 

@@ -15,6 +15,7 @@ from adaptrt.formats.checkpoint.config import CheckpointConfig, ParallelMapping
 from adaptrt.formats.checkpoint.quantization import QuantConfig
 from adaptrt.formats.checkpoint.rotary import YarnScaling
 from adaptrt.formats.models.registry import load_config
+from support.examples import examples
 
 CONFIG = CheckpointConfig(
     architecture="Qwen2ForCausalLM",
@@ -167,7 +168,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100, 2500), deadline=None)
 @given(data=st.data())
 def test_any_values_are_read_or_refused(data: st.DataObject) -> None:
     names = data.draw(st.lists(st.sampled_from([*CONFIG.to_dict(), "strange"]), max_size=3, unique=True))

@@ -16,6 +16,7 @@ from adaptrt import _core
 from adaptrt.formats.checkpoint.config import CheckpointConfig, ParallelMapping
 from adaptrt.formats.checkpoint.rotary import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
 from adaptrt.formats.hugging_face.hf_config import load_hf_config
+from support.examples import examples
 from support.families import FAMILIES, RELATIVES
 from support.hf_configs import (
     COMMAND_R7B,
@@ -297,7 +298,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100, 2500), deadline=None)
 @given(data=st.data())
 def test_any_hugging_face_values_are_read_or_refused(tmp_path_factory: Any, data: st.DataObject) -> None:
     base = data.draw(st.sampled_from([HF, QWEN, MISTRAL, QWEN3, QWEN_VL, {**QWEN_VL, "text_config": QWEN_VL_TEXT}]))

@@ -22,12 +22,13 @@ from adaptrt.formats.checkpoint.quantizer import dequantize_rows
 from adaptrt.formats.hugging_face.published.config import read_published_format
 from adaptrt.formats.hugging_face.published.formats import PublishedFormat
 from adaptrt.formats.hugging_face.published.packed_numbers import unpacked
+from support.examples import examples
 from support.published import FLOAT8, KEPT, SCHEMES, Layer, Scheme, gptq, in_words, json_bytes, write
 
 SOURCE = "model.layers.0.mlp.down_proj"
 NAME = f"{SOURCE}.weight"
 # Examples per format; the formats share most of their code.
-EXAMPLES = 40 if settings.default.max_examples <= 100 else settings.default.max_examples
+EXAMPLES = examples(20, 2500)
 
 
 def format_of(config: dict[str, Any]) -> PublishedFormat:
