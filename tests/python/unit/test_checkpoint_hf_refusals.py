@@ -32,6 +32,15 @@ from support.hf_configs import (
 T5 = {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "dtype": "float32", **T5_FIELDS}
 
 
+QWEN3_VL_MOE = {
+    **QWEN3,
+    "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+}
+
+
 @pytest.fixture
 def load(tmp_path: Path) -> Any:
     return partial(read_config, tmp_path)
@@ -54,6 +63,8 @@ REFUSED = [
     (HF, {"hidden_size": 10**4000}, "hidden_size is 1000.*; it must be at most 2147483647"),
     (HF, {"eos_token_id": [2**31]}, "eos_token_id is .2147483648.; expected"),
     (QWEN, {"num_key_value_heads": ...}, "num_key_value_heads is missing"),
+    (QWEN3_VL_MOE, {"norm_topk_prob": False}, "norm_topk_prob is false; only true is supported"),
+    (QWEN3_VL_MOE, {"num_experts_per_tok": 5}, "moe_top_k 5 is more than moe_num_experts 4"),
     (QWEN3, {"head_dim": ...}, "head_dim is missing"),
     (HF, {"eos_token_id": "x"}, "eos_token_id is .x.; expected an integer or a list of integers"),
     # kind of model

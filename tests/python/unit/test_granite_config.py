@@ -1,4 +1,4 @@
-"""Granite 4's config: positions, layers and experts."""
+"""Configs of Granite 4 and of Granite 3 with experts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from adaptrt import _core
 from adaptrt.formats.models.granite_hybrid import GraniteHybridConfig
 from adaptrt.formats.models.registry import declare
-from adaptrt.formats.network.ops import Rotary
-from support.hf_configs import GRANITE4, read_config
+from adaptrt.formats.network.ops import Linear, Rotary
+from support.hf_configs import GRANITE4, HF, read_config
 
 
 @pytest.fixture
@@ -54,3 +54,15 @@ def test_the_older_name_of_layer_types(load: Any) -> None:
 def test_fields_that_cannot_be_served_are_named(load: Any, changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(_core.CheckpointError, match=complaint):
         load(GRANITE4, **changes)
+
+
+@pytest.mark.parametrize(("stated", "read"), [(26, 26), (0, None), (..., 1024)])
+def test_experts_may_have_a_shared_mlp(load: Any, stated: object, read: int | None) -> None:
+    """0 means none, and transformers' default is 1024."""
+    base = {**HF, "num_local_experts": 5, "num_experts_per_tok": 2}
+    shared = load({**base, "architectures": ["GraniteMoeSharedForCausalLM"]}, shared_intermediate_size=stated)
+    assert (shared.shared_expert_intermediate_size, shared.moe_intermediate_size) == (read, 37)
+    names = [weight.name.name for op in declare(shared).ops if isinstance(op, Linear) for weight in op.weights]
+    assert ("mlp.fc" in names) == (read is not None)
+    with pytest.raises(_core.CheckpointError, match="shared_intermediate_size is 26: an unknown field"):
+        load({**base, "architectures": ["GraniteMoeForCausalLM"]}, shared_intermediate_size=26)
