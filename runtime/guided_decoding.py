@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -195,30 +196,56 @@ def _check_json(guide: str) -> None:
         raise RequestError(f"the guide is not JSON: {error}") from error
 
 
-def _structural_tag(guide: str, llguidance: Any, special: set[str]) -> str:
-    """Returns the grammar of a structural tag in TensorRT-LLM's format: {"structures": [{"begin", "schema", "end"}],
-    "triggers": [...]}.
+_TAG_LISTS: Final = {"structures", "triggers"}
+
+
+@dataclass(frozen=True)
+class TagStructure:
+    """JSON between two texts, which must follow if the first one begins with the trigger."""
+
+    trigger: str
+    begin: str
+    schema: str
+    """The JSON schema as a text, with options."""
+    end: str
+
+
+def tag_structures(guide: str) -> list[TagStructure]:
+    """Parses a structural tag in TensorRT-LLM's form: {"structures": [{"begin", "schema", "end"}], "triggers": [...]}.
+
+    Raises RequestError for anything else.
     """
+    _check_json(guide)
     content = json.loads(guide)
-    if not isinstance(content, dict) or set(content) - {"type"} != {"structures", "triggers"}:
+    has_lists = isinstance(content, dict) and all(isinstance(content.get(key), list) for key in _TAG_LISTS)
+    if not has_lists or set(content) - {"type"} != _TAG_LISTS:
         raise RequestError('the guide is not a structural tag; accepted: {"structures": [...], "triggers": [...]}')
+    triggers = [trigger for trigger in content["triggers"] if isinstance(trigger, str)]
     tags = []
     for i, structure in enumerate(content["structures"]):
         if not isinstance(structure, dict) or set(structure) != {"begin", "schema", "end"}:
             raise RequestError(f"structures[{i}] of the guide is not a structure; accepted: begin, schema and end")
-        begin, schema = structure["begin"], structure["schema"]
-        trigger = next((trigger for trigger in content["triggers"] if begin.startswith(trigger)), None)
+        begin, schema, end = structure["begin"], structure["schema"], structure["end"]
+        if not isinstance(begin, str) or not isinstance(end, str):
+            raise RequestError(f"begin and end of structures[{i}] of the guide are no texts; accepted: texts")
+        trigger = next((trigger for trigger in triggers if begin.startswith(trigger)), None)
         if not trigger:
             raise RequestError(f"structures[{i}].begin of the guide, {begin!r}, begins with none of the triggers")
         text = schema if isinstance(schema, str) else json.dumps(schema)
-        grammar = with_json_options(text, COMPACT_JSON)
-        tags.append(llguidance.StructTag(trigger=trigger, begin=begin, grammar=grammar, end=structure["end"]))
+        tags.append(TagStructure(trigger, begin, with_json_options(text, COMPACT_JSON), end))
     if not tags:
         raise RequestError("structures of the guide is empty; accepted: one or more")
+    return tags
+
+
+def _structural_tag(guide: str, llguidance: Any, special: set[str]) -> str:
+    """Returns the grammar of a structural tag. Raises like tag_structures()."""
+    tags = tag_structures(guide)
     # llguidance treats either all triggers in angle brackets as special tokens, or none of them.
     bracketed = {tag.trigger for tag in tags if tag.trigger.startswith("<") and tag.trigger.endswith(">")}
     if bracketed & special and bracketed - special:
         raise RequestError(
             f"triggers of the guide has special tokens and {sorted(bracketed - special)}; accepted: either"
         )
-    return str(llguidance.StructTag.to_grammar(tags, assume_special=bool(bracketed & special)))
+    made = [llguidance.StructTag(trigger=tag.trigger, begin=tag.begin, grammar=tag.schema, end=tag.end) for tag in tags]
+    return str(llguidance.StructTag.to_grammar(made, assume_special=bool(bracketed & special)))

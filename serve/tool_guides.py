@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from .._core import GuidedDecodingParams
-from ..runtime.guided_decoding import COMPACT_JSON, lark_of, with_json_options
+from ..runtime.guided_decoding import COMPACT_JSON, lark_of, tag_structures, with_json_options
 from .errors import ApiError
 from .tools.form import CallForm, CallRule, literal
 from .tools.reasoning import Answers, Budget, ReasoningForm, begin_pattern
@@ -122,17 +122,17 @@ def guide_after_reasoning(
 ) -> GuidedDecodingParams:
     """Returns a guide that lets a model reason before the answer that `guide` describes; None: any text.
 
-    budget: of the reasoning. Structural tags are returned as they are, because they allow any text before their
-    triggers. Raises ApiError for a schema that is not JSON, and for structural tags with a budget.
+    budget: of the reasoning; None: structural tags are returned as they are, because they allow any text before their
+    triggers. Raises ApiError for a schema that is not JSON, and RequestError for an invalid structural tag.
     """
     if guide is None:
         guide = GuidedDecodingParams(_TYPES.REGEX, r"(.|\n)*")
     text = guide.guide or ""
     if guide.guide_type == _TYPES.STRUCTURAL_TAG:
-        if budget is not None:
-            raise ApiError("a budget for reasoning is given with a structural tag; expected another guide, or none")
-        return guide
-    if guide.guide_type == _TYPES.REGEX:
+        if budget is None:
+            return guide
+        answer = "\n".join(_tag_rules(text, _not_reasoning(reasoning, opened, special), special))
+    elif guide.guide_type == _TYPES.REGEX:
         answer = f"ANSWER\nANSWER: /{_SLASH.sub(_without_slash, text)}/{_not_reasoning(reasoning, opened, special)}"
     elif guide.guide_type == _TYPES.EBNF_GRAMMAR:
         answer = f"%lark {{\n{lark_of(text)}\n}}"
@@ -140,6 +140,32 @@ def guide_after_reasoning(
         answer = _json(text if guide.guide_type == _TYPES.JSON_SCHEMA else json.dumps(_ANY_OBJECT))
     rules = ["%llguidance {}", f"answer: {answer}"]
     return _grammar(rules, Answers(None, "answer"), reasoning, opened, _token_writer(special), budget)
+
+
+def _tag_rules(guide: str, first: str, special: Callable[[str], int | None]) -> list[str]:
+    """Returns an expression in Lark of text with the structures of a structural tag, and its rules.
+
+    first: rest of a terminal that restricts the text before the first structure.
+    """
+    token = _token_writer(special)
+    tags = tag_structures(guide)
+    choices = {name: " | ".join(f"{name}_{i}" for i in range(len(tags))) for name in ("first_tag", "tag")}
+    rules = [
+        f"FIRST | ({choices['first_tag']}) ({choices['tag']})* TEXT",
+        f"FIRST: /(.|\\n)*/{first}",
+        "TEXT: /(.|\\n)*/",
+    ]
+    for i, tag in enumerate(tags):
+        rules.append(
+            f"structure_{i}: {literal(tag.begin[len(tag.trigger) :])} %json {_one_line(tag.schema)} {literal(tag.end)}"
+        )
+        for name, text in (("first_tag", "FIRST"), ("tag", "TEXT")):
+            if special(tag.trigger) is not None:
+                rules.append(f"{name}_{i}: {text} {token(tag.trigger)} structure_{i}")
+            else:
+                rules.append(f"{name}_{i}: before_{name}_{i} structure_{i}")
+                rules.append(f"before_{name}_{i}[lazy]: {text} {token(tag.trigger)}")
+    return rules
 
 
 def _grammar(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import llguidance
 import pytest
 
-from adaptrt import GuidedDecodingParams
+from adaptrt import GuidedDecodingParams, RequestError
 from adaptrt.runtime.guide_trial_process import _Vocabulary
 from adaptrt.runtime.guided_decoding import token_bytes
 from adaptrt.runtime.vocabulary import Vocabulary
@@ -145,7 +146,36 @@ def test_no_guide_without_a_budget_that_matters(fields: dict[str, Any]) -> None:
     assert Server(MARKS["qwen3"][0]).form("<think>", **fields).guide is None
 
 
-TAG = {"type": "structural_tag", "structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<a>"]}
+@pytest.mark.parametrize("trigger", ["<a", "[THINK]"])
+def test_a_structural_tag_may_follow_limited_reasoning(trigger: str) -> None:
+    begin = f"{trigger}>"
+    structures = [{"begin": begin, "schema": {"type": "integer"}, "end": "!"}]
+    tag = {"type": "structural_tag", "structures": structures, "triggers": [trigger]}
+    server = Server(MARKS["qwen3"][0])
+    for prompt_end, first in (("", "<think>"), ("<think>", "")):
+        form = server.form(prompt_end, thinking_token_budget=3, response_format=tag)
+        for right in ("Hi", f"Hi {begin}5! {begin}6!.", f"{begin}5!"):
+            assert server.accepts(form, f"{first}abc</think>{right}"), right
+        assert not server.accepts(form, f"{first}abcd", is_whole=False)
+        assert not server.accepts(form, f"{first}abc</think>Hi {begin}x", is_whole=False)
+        assert not server.accepts(form, f"{first}abc</think>{begin}5!{begin}x", is_whole=False)
+    assert server.accepts(server.form(thinking_token_budget=3, response_format=tag), f"Hi{begin}5!")
+
+
+@pytest.mark.parametrize(
+    ("structures", "said"),
+    [
+        (3, "not a structural tag"),
+        ([], "structures of the guide is empty"),
+        ([{"begin": 3, "schema": {}, "end": "!"}], r"begin and end of structures\[0\]"),
+        ([{"begin": "b", "schema": {}, "end": "!"}], "none of the triggers"),
+        ([{"begin": "a", "schema": "{", "end": "!"}], "not JSON"),
+    ],
+)
+def test_an_invalid_structural_tag_is_refused(structures: Any, said: str) -> None:
+    tag = json.dumps({"structures": structures, "triggers": ["a", 3]})
+    with pytest.raises((ApiError, RequestError), match=said):
+        Server(MARKS["qwen3"][0]).form(thinking_token_budget=3, structured_outputs={"structural_tag": tag})
 
 
 @pytest.mark.parametrize(
@@ -154,7 +184,6 @@ TAG = {"type": "structural_tag", "structures": [{"begin": "<a>", "schema": {}, "
         (("{{ messages }}",), {}, "neither the chat template nor --reasoning_parser shows how the model reasons"),
         (("{# Here is my thought process: #}",), {}, "'Here is my response:', which is not one token"),
         ((MARKS["qwen3"][0], False), {}, "'</think>', which is not one token of its tokenizer"),
-        ((MARKS["qwen3"][0],), {"response_format": TAG}, "with a structural tag"),
     ],
 )
 def test_a_budget_that_cannot_be_kept(server: Any, fields: dict[str, Any], said: str) -> None:
