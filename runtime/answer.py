@@ -10,7 +10,7 @@ from concurrent.futures import Executor as Workers
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 
-from .._core import ExecutorClosedError, FinishReason, RequestError, Result
+from .._core import ExecutorClosedError, FinishReason, RequestError, RequestPerfMetrics, Result
 from .executor import Executor
 from .text_stream import TextStream
 from .token_log_probs import TokenLogProbs, answer_log_probs, limited, prompt_log_probs
@@ -34,6 +34,10 @@ class Completion:
     """Log probs of the prompt's tokens from the second on; None: SamplingParams.prompt_logprobs was not given."""
     adapter: str | None = None
     """Name of the adapter, or the weighted sum; None: the base model."""
+    num_cached_tokens: int = field(default=0, compare=False, repr=False)
+    """Number of the prompt's first tokens whose KV was reused instead of computed. It depends on earlier requests."""
+    request_perf_metrics: RequestPerfMetrics | None = field(default=None, compare=False, repr=False)
+    """Times and KV cache blocks of the request; None: SamplingParams.return_perf_metrics was not given."""
 
     @property
     def cumulative_log_prob(self) -> float | None:
@@ -58,6 +62,8 @@ class AnswerForm:
     num_log_probs: int | None = None
     num_prompt_log_probs: int | None = None
     num_virtual_tokens: int = 0
+    has_encoder: bool = False
+    """True: an encoder reads the prompt, so none of its tokens is cached."""
 
 
 class Answer:
@@ -70,6 +76,8 @@ class Answer:
         self._form = form
         self._sequences = [_SequenceText(text, form) for text in texts]
         self._prompt_log_probs: tuple[TokenLogProbs, ...] | None = None
+        self._num_cached = 0
+        self._metrics: RequestPerfMetrics | None = None
         self._is_running = True
 
     @property
@@ -94,6 +102,9 @@ class Answer:
                 raise RequestError(f"request {response.request_id}: {response.error_msg}")
             result = response.result
             self._is_running = not result.is_final
+            self._metrics = result.request_perf_metrics
+            if not self._form.has_encoder:
+                self._num_cached = max(result.num_cached_tokens - self._form.num_virtual_tokens, 0)
             if self._form.num_prompt_log_probs is not None and result.prompt_log_probs is not None:
                 scored = prompt_log_probs(result, self._form.prompt, self._form.num_virtual_tokens)
                 self._prompt_log_probs = limited(scored or (), self._form.num_prompt_log_probs)
@@ -110,7 +121,14 @@ class Answer:
 
     def completions(self) -> list[Completion]:
         """Returns all answers once they are complete."""
-        return [sequence.completion(self._prompt_log_probs) for sequence in self._sequences]
+        return [
+            replace(
+                sequence.completion(self._prompt_log_probs),
+                num_cached_tokens=self._num_cached,
+                request_perf_metrics=self._metrics,
+            )
+            for sequence in self._sequences
+        ]
 
     def cancel(self) -> None:
         """Ends the request; any thread may call it. Waiting callers get the text so far."""

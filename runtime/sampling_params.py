@@ -14,7 +14,13 @@ from .sampling_defaults import SamplingDefaults
 from .sampling_fields import BOOLEAN, LOGIT_BIASES, MAX_LOG_PROBS, MAX_LOGIT_BIAS, SAMPLING_FIELDS, TOKEN_ID, unaccepted
 
 _SEEDS: Final = 1 << 64
-_BOOLEANS: Final = ("ignore_eos", "include_eos", "include_stop_str_in_output", "skip_special_tokens")
+_BOOLEANS: Final = (
+    "ignore_eos",
+    "include_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "return_perf_metrics",
+)
 _NO_BEAMS: Final = "for beams, give sampling_config with beam_width"
 _LIKELY: Final = f"logprobs and prompt_logprobs give up to {MAX_LOG_PROBS} of the most likely tokens"
 _NO_GUIDE: Final = "give guided_decoding_params to the method"
@@ -101,6 +107,8 @@ class SamplingParams:
     """True: the text also has the stop text or stop token that ended the completion."""
     skip_special_tokens: bool = True
     """True: the text leaves special tokens out."""
+    return_perf_metrics: bool = False
+    """True: completions have request_perf_metrics. TensorRT-LLM's field."""
     best_of: int | None = None
     """Accepts only one effect; the same holds for the fields below."""
     use_beam_search: bool | None = None

@@ -129,6 +129,7 @@ class TextRequests:
                 return_prompt_log_probs=params.prompt_logprobs is not None,
                 top_log_probs=max(params.logprobs or 0, params.prompt_logprobs or 0),
                 exclude_input_from_output=True,
+                return_perf_metrics=params.return_perf_metrics,
             ),
             end_id=end_id,
             stop_words=[[token] for token in dict.fromkeys(stop_ids)] or None,
@@ -152,7 +153,6 @@ class TextRequests:
         return max(1, min(max_tokens, self._executor.engine_info.max_seq_len - len(text) - num_virtual))
 
     def _form(self, prompt: Sequence[int], lora: str | None, params: SamplingParams, own: TextTokenizer) -> AnswerForm:
-        has_virtual_tokens = lora is not None and params.prompt_logprobs is not None
         return AnswerForm(
             tuple(prompt),
             lora,
@@ -162,7 +162,8 @@ class TextRequests:
             include_stop_in_text=params.include_stop_str_in_output,
             num_log_probs=params.logprobs,
             num_prompt_log_probs=params.prompt_logprobs,
-            num_virtual_tokens=self._executor.adapters.num_virtual_tokens(str(lora)) if has_virtual_tokens else 0,
+            num_virtual_tokens=0 if lora is None else self._executor.adapters.num_virtual_tokens(lora),
+            has_encoder=self._decoder_start is not None,
         )
 
     def _embedding_bias(self, lora: str | None, params: SamplingParams) -> FloatArray | None:

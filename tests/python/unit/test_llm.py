@@ -76,6 +76,24 @@ def test_prompts_may_be_ids_and_dictionaries(engine: Path, tokenizer: Path) -> N
             llm.embed([4], pooling_type=adaptrt.PoolingType.LAST, normalize=True)  # type: ignore[list-item]
 
 
+def test_completions_have_cached_tokens_and_metrics(engine: Path, tokenizer: Path) -> None:
+    measured = adaptrt.SamplingParams(temperature=0, max_tokens=2, return_perf_metrics=True)
+    with adaptrt.LLM(engine, tokenizer=tokenizer) as llm:
+        first = llm.generate([3] * 200, max_tokens=2)
+        assert (first.num_cached_tokens, first.request_perf_metrics) == (0, None)
+        second = llm.generate([3] * 200, measured)
+        assert 0 < second.num_cached_tokens < 200
+        assert second == first
+        metrics = second.request_perf_metrics
+        assert metrics is not None
+        assert metrics.kv_cache_metrics.num_reused_blocks > 0
+        assert metrics.timing_metrics.last_token_time >= metrics.timing_metrics.first_token_time
+        both = llm.generate([3] * 200, adaptrt.SamplingParams(temperature=1, seed=1, max_tokens=2, n=2))
+        assert [answer.num_cached_tokens for answer in both] == [second.num_cached_tokens] * 2
+        other = llm.generate([3] * 200, max_tokens=2, lora=llm.executor.adapters.names[0])
+        assert other.num_cached_tokens == 0
+
+
 def test_a_token_that_the_model_does_not_have_is_text(engine: Path, tokenizer: Path) -> None:
     """Tokenizers often name a padding token that is not in the vocabulary."""
     with adaptrt.LLM(engine, tokenizer=tokenizer) as llm:

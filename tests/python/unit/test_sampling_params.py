@@ -40,6 +40,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "allowed_token_ids": ([], "allowed_token_ids is empty; expected one token id or more"),
     "logit_bias": ({3: 101}, "logit_bias[3] is 101; expected -100 to 100"),
     "ignore_eos": (1, "ignore_eos is 1; expected True or False"),
+    "return_perf_metrics": (1, "return_perf_metrics is 1; expected True or False"),
     "include_eos": (None, "include_eos is None; expected True or False"),
     "include_stop_str_in_output": ("yes", "include_stop_str_in_output is 'yes'; expected True or False"),
     "skip_special_tokens": (0, "skip_special_tokens is 0; expected True or False"),
