@@ -35,7 +35,11 @@ CONFIG = BuildConfig(
     lora_config=LoraBuildConfig(max_lora_rank=16),
     plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"),
 )
-ADAPTERS = {"lora": {"r": 5}, "rslora": {"r": 16, "use_rslora": True}, "dora": {"r": 4, "use_dora": True}}
+ADAPTERS = {
+    "lora": {"r": 5, "layers_to_transform": [0, 2]},
+    "rslora": {"r": 16, "use_rslora": True, "rank_pattern": {r"(layers|h)\.1\..+": 3}},
+    "dora": {"r": 4, "use_dora": True},
+}
 LENGTHS = [3, 17, 40, 90]
 
 
@@ -51,6 +55,8 @@ class Served:
         self.adapters: dict[str, Path | None] = {"base": None}
         for seed, (name, settings) in enumerate(ADAPTERS.items()):
             fields = {"target_modules": family.targets, **settings}
+            if isinstance(family.targets, str):  # PEFT accepts layers only with a list of modules
+                fields.pop("layers_to_transform", None)
             if family.parameters and not settings.get("use_dora"):
                 fields["target_parameters"] = list(family.parameters)
             self.adapters[name] = save_adapter(self.model, directory / name, seed, **fields)
