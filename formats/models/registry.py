@@ -150,6 +150,7 @@ def model_of(architecture: str) -> tuple[ModelFamily, ModelHead] | None:
         if architecture.endswith(end):
             name = architecture.removesuffix(end)
             found = [FAMILIES[name + known] for known in _CLASSES if name + known in FAMILIES]
+            found += [family for family in FAMILIES.values() if f"{name}Model" in family.bare_architectures]
             return (found[0], head) if found and found[0].vision is None else None
     return None
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
 
 import adaptrt
@@ -86,6 +87,21 @@ def test_embedding_gemma_has_dense_layers(tmp_path: Path) -> None:
     (model / "2_Dense" / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"2_Dense/model\.safetensors"):
         engine_of(model, tmp_path / "other")
+
+
+@pytest.mark.parametrize("is_bidirectional", [True, False])
+def test_classifiers(is_bidirectional: bool, tmp_path: Path) -> None:
+    kind = transformers.AutoModelForSequenceClassification
+    fields = {"use_bidirectional_attention": is_bidirectional, "num_labels": 3}
+    model = save_encoder(KIND, tmp_path / "model", kind, **fields)
+    assert json.loads((model / "config.json").read_text())["architectures"] == ["Gemma3TextForSequenceClassification"]
+    save_word_tokenizer(model, 61)
+    reference = kind.from_pretrained(model, attn_implementation="eager").eval()
+    with torch.no_grad():
+        expected = reference(torch.tensor([[2, 5, 7, 1]])).logits[0].softmax(-1).numpy()
+    with adaptrt.LLM(engine_of(model, tmp_path / "engine"), tokenizer=model) as llm:
+        found = llm.classify("t2 t5 t7")
+    assert np.abs(found.probs - expected).max() <= 1e-5
 
 
 def test_dense_layers_of_other_sizes_are_refused(tmp_path: Path) -> None:
