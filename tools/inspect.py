@@ -31,6 +31,7 @@ from ..formats.engine.engine_config import EngineConfig, engine_file
 from ..formats.engine.engine_file import EngineFile
 from ..formats.engine.engine_quality import EngineQuality
 from ..formats.engine.tensorrt.plan_config import TensorRow
+from ..formats.gguf.adapter_directory import is_adapter
 from ..formats.gguf.gguf_file import GgufModel
 from ..formats.gguf.model_directory import is_gguf_file
 from ..formats.hugging_face.hf_config import HfConfig
@@ -67,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the description of one directory."""
-    if is_gguf_file(Path(args.path)):
+    if is_gguf_file(Path(args.path)) and not is_adapter(Path(args.path)):
         _refuse_flags(args, {"--engine": args.engine, "--json": args.json, "--context": args.context})
         describe_gguf(Path(args.path), args.tensors)
         return 0

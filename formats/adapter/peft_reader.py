@@ -6,9 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..._core import AdapterError
 from ...common.safetensors_stream import SafetensorsReader
-from ..network.adapter_sites import AdaptedModules
+from ..gguf.adapter_directory import PAIRS, ROW_ORDER_KEY
+from ..network.adapter_sites import HEAD_MODULES, AdaptedModules
 from .adapter import MAGNITUDES_KEY, MAGNITUDES_NORMALIZED, Adapter, Array, TokenRows, WholeWeight
 from .biases import add_trained_biases, is_trained_bias, path_of_bias, trained_biases
 from .classifier_head import ClassifierHead, fields_without_head, head_of, is_classifier, tensors_without_head
@@ -95,6 +98,8 @@ def read_peft_adapter(
     state = metadata.get(MAGNITUDES_KEY)
     if state not in (None, MAGNITUDES_NORMALIZED):
         tensor_problems.append(f"metadata {MAGNITUDES_KEY} = '{state}'; accepted: {MAGNITUDES_NORMALIZED}")
+    if ROW_ORDER_KEY in metadata and not tensor_problems:
+        tensor_problems = _put_rows_in_order(found, metadata[ROW_ORDER_KEY], modules)
     if tensor_problems:
         problems.append(f"{file}: " + join_problems(tensor_problems))
     if problems or config is None:
@@ -121,6 +126,28 @@ def read_peft_adapter(
         context_length=config.context_length,
         new_embeddings=new_embeddings,
     )
+
+
+def _put_rows_in_order(found: Mapping[ModuleKey, ModuleParts], order: str, modules: AdaptedModules | None) -> list[str]:
+    """Puts the rows of q's and k's lora_B into transformers' order: a head has the first elements of all pairs that are
+    rotated together, then the second ones. Returns problems."""
+    if order != PAIRS:
+        return [f"metadata {ROW_ORDER_KEY} = '{order}'; accepted: {PAIRS}"]
+    for key, parts in found.items():
+        if key.module.name not in HEAD_MODULES:
+            continue
+        module = None if modules is None else modules.find(key.path)
+        if module is None:
+            return [
+                f"module '{key.path}' is in llama.cpp's order, which depends on the model; expected an engine or the "
+                "base model (--base_model)"
+            ]
+        rows = parts.arrays[Role.B]
+        if len(rows) % (2 * module.heads) != 0:
+            return [f"module '{key.path}' has {len(rows)} outputs; expected pairs in {module.heads} heads"]
+        pairs = rows.reshape(module.heads, -1, 2, rows.shape[1])
+        parts.arrays[Role.B] = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
+    return []
 
 
 def read_classifier_head(directory: Path, fields: Mapping[str, Any]) -> ClassifierHead:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..._core import CheckpointError
+from ..._core import AdaptrtError, CheckpointError
 from ...common.shown_value import shown
 from .header import Value
 
@@ -27,10 +27,11 @@ _LARGEST: Final = 2**31 - 1
 class Metadata:
     """The metadata of one model."""
 
-    def __init__(self, values: Mapping[str, Value], subject: str) -> None:
-        """subject: begins errors."""
+    def __init__(self, values: Mapping[str, Value], subject: str, error: type[AdaptrtError] = CheckpointError) -> None:
+        """subject: begins errors. error: class of the error that finish() raises."""
         self._values = values
         self._subject = subject
+        self._error = error
         self._unused = {key for key in values if not _HARMLESS.fullmatch(key)}
         self.problems: Final[list[str]] = []
         self.architecture: Final = self.text(ARCHITECTURE) or ""
@@ -131,14 +132,14 @@ class Metadata:
         self.problems.append(f"metadata key '{self._full(key)}' {text}")
 
     def finish(self) -> None:
-        """Raises CheckpointError that lists all problems, and all keys that nothing has read."""
+        """Raises an error that lists all problems, and all keys that nothing has read."""
         for key in sorted(self._unused):
             self.problems.append(
                 f"metadata key '{key}' is {shown(self._values[key])}: an unknown key, which may change what the model "
                 "computes"
             )
         if self.problems:
-            raise CheckpointError(f"{self._subject}: " + "; ".join(self.problems))
+            raise self._error(f"{self._subject}: " + "; ".join(self.problems))
 
     def _full(self, key: str) -> str:
         return self.architecture + key if key.startswith(".") else key

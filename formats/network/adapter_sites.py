@@ -21,6 +21,9 @@ from .weights import LinearWeight, Part, Split, name_now, whole
 EXPERT_MODULES: Final = ("moe_h_to_4h", "moe_gate", "moe_4h_to_h")
 """Gate, up and down of each expert."""
 
+HEAD_MODULES: Final = ("attn_q", "attn_k")
+"""Modules whose outputs are heads that are rotated."""
+
 NEW_TOKENS: Final = "new_tokens"
 """Module of an adapter's tokens beyond the vocabulary; it is not a layer."""
 
@@ -58,6 +61,8 @@ class AdaptedModule:
     """Index of the expert, for modules of experts."""
     tied_to: str | None = None
     """Path of the embedding whose weight it shares."""
+    heads: int = 1
+    """Number of heads that the outputs consist of; 1 for layers without heads and for fused ones."""
 
     @property
     def is_of_vocabulary(self) -> bool:
@@ -280,6 +285,7 @@ def _adapted_modules(network: Network) -> Iterator[tuple[str, AdaptedModule]]:
                     transposed=parts[0].transposed,
                     has_bias=any(weight.bias for weight in site.weights if parts[0] in weight.parts),
                     expert=site.expert,
+                    heads=parts[0].units if module in HEAD_MODULES and len(named) == 1 else 1,
                 ),
             )
 

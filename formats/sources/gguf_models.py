@@ -1,4 +1,4 @@
-"""Directories of models in GGUF files, which have the files that a Hugging Face model has; the weights are links."""
+"""Directories of GGUF files: of a model as Hugging Face has it, whose weights are links, or of an adapter of PEFT."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ...common.file_lock import file_lock
 from ...common.output_directory import replaced_directory
 from ..checkpoint.config import PRODUCER
 from ..gguf import gguf_file
+from ..gguf.adapter_directory import write_adapter_directory
 from ..gguf.gguf_file import part_paths
 from ..gguf.model_directory import write_model_directory
 from .downloads import FILES_DIRECTORY, CachedDownload
@@ -37,22 +38,25 @@ class GgufModels(EntryCache[CachedDownload]):
         """The entry with a key, even if it is damaged; None if there is none."""
         if not self.has(key):
             return None
-        name = self.description(key).get("name")
-        name, kind = (name, Kind.MODEL.value) if isinstance(name, str) else ("not known", "damaged")
+        fields = self.description(key)
+        name, kind = fields.get("name"), fields.get("kind")
+        if not isinstance(name, str) or not isinstance(kind, str):
+            name, kind = "not known", "damaged"
         files = self.place(key) / FILES_DIRECTORY
         return CachedDownload(key, files, name, kind, self.size(key), self.last_use(key))
 
-    def directory_of(self, path: Path) -> tuple[Path, Lease]:
+    def directory_of(self, path: Path, kind: Kind) -> tuple[Path, Lease]:
         """Returns the directory of a GGUF file, written on first use, and the lease that keeps it.
 
-        Raises CheckpointError as write_model_directory(), ConfigError if the cache cannot be written.
+        Raises the errors of write_model_directory() or write_adapter_directory(), ConfigError if the cache cannot be
+        written.
         """
-        key = _key(part_paths(path.absolute()))
+        key = _key(part_paths(path.absolute()), kind)
         self.make_directory()
         try:
             with file_lock(self.lock_file(key), on_wait=lambda: None):
                 if not self.is_entry(self.place(key)):
-                    self._write(key, path.absolute())
+                    self._write(key, path.absolute(), kind)
                 self.touch(key)
                 return self.place(key) / FILES_DIRECTORY, Lease(self.used_file(key))
         except OSError as reason:
@@ -60,19 +64,20 @@ class GgufModels(EntryCache[CachedDownload]):
                 f"{self.directory}: cannot be written: {reason.strerror}; set XDG_CACHE_HOME to another directory"
             ) from None
 
-    def _write(self, key: str, path: Path) -> None:
+    def _write(self, key: str, path: Path, kind: Kind) -> None:
         self.remove_unfinished(key)
         place = self.place(key)
         with replaced_directory(place, is_ours=self.is_of_entry, kind=_KIND, error=ConfigError) as directory:
             files = directory / FILES_DIRECTORY
             files.mkdir()
-            write_model_directory(path, files)
-            self.describe(directory, {"name": str(path)})
+            write = write_model_directory if kind is Kind.MODEL else write_adapter_directory
+            write(path, files)
+            self.describe(directory, {"name": str(path), "kind": kind.value})
 
 
-def _key(paths: list[Path]) -> str:
+def _key(paths: list[Path], kind: Kind) -> str:
     """Key of the versions of these files, and of the code that reads them."""
-    digest = xxhash.xxh3_128()
+    digest = xxhash.xxh3_128(kind.value.encode())
     for path in paths:
         try:
             status = path.stat()

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..._core import AdapterError, ConfigError
+from ..._core import AdapterError, CheckpointError, ConfigError
 from ...common.progress import progress_on
 from ..gguf.model_directory import gguf_file_of, is_gguf_file, label_of
 from .downloads import DownloadCache, missing_config
@@ -85,7 +85,10 @@ def model_label(name: str | os.PathLike[str]) -> str:
 
 
 def find_adapter(name: str | os.PathLike[str]) -> Source:
-    """Returns the directory of an adapter, like find_model(). Raises AdapterError."""
+    """Returns the directory of an adapter, like find_model().
+
+    Raises AdapterError, and ConfigError if the cache of GGUF files cannot be written.
+    """
     return _find(name, Kind.ADAPTER)
 
 
@@ -112,8 +115,11 @@ def _find(name: str | os.PathLike[str], kind: Kind) -> Source:
     meaning = parse_name(name, kind.error)
     given = os.fspath(name)
     if isinstance(meaning, LocalName):
-        if kind is Kind.MODEL and is_gguf_file(meaning.path):
-            directory, lease = GgufModels().directory_of(meaning.path)
+        if is_gguf_file(meaning.path):
+            try:
+                directory, lease = GgufModels().directory_of(meaning.path, kind)
+            except CheckpointError as error:
+                raise error if kind is Kind.MODEL else kind.error(str(error)) from None
             return Source(given, directory, lease=lease)
         return Source(given, meaning.path)
     if isinstance(meaning, ObjectName):
@@ -123,7 +129,7 @@ def _find(name: str | os.PathLike[str], kind: Kind) -> Source:
         return Source(given, download.directory, meaning, download.version, download.lease)
     if meaning.gguf:
         file = fetch_gguf(meaning)
-        directory, lease = GgufModels().directory_of(file.path)
+        directory, lease = GgufModels().directory_of(file.path, kind)
         return Source(given, directory, file.name, lease=Leases(lease, file.lease))
     snapshot = fetch(meaning, kind)
     return Source(given, snapshot.directory, snapshot.name, lease=snapshot.lease)

@@ -213,10 +213,19 @@ def test_a_file_is_served_by_its_path(quantized: tuple[Path, Any], cache: Path) 
         first = llm.generate(["hello ."], params)[0].text
         chat = llm.chat([{"role": "user", "content": "hello ."}], sampling_params=params)
         assert chat.text == first  # the template adds the bos token that a prompt gets
+        keys = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": 8.0}
+        random = np.random.default_rng(0)
+        lora = {
+            f"blk.0.attn_q.weight.lora_{side}": (random.standard_normal(shape).astype(np.float32), None)
+            for side, shape in (("a", (2, 256)), ("b", (256, 2)))
+        }
+        llm.load_lora("own", str(gguf_files.write_file(file.with_name("own.gguf"), "llama", keys, lora)))
+        assert [answer.adapter for answer in llm.generate(["hello ."] * 2, params, lora=["own", None])] == ["own", None]
     assert find_model(str(file)).label == "tiny-Q4_K"
     with adaptrt.LLM(file, max_model_len=64) as again:
         assert again.generate(["hello ."], params)[0].text == first
-    assert len([entry for entry in (cache / "adaptrt" / "gguf").iterdir() if entry.is_dir()]) == 1
+    directories = [entry for entry in (cache / "adaptrt" / "gguf").iterdir() if entry.is_dir()]
+    assert len(directories) == 2  # of the model and of the adapter
 
 
 def test_inspect_describes_a_file(quantized: tuple[Path, Any], capsys: pytest.CaptureFixture[str]) -> None:
