@@ -29,7 +29,13 @@ def row_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
             for tokens in (1, 5) if subset else (1, 5, 64, 1000):
                 yield from rows.embedding(dtype, tokens, width)
                 yield from rows.norm(dtype, tokens, width)
+                yield from rows.layer_norm(dtype, tokens, width)
+                yield rows.added_norm(dtype, tokens, width)
                 yield from rows.addition(dtype, tokens, width)
+                yield rows.cast(dtype, tokens, width)
+            for heads, kv_heads in ((3, 1),) if subset else ((3, 1), (32, 8)):
+                if width <= 1032:
+                    yield from rows.head_norms(dtype, 5, heads, kv_heads, width)
         for epilogue in LinearEpilogue:
             if epilogue != LinearEpilogue.ADD:
                 for tokens, width in ((3, 72),) if subset else ((1, 14336), (3, 72), (333, 4096)):
@@ -132,6 +138,118 @@ class _Rows:
             output=output.data_ptr(),
             stream=self.machine.stream(),
         )
+
+    def layer_norm(self, dtype: torch.dtype, tokens: int, width: int) -> Iterator[Check]:
+        """Checks layer norms of all rows, with and without bias and addend, rounded and in float32; and a row by
+        itself."""
+        before, addend = self._random((tokens, width), torch.float32), self._random((tokens, width), dtype)
+        weight, bias = self._random((width,), torch.float32), self._random((width,), torch.float32)
+        # The mean is far from 0, as in real streams.
+        before += 3.0
+        for has_more, output_dtype in ((True, dtype), (False, torch.float32)):
+            name = f"rows layer norm {_name(dtype)} {tokens} x {width} to {_name(output_dtype)}"
+            residual = before.clone()
+            more = (addend, bias) if has_more else (None, None)
+            output = self._layer_norm(residual, *more, weight, dtype, output_dtype)
+            added = before + addend.float() if has_more else before
+            expected = _layer_norm(added, weight, bias if has_more else None)
+            size = (expected - (bias.double() if has_more else 0.0)).abs() + weight.abs().double() * 8
+            yield self._check(name, output, expected, size * 2.0**-18)
+            yield Check(f"{name}: the residual stream", torch.equal(residual, added), f"seed {self.seed}")
+            row = slice(tokens // 2, tokens // 2 + 1)
+            more = (addend[row].clone(), bias) if has_more else (None, None)
+            alone = self._layer_norm(before[row].clone(), *more, weight, dtype, output_dtype)
+            yield Check(f"{name}: bits of a row alone", _same_bits(alone, output[row]), f"seed {self.seed}")
+
+    def _layer_norm(
+        self,
+        residual: torch.Tensor,
+        addend: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        weight: torch.Tensor,
+        dtype: torch.dtype,
+        output_dtype: torch.dtype,
+    ) -> torch.Tensor:
+        output = self.machine.poisoned(tuple(residual.shape), output_dtype)
+        self.machine.kernels.enqueue_layer_norm(
+            dtype=KERNEL_DTYPES[dtype].value,
+            rows=len(residual),
+            width=residual.shape[1],
+            residual=residual.data_ptr(),
+            addend=0 if addend is None else addend.data_ptr(),
+            weight=weight.data_ptr(),
+            bias=0 if bias is None else bias.data_ptr(),
+            epsilon=_EPSILON,
+            output=output.data_ptr(),
+            float32_output=output_dtype == torch.float32,
+            stream=self.machine.stream(),
+        )
+        self.machine.synchronize()
+        return output
+
+    def added_norm(self, dtype: torch.dtype, tokens: int, width: int) -> Check:
+        """Checks norms after a sublayer, which are added to the residual stream."""
+        before, rows = self._random((tokens, width), torch.float32), self._random((tokens, width), dtype)
+        weight = self._random((width,), torch.float32)
+        residual = before.clone()
+        self.machine.kernels.enqueue_added_norm(
+            dtype=KERNEL_DTYPES[dtype].value,
+            rows=tokens,
+            width=width,
+            input=rows.data_ptr(),
+            weight=weight.data_ptr(),
+            epsilon=_EPSILON,
+            residual=residual.data_ptr(),
+            stream=self.machine.stream(),
+        )
+        added = _rms_norm(rows, weight)
+        extra = (added.abs() + before.abs().double()) * 2.0**-19
+        name = f"rows added norm {_name(dtype)} {tokens} x {width}"
+        return self._check(name, residual, before.double() + added, extra)
+
+    def head_norms(self, dtype: torch.dtype, tokens: int, heads: int, kv_heads: int, size: int) -> Iterator[Check]:
+        """Checks norms of the heads of q and k; v does not change."""
+        before = self._random((tokens, (heads + 2 * kv_heads) * size), dtype)
+        query_weight, key_weight = self._random((size,), torch.float32), self._random((size,), torch.float32)
+        qkv = before.clone()
+        self.machine.kernels.enqueue_head_norms(
+            dtype=KERNEL_DTYPES[dtype].value,
+            tokens=tokens,
+            stride=before.shape[1],
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_size=size,
+            query_weight=query_weight.data_ptr(),
+            key_weight=key_weight.data_ptr(),
+            epsilon=_EPSILON,
+            qkv=qkv.data_ptr(),
+            stream=self.machine.stream(),
+        )
+        name = f"rows head norms {_name(dtype)} {heads} + {kv_heads} heads of {size}"
+        parts = (heads * size, kv_heads * size, kv_heads * size)
+        found = qkv.split(parts, 1)
+        for part, rows, actual, weight in zip(
+            ("q", "k"), before.split(parts, 1), found, (query_weight, key_weight), strict=False
+        ):
+            expected = _rms_norm(rows.reshape(-1, size), weight).view_as(rows)
+            yield self._check(f"{name}: {part}", actual, expected, expected.abs() * 2.0**-19)
+        same = _same_bits(found[2], before.split(parts, 1)[2])
+        yield Check(f"{name}: v is unchanged", same, f"seed {self.seed}")
+
+    def cast(self, dtype: torch.dtype, tokens: int, width: int) -> Check:
+        """Checks that rounding is exactly that of torch."""
+        rows = self._random((tokens, width), torch.float32)
+        output = self.machine.poisoned((tokens, width), dtype)
+        self.machine.kernels.enqueue_cast(
+            dtype=KERNEL_DTYPES[dtype].value,
+            elements=tokens * width,
+            input=rows.data_ptr(),
+            output=output.data_ptr(),
+            stream=self.machine.stream(),
+        )
+        self.machine.synchronize()
+        name = f"rows cast {_name(dtype)} {tokens} x {width}"
+        return Check(name, _same_bits(output, rows.to(dtype)), f"seed {self.seed}")
 
     def addition(self, dtype: torch.dtype, tokens: int, width: int) -> Iterator[Check]:
         """Checks that sums are exactly those of float32."""
@@ -256,16 +374,21 @@ class _Rows:
         first[0] = -2  # kEveryTokenForbidden
         first[2:4] = -1  # kUnusableLogits
         yield Check(f"rows best tokens {rows} x {width}", torch.equal(tokens.long(), first), f"seed {self.seed}")
-        scores = self._random((rows, width), torch.float32, 100.0)
-        expected = 30.0 * torch.tanh(scores.double() * 0.5 / 30.0)
-        self.machine.kernels.enqueue_finish_logits(
-            elements=rows * width,
-            logits=scores.data_ptr(),
-            scale=0.5,
-            softcap=30.0,
-            stream=self.machine.stream(),
-        )
-        yield self._check(f"rows soft cap of logits {rows} x {width}", scores, expected, expected.abs() * 2.0**-20)
+        for bias in (None, self._random((width,), torch.float32)) if width % 8 == 0 else (None,):
+            scores = self._random((rows, width), torch.float32, 100.0)
+            sums = scores.double() if bias is None else scores.double() + bias.double()
+            expected = 30.0 * torch.tanh(sums * 0.5 / 30.0)
+            self.machine.kernels.enqueue_finish_logits(
+                elements=rows * width,
+                logits=scores.data_ptr(),
+                scale=0.5,
+                softcap=30.0,
+                bias=0 if bias is None else bias.data_ptr(),
+                width=width,
+                stream=self.machine.stream(),
+            )
+            name = f"rows soft cap of logits {rows} x {width}{'' if bias is None else ' with bias'}"
+            yield self._check(name, scores, expected, (expected.abs() + 1.0) * 2.0**-20)
 
     def graph(self, dtype: torch.dtype) -> Check:
         """Checks many captured launches, each of which waits for what the previous launch writes."""
@@ -320,6 +443,18 @@ def _name(dtype: torch.dtype) -> str:
 def _rms_norm(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     exact = rows.double()
     return exact * (exact.square().mean(1, keepdim=True) + _EPSILON).rsqrt() * weight.double()
+
+
+def _layer_norm(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    exact = rows.double()
+    centred = exact - exact.mean(1, keepdim=True)
+    normed = centred * (centred.square().mean(1, keepdim=True) + _EPSILON).rsqrt() * weight.double()
+    return normed if bias is None else normed + bias.double()
+
+
+def _same_bits(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    kind = torch.int32 if actual.dtype == torch.float32 else torch.int16
+    return torch.equal(actual.contiguous().view(kind), expected.contiguous().view(kind))
 
 
 def _gelu(y: torch.Tensor) -> torch.Tensor:

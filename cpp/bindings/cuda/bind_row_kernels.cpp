@@ -48,6 +48,61 @@ void enqueue_rms_norm(int dtype, std::int64_t rows, std::int64_t width, Address 
                 at_address<void>(stream));
 }
 
+void enqueue_layer_norm(int dtype, std::int64_t rows, std::int64_t width, Address residual, Address addend,
+                        Address row_ids, Address weight, Address bias, float epsilon, Address output,
+                        bool float32_output, Address stream) {
+  cuda::enqueue(cuda::LayerNorm{.dtype = dtype_of(dtype),
+                                .rows = rows,
+                                .width = width,
+                                .stream = at_address<float>(residual),
+                                .addend = at_address<const void>(addend),
+                                .row_ids = at_address<const std::int32_t>(row_ids),
+                                .weight = at_address<const float>(weight),
+                                .bias = at_address<const float>(bias),
+                                .epsilon = epsilon,
+                                .output = at_address<void>(output),
+                                .float32_output = float32_output},
+                at_address<void>(stream));
+}
+
+void enqueue_added_norm(int dtype, std::int64_t rows, std::int64_t width, Address input, Address weight,
+                        float epsilon, Address residual, Address stream) {
+  cuda::enqueue(cuda::AddedNorm{.dtype = dtype_of(dtype),
+                                .rows = rows,
+                                .width = width,
+                                .input = at_address<const void>(input),
+                                .weight = at_address<const float>(weight),
+                                .epsilon = epsilon,
+                                .stream = at_address<float>(residual)},
+                at_address<void>(stream));
+}
+
+/// Returns the groups of heads of `size` columns from column `first` on.
+cuda::NormGroups heads_at(std::int64_t first, std::int64_t count, std::int64_t size, Address weight) {
+  return {.first = first, .count = count, .size = size, .weight = at_address<const float>(weight)};
+}
+
+void enqueue_head_norms(int dtype, std::int64_t tokens, std::int64_t stride, std::int64_t num_heads,
+                        std::int64_t num_kv_heads, std::int64_t head_size, Address query_weight,
+                        Address key_weight, float epsilon, Address qkv, Address stream) {
+  cuda::enqueue(cuda::HeadNorms{.dtype = dtype_of(dtype),
+                                .tokens = tokens,
+                                .stride = stride,
+                                .queries = heads_at(0, num_heads, head_size, query_weight),
+                                .keys = heads_at(num_heads * head_size, num_kv_heads, head_size, key_weight),
+                                .epsilon = epsilon,
+                                .qkv = at_address<void>(qkv)},
+                at_address<void>(stream));
+}
+
+void enqueue_cast(int dtype, std::int64_t elements, Address input, Address output, Address stream) {
+  cuda::enqueue(cuda::Cast{.dtype = dtype_of(dtype),
+                           .elements = elements,
+                           .input = at_address<const float>(input),
+                           .output = at_address<void>(output)},
+                at_address<void>(stream));
+}
+
 void enqueue_addition(int dtype, std::int64_t elements, Address residual, Address addend, Address stream) {
   cuda::enqueue(cuda::Addition{.dtype = dtype_of(dtype),
                                .elements = elements,
@@ -95,12 +150,15 @@ void enqueue_finish(int dtype, std::int64_t tokens, std::int64_t width, Address 
                 at_address<void>(stream));
 }
 
-void enqueue_finish_logits(std::int64_t elements, Address logits, float scale, float softcap,
-                           Address stream) {
-  cuda::enqueue(
-      cuda::FinishLogits{
-          .elements = elements, .logits = at_address<float>(logits), .scale = scale, .softcap = softcap},
-      at_address<void>(stream));
+void enqueue_finish_logits(std::int64_t elements, Address logits, float scale, float softcap, Address bias,
+                           std::int64_t width, Address stream) {
+  cuda::enqueue(cuda::FinishLogits{.elements = elements,
+                                   .logits = at_address<float>(logits),
+                                   .scale = scale,
+                                   .softcap = softcap,
+                                   .bias = at_address<const float>(bias),
+                                   .width = width},
+                at_address<void>(stream));
 }
 
 void enqueue_best_tokens(std::int64_t rows, std::int64_t width, Address logits, Address tokens,
@@ -126,6 +184,19 @@ void bind_row_kernels(py::module_& module) {
       py::arg("epsilon"), py::arg("output"), py::arg("stream"),
       "residual += addend, then output = its RMS norm. With row_ids, output is the norm of these rows, "
       "and residual does not change.");
+  module.def("enqueue_layer_norm", &enqueue_layer_norm, py::kw_only(), py::arg("dtype"), py::arg("rows"),
+             py::arg("width"), py::arg("residual"), py::arg("addend") = 0, py::arg("row_ids") = 0,
+             py::arg("weight"), py::arg("bias") = 0, py::arg("epsilon"), py::arg("output"),
+             py::arg("float32_output") = false, py::arg("stream"), "As enqueue_rms_norm, for a layer norm.");
+  module.def("enqueue_added_norm", &enqueue_added_norm, py::kw_only(), py::arg("dtype"), py::arg("rows"),
+             py::arg("width"), py::arg("input"), py::arg("weight"), py::arg("epsilon"), py::arg("residual"),
+             py::arg("stream"), "residual += the RMS norm of input.");
+  module.def("enqueue_head_norms", &enqueue_head_norms, py::kw_only(), py::arg("dtype"), py::arg("tokens"),
+             py::arg("stride"), py::arg("num_heads"), py::arg("num_kv_heads"), py::arg("head_size"),
+             py::arg("query_weight"), py::arg("key_weight"), py::arg("epsilon"), py::arg("qkv"),
+             py::arg("stream"), "RMS norms of each head of q and of k, in place.");
+  module.def("enqueue_cast", &enqueue_cast, py::kw_only(), py::arg("dtype"), py::arg("elements"),
+             py::arg("input"), py::arg("output"), py::arg("stream"), "output = input, rounded to dtype.");
   module.def("enqueue_addition", &enqueue_addition, py::kw_only(), py::arg("dtype"), py::arg("elements"),
              py::arg("residual"), py::arg("addend"), py::arg("stream"), "residual += addend, in float32.");
   module.def("enqueue_rope_table", &enqueue_rope_table, py::kw_only(), py::arg("tokens"), py::arg("half"),
@@ -141,8 +212,9 @@ void bind_row_kernels(py::module_& module) {
              py::arg("stream"),
              "Bias, scale, softcap and epilogue of a linear layer. epilogue: a value of LinearEpilogue.");
   module.def("enqueue_finish_logits", &enqueue_finish_logits, py::kw_only(), py::arg("elements"),
-             py::arg("logits"), py::arg("scale") = 1.0F, py::arg("softcap") = 0.0F, py::arg("stream"),
-             "Scale and softcap of float32 logits, in place.");
+             py::arg("logits"), py::arg("scale") = 1.0F, py::arg("softcap") = 0.0F, py::arg("bias") = 0,
+             py::arg("width") = 0, py::arg("stream"),
+             "Bias, scale and softcap of float32 logits, in place. width: of a row; read with a bias.");
   module.def("enqueue_best_tokens", &enqueue_best_tokens, py::kw_only(), py::arg("rows"), py::arg("width"),
              py::arg("logits"), py::arg("tokens"), py::arg("stream"),
              "tokens = the index of each row's largest logit, the smallest of equal ones.");
