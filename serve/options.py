@@ -157,6 +157,8 @@ class ServerOptions:
     """True: clients may ask for fewer dimensions. For models that were trained so that the first dimensions are
     embeddings too.
     """
+    response_home: str = ""
+    """Part of the ids of responses that stands for this replica; empty: there are no other replicas."""
     limits: ServerLimits = field(default_factory=ServerLimits)
 
 

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
+import uuid
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
 OVERHEAD_BYTES: Final = 1024
 """Memory of a stored response without its texts."""
+
+
+_HOME_BYTES: Final = 4
+_ID: Final = re.compile(rf"resp_(?P<home>[0-9a-f]{{{2 * _HOME_BYTES}}})[0-9a-f]{{32}}")
+
+
+def home_of(replica: str) -> str:
+    """Returns the part of responses' ids that stands for the replica that stores them."""
+    return hashlib.blake2b(replica.encode(), digest_size=_HOME_BYTES).hexdigest()
+
+
+def new_response_id(home: str = "") -> str:
+    """Makes a unique id. home: of the replica that stores the response; "": there is only one server."""
+    return f"resp_{home}{uuid.uuid4().hex}"
+
+
+def home_in(response_id: str) -> str:
+    """Returns the home in an id; "": it has none."""
+    found = _ID.fullmatch(response_id)
+    return "" if found is None else found["home"]
 
 
 @dataclass(frozen=True)

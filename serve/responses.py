@@ -134,7 +134,7 @@ class Responses:
         texts = conversation.tokenizer.texts if fields.has_log_probs else None
         is_stored = self._store.is_on and fields.store is not False
         echo = self._echo(fields, conversation, is_stored)
-        answer = ResponseAnswer(echo, len(conversation.request.prompt), texts)
+        answer = ResponseAnswer(echo, len(conversation.request.prompt), texts, service.options.response_home)
         made = _Made(self._owner, fields, chat, answer, len(conversation.request.prompt), is_stored)
         split = SplitAnswer(conversation.make_splitter())
         async with AsyncExitStack() as stack:

@@ -16,6 +16,7 @@ from .generation import TextPiece
 from .json_answer import Items
 from .openai_answers import MANY_ENTRIES, token_log_probs
 from .openai_chat_fields import Message
+from .response_store import new_response_id
 from .turns import Turns
 
 Event: TypeAlias = dict[str, Any]
@@ -56,9 +57,13 @@ class ResponseAnswer:
     Each method that takes in a part of the answer returns its events in order. Whole answers leave the events out.
     """
 
-    def __init__(self, echo: dict[str, Any], num_prompt_tokens: int, log_prob_texts: TokenTexts | None) -> None:
-        """echo: fields of the body that repeat the request. log_prob_texts: texts of tokens; None: no log probs."""
-        self.response_id: Final = f"resp_{uuid.uuid4().hex}"
+    def __init__(
+        self, echo: dict[str, Any], num_prompt_tokens: int, log_prob_texts: TokenTexts | None, home: str = ""
+    ) -> None:
+        """echo: fields of the body that repeat the request. log_prob_texts: texts of tokens; None: no log probs. home:
+        see new_response_id().
+        """
+        self.response_id: Final = new_response_id(home)
         self.status = IN_PROGRESS
         self.output: Final[list[dict[str, Any]]] = []
         self._echo = echo

@@ -1,4 +1,4 @@
-"""Finds the adapter that a request asks for, to choose a replica. The replica itself checks the request."""
+"""Finds the adapter or the stored response of a request, to choose a replica. The replica itself checks the request."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ..adapter_names import is_name
 from ..errors import ApiError
 from ..http import check_json_size
 from ..options import ServerLimits
+from ..response_store import home_in
 
 NUM_GROUPS: Final = 4096
 """Number of groups of adapters. Requests are routed by group, not by adapter: Ray keeps state for each id that it ever
@@ -38,6 +39,8 @@ _OPENAI_PATHS: Final = frozenset(
         "/detokenize",
     }
 )
+_RESPONSES: Final = "/v1/responses"
+_PREVIOUS: Final = "previous_response_id"
 _TRITON_PATH: Final = re.compile(r"/v2/models/(.+?)(?:/versions/[^/]+)?/(?:infer|generate|generate_stream)")
 
 
@@ -70,6 +73,21 @@ def adapter_named(path: str, body: bytes, model_names: Collection[str], limits: 
         if adapter is not None:
             return adapter
     return None
+
+
+def home_named(path: str, body: bytes, limits: ServerLimits) -> str:
+    """Returns the home of the stored response that a request names; "": it names none."""
+    if path.startswith(f"{_RESPONSES}/"):
+        return home_in(path.removeprefix(f"{_RESPONSES}/").partition("/")[0])
+    if path != _RESPONSES or _PREVIOUS.encode() not in body:
+        return ""
+    try:
+        check_json_size(body, limits)
+        fields: Any = json.loads(body)
+    except (ApiError, ValueError, RecursionError):
+        return ""
+    named = fields.get(_PREVIOUS) if isinstance(fields, dict) else None
+    return home_in(named) if isinstance(named, str) else ""
 
 
 def _without_base(model: Any, model_names: Collection[str]) -> str | None:

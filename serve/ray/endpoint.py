@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
@@ -28,11 +28,13 @@ from ..prefix_cache_routes import RESET_PATH
 from ..records import RequestRecord, client_of, current_request
 from ..triton_routes import other_type
 from ..work import Work, WorkKind
-from .affinity import adapter_named, group_of
+from .affinity import adapter_named, group_of, home_named
 from .calls import call_all
 from .forwarding import ForwardedRequest, MessageBatch
 from .merging import Merge, merge_of
 from .options import parse_flags
+
+Returned = TypeVar("Returned")
 
 HEALTH_PATHS: Final = frozenset({"/health", "/ping", "/v2/health/live", "/v2/health/ready"})
 HEALTH_SECONDS: Final = 5.0
@@ -156,7 +158,9 @@ class EndpointApp:
         if merge is not None:
             await self._answer_merged(merge, forwarded, request, send)
             return
-        forwarding = asyncio.ensure_future(self._forward(forwarded, await self._group(forwarded, request), send))
+        home = await self._parsed(request, forwarded.body, home_named, path, forwarded.body, self._options.limits)
+        group = await self._group(forwarded, request)
+        forwarding = asyncio.ensure_future(self._forward(replace(forwarded, home=home), group, send))
         watch = asyncio.ensure_future(disconnected(request.receive))
         try:
             await asyncio.wait({forwarding, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -177,12 +181,14 @@ class EndpointApp:
         names: Collection[str] = self._options.model_names
         limits = self._options.limits
         path, body = forwarded.path, forwarded.body
-        if len(body) > LONG_BODY:
-            parsing = self._work.run(WorkKind.TEXTS, adapter_named, path, body, names, limits)
-            adapter = await unless_disconnected(request, parsing)
-        else:
-            adapter = adapter_named(path, body, names, limits)
+        adapter = await self._parsed(request, body, adapter_named, path, body, names, limits)
         return "" if adapter is None else group_of(adapter)
+
+    async def _parsed(self, request: Request, body: bytes, parse: Callable[..., Returned], *args: Any) -> Returned:
+        """Calls a function that parses the body. Raises like _group()."""
+        if len(body) <= LONG_BODY:
+            return parse(*args)
+        return await unless_disconnected(request, self._work.run(WorkKind.TEXTS, parse, *args))
 
     async def _forward(self, request: ForwardedRequest, group: str, send: Send) -> None:
         handle = self._replicas.options(method_name="answer", stream=True, multiplexed_model_id=group)

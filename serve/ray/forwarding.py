@@ -32,6 +32,8 @@ class ForwardedRequest:
     headers: tuple[tuple[bytes, bytes], ...]
     client: tuple[str, int] | None
     body: bytes
+    home: str = ""
+    """Home of the stored response that the request is about; empty: it is about none."""
 
     @classmethod
     def of(cls, scope: Scope, body: bytes) -> ForwardedRequest:

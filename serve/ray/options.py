@@ -29,8 +29,6 @@ _NOT_HERE: Final = {
     "write_seconds": "Serve's proxies hold the connections",
     "allowed_origins": "a proxy in front of Serve answers web pages of other origins",
     "allowed_adapter_sources": "replicas load adapters only from below their own adapter roots",
-    "max_stored_responses": "responses are stored in one process, and there are several replicas",
-    "max_stored_response_bytes": "responses are stored in one process, and there are several replicas",
     **dict.fromkeys(
         (
             *("batch_dir", "max_batch_files", "max_batch_bytes", "max_batch_file_bytes", "max_batch_lines"),

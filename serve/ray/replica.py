@@ -19,6 +19,7 @@ from ..app import make_app
 from ..async_executor import AsyncExecutor
 from ..command import make_executor, options_of
 from ..options import ServerOptions
+from ..response_store import home_of
 from ..service import Service
 from .adapter_changes import AdapterChange, Outcome, Refusal
 from .affinity import group_of
@@ -46,10 +47,10 @@ class Replica:
         """
         args = parse_flags(flags)
         given = options_of(args)
-        # Serve's proxies listen. A request about a stored response may reach another replica, so none is stored.
-        options = replace(given, host="", limits=replace(given.limits, max_stored_responses=0))
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
         self._name = serve.get_replica_context().replica_id.unique_id
+        # Serve's proxies listen. The router finds the replica of a stored response by its id.
+        options = replace(given, host="", response_home=home_of(self._name))
         self._coordinator = coordinator
         self._group = serve.multiplexed(max_num_models_per_replica=max_groups)(_group)
         executor = await asyncio.to_thread(make_executor, args)

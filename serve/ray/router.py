@@ -1,4 +1,6 @@
-"""Chooses the replica of a request: one that has its adapter, unless too many other requests wait there."""
+"""Chooses the replica of a request: the one that stores the response that it is about, or else one that has its
+adapter, unless too many other requests wait there.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,9 @@ from ray.serve.request_router import (
     RequestRouter,
     RunningReplica,
 )
+
+from ..response_store import home_of
+from .forwarding import ForwardedRequest
 
 
 class AdapterRouter(FIFOMixin, MultiplexMixin, RequestRouter):  # type: ignore[misc]
@@ -33,6 +38,11 @@ class AdapterRouter(FIFOMixin, MultiplexMixin, RequestRouter):  # type: ignore[m
         if pending_request is not None:
             # The ranks contain all replicas. So if all refuse, Serve must wait before it asks again.
             pending_request.routing_context.should_backoff = True
+            # Only one replica has the response. If it has ended, another one answers that it is not stored.
+            home = next((arg.home for arg in pending_request.args if isinstance(arg, ForwardedRequest)), "")
+            at_home = [one for one in candidate_replicas if home_of(one.replica_id.unique_id) == home]
+            if at_home:
+                return [at_home]
         by_id = {replica.replica_id: replica for replica in candidate_replicas}
         groups = {name: replica.multiplexed_model_ids for name, replica in by_id.items()}
         return [[by_id[name]] for name in ranked(group, groups, self._ongoing, self._queue_slack)]

@@ -68,6 +68,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     base = tmp_path_factory.mktemp("replicas")
     model = save_model(SPEC, base / "model")
     Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(model / "tokenizer.json"))
+    (model / "chat_template.jinja").write_text("{% for message in messages %}a {% endfor %}")
     for seed, name in enumerate(ADAPTERS):
         save_adapter(model, base / "root" / name, seed, strength=3.0, r=4)
     engine = build_engine(model, base, max_seq_len=65536)
@@ -169,10 +170,7 @@ def test_errors_keep_their_form_and_status(http: httpx.Client) -> None:
         (http.post("/v1/completions", content=b"1" * (BODY_BYTES + 1)), 413, None),
         (http.post("/v1/load_lora_adapter", json={"lora_name": "x", "lora_path": "/etc"}), 400, "lora_path"),
         (http.post("/v1/unload_lora_adapter", json={"lora_name": "nobody"}), 404, "lora_name"),
-        # Responses are stored in one process, and a request about one may reach another.
-        (http.post("/v1/responses", json={"input": "a", "store": True}), 400, "store"),
-        (http.post("/v1/responses", json={"input": "a", "previous_response_id": "r"}), 400, "previous_response_id"),
-        (http.post("/v1/responses", json={"input": "a"}), 400, "input"),
+        (http.post("/v1/responses", json={"input": "a", "previous_response_id": "r"}), 404, "previous_response_id"),
         (http.get("/v1/responses/r"), 404, None),
         (http.get("/v1/models/nobody"), 404, "model"),
         (http.get("/nowhere"), 404, None),
@@ -187,6 +185,21 @@ def test_errors_keep_their_form_and_status(http: httpx.Client) -> None:
     message = {"model": "nobody", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}
     assert http.post("/v1/messages", json=message).json()["error"]["type"] == "not_found_error"
     assert http.get("/health").status_code == httpx.codes.OK
+
+
+def test_a_stored_response_is_found_at_its_replica(http: httpx.Client) -> None:
+    asked = {"input": "a", "max_output_tokens": 2, "temperature": 0}
+    made = [http.post("/v1/responses", json={**asked, "model": name}) for name in (BASE, *ADAPTERS, BASE)]
+    homes = [response.headers["x-replica"] for response in made]
+    for response, home in zip(made, homes, strict=True):
+        path = f"/v1/responses/{response.json()['id']}"
+        for _ in range(3):
+            read = http.get(path)
+            assert (read.json(), read.headers["x-replica"]) == (response.json(), home)
+        more = {**asked, "model": response.json()["model"], "previous_response_id": response.json()["id"]}
+        assert http.post("/v1/responses", json=more).headers["x-replica"] == home
+        assert http.delete(path).json()["deleted"]
+        assert http.get(path).status_code == httpx.codes.NOT_FOUND
 
 
 def test_a_client_that_leaves_frees_its_request(http: httpx.Client) -> None:

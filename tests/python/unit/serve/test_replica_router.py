@@ -19,9 +19,11 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.request_router import PendingRequest
 
 from adaptrt.serve.ray.application import application
+from adaptrt.serve.ray.forwarding import ForwardedRequest
 from adaptrt.serve.ray.options import DEFAULT_QUEUE_SLACK
 from adaptrt.serve.ray.replica import Replica
 from adaptrt.serve.ray.router import AdapterRouter, ranked
+from adaptrt.serve.response_store import home_of
 
 SLACK = 3
 REPLICAS = [ReplicaID(f"replica{number}", DeploymentID("Replica", "app")) for number in range(5)]
@@ -89,9 +91,10 @@ class FakeReplica:
         return 0
 
 
-def pending(group: str) -> PendingRequest:
+def pending(group: str, home: str = "") -> PendingRequest:
     metadata = RequestMetadata(request_id="r", internal_request_id="i", multiplexed_model_id=group)
-    return PendingRequest(args=[], kwargs={}, metadata=metadata)
+    request = ForwardedRequest("POST", "/v1/responses", b"", (), None, b"", home)
+    return PendingRequest(args=[request], kwargs={}, metadata=metadata)
 
 
 def test_requests_count_from_when_they_are_sent_until_they_end() -> None:
@@ -115,6 +118,24 @@ def test_requests_count_from_when_they_are_sent_until_they_end() -> None:
         chosen = await router._choose_replica_for_request(pending("g"))
         assert chosen.replica_id == elsewhere
         assert len(await router.choose_replicas(router._replicas_list, None)) == len(REPLICAS)
+
+    asyncio.run(main())
+
+
+def test_a_request_about_a_stored_response_goes_only_to_its_replica() -> None:
+    async def main() -> None:
+        router = AdapterRouter(
+            REPLICAS[0].deployment_id, DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True
+        )
+        router.initialize_state(queue_slack=0)
+        router.update_replicas([FakeReplica(name, groups) for name, groups in holding(REPLICAS[0]).items()])
+        for home in REPLICAS:
+            for _ in range(3):
+                asked = pending("g", home_of(home.unique_id))
+                ((chosen,),) = await router.choose_replicas(router._replicas_list, asked)
+                assert chosen.replica_id == home
+                router.on_send_request(home)
+        assert len(await router.choose_replicas(router._replicas_list, pending("g", "0" * 8))) == len(REPLICAS)
 
     asyncio.run(main())
 

@@ -20,10 +20,11 @@ from adaptrt.serve.ray.adapter_changes import (
     Refusal,
     refusal_of,
 )
-from adaptrt.serve.ray.affinity import NUM_GROUPS, adapter_named, group_of
+from adaptrt.serve.ray.affinity import NUM_GROUPS, adapter_named, group_of, home_named
 from adaptrt.serve.ray.forwarding import ForwardedRequest, WholeAnswer, answer, whole_answer
 from adaptrt.serve.ray.merging import merge_of
 from adaptrt.serve.ray.options import application_options, parse_flags
+from adaptrt.serve.response_store import home_of, new_response_id
 
 NAMES = ("base", "other")
 
@@ -65,6 +66,21 @@ def test_bodies_that_are_not_json_name_no_adapter(body: bytes) -> None:
     assert adapter_named("/v1/completions", body, NAMES, ServerLimits()) is None
 
 
+def test_the_home_of_a_response_is_in_its_id() -> None:
+    limits = ServerLimits()
+    home = home_of("replica1")
+    named = new_response_id(home)
+    assert home != home_of("replica2")
+    for path in (f"/v1/responses/{named}", f"/v1/responses/{named}/cancel", f"/v1/responses/{named}/input_items"):
+        assert home_named(path, b"", limits) == home
+    previous = json.dumps({"input": "a", "previous_response_id": named}).encode()
+    assert home_named("/v1/responses", previous, limits) == home
+    assert home_named("/v1/chat/completions", previous, limits) == ""
+    for body in (b"{", b"[]", b'{"previous_response_id": 3}', b'{"previous_response_id": "resp_x"}', b"{}"):
+        assert home_named("/v1/responses", body, limits) == ""
+    assert home_named(f"/v1/responses/{new_response_id()}", b"", limits) == ""
+
+
 def test_there_are_no_more_groups_than_stated() -> None:
     groups = {group_of(f"adapter-{number}") for number in range(4 * NUM_GROUPS)}
     assert len(groups) <= NUM_GROUPS
@@ -92,8 +108,6 @@ def test_flags_are_those_of_the_command() -> None:
         ({"num_threads": "many"}, "num_threads: it is many; expected an integer from 1"),
         ({"port": 8000}, "port is given; Serve's proxies listen"),
         ({"kv_cache_dir": "/x"}, "kv_cache_dir is given; only one server may use its file"),
-        ({"max_stored_responses": 5}, "max_stored_responses is given; responses are stored in one process"),
-        ({"max_stored_response_bytes": 5}, "max_stored_response_bytes is given; responses are stored in one process"),
         ({"numreplicas": 2}, "'numreplicas' is not known; accepted: adapter_affinity, adapter_queue_slack"),
         ({"enable_lora_loading": "yes"}, "enable_lora_loading is 'yes'; accepted: true, false"),
         ({"adapter_root": []}, "adapter_root is []; accepted: a list"),
