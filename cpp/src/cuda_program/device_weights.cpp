@@ -1,7 +1,6 @@
 #include "device_weights.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace adaptrt {
 namespace {
@@ -17,9 +16,7 @@ std::span<const std::byte> bytes_of(const VectorView& vector) {
 }  // namespace
 
 DeviceWeights::DeviceWeights(Device& device, Stream& stream, std::size_t staging_bytes)
-    : device_(device), stream_(stream) {
-  for (Half& half : staging_) half = {device.allocate_pinned(staging_bytes), device.make_event()};
-}
+    : device_(device), stream_(stream), copies_(device, stream, staging_bytes) {}
 
 const void* DeviceWeights::matrices(std::span<const LinearPart> parts) {
   std::vector<Piece> pieces;
@@ -46,16 +43,11 @@ const float* DeviceWeights::biases(std::span<const LinearPart> parts) {
   stream_.fill_zero(memory.data(), memory.bytes());
   std::byte* next = memory.data();
   for (const LinearPart& part : parts) {
-    upload(next, bytes_of(part.bias));
+    copies_.copy(next, bytes_of(part.bias));
     next += static_cast<std::size_t>(part.weight.n) * sizeof(float);
   }
   memory_.push_back(std::move(memory));
   return reinterpret_cast<const float*>(memory_.back().data());
-}
-
-void DeviceWeights::finish() {
-  stream_.synchronize();
-  for (Half& half : staging_) half = {};
 }
 
 const std::byte* DeviceWeights::copy(std::span<const Piece> pieces) {
@@ -65,30 +57,17 @@ const std::byte* DeviceWeights::copy(std::span<const Piece> pieces) {
     key.emplace_back(piece.data(), piece.size());
     bytes += piece.size();
   }
-  const auto [found, is_new] = copies_.try_emplace(std::move(key), nullptr);
+  const auto [found, is_new] = addresses_.try_emplace(std::move(key), nullptr);
   if (is_new) {
     memory_.push_back(device_.allocate(bytes));
     std::byte* next = memory_.back().data();
     found->second = next;
     for (const Piece& piece : pieces) {
-      upload(next, piece);
+      copies_.copy(next, piece);
       next += piece.size();
     }
   }
   return found->second;
-}
-
-void DeviceWeights::upload(std::byte* to, Piece piece) {
-  for (std::size_t done = 0; done < piece.size();) {
-    Half& half = staging_[next_half_];
-    next_half_ = (next_half_ + 1) % staging_.size();
-    half.copied->synchronize();
-    const std::size_t bytes = std::min(half.memory.bytes(), piece.size() - done);
-    std::memcpy(half.memory.data(), piece.data() + done, bytes);
-    stream_.copy_to_device(to + done, half.memory.data(), bytes);
-    stream_.record(*half.copied);
-    done += bytes;
-  }
 }
 
 }  // namespace adaptrt

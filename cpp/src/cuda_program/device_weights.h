@@ -1,15 +1,14 @@
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <map>
-#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "adaptrt/core/panels.h"
 #include "adaptrt/device/device.h"
+#include "adaptrt/gpu/staged_copies.h"
 #include "adaptrt/program/ops.h"
 
 namespace adaptrt {
@@ -18,13 +17,8 @@ namespace adaptrt {
 /// Device::allocate and Stream.
 class DeviceWeights {
  public:
-  /// Size of a half of the staging memory: large enough that starting a copy takes no noticeable time.
-  static constexpr std::size_t kStagingBytes = std::size_t{32} << 20;
-
-  DeviceWeights(Device& device, Stream& stream, std::size_t staging_bytes = kStagingBytes);
-  DeviceWeights(const DeviceWeights&) = delete;
-  DeviceWeights& operator=(const DeviceWeights&) = delete;
-  ~DeviceWeights() = default;
+  /// staging_bytes: see StagedCopies.
+  DeviceWeights(Device& device, Stream& stream, std::size_t staging_bytes = StagedCopies::kHalfBytes);
 
   /// Returns the matrices [n, k] of a linear layer's parts, one below the other, as one matrix.
   [[nodiscard]] const void* matrices(std::span<const LinearPart> parts);
@@ -35,7 +29,7 @@ class DeviceWeights {
   [[nodiscard]] const float* biases(std::span<const LinearPart> parts);
 
   /// Waits until all copies are complete, and frees the staging memory.
-  void finish();
+  void finish() { copies_.finish(); }
   /// Moves the copies out. Call finish() first.
   [[nodiscard]] std::vector<Allocation> take() { return std::move(memory_); }
 
@@ -43,21 +37,13 @@ class DeviceWeights {
   using Piece = std::span<const std::byte>;
 
   [[nodiscard]] const std::byte* copy(std::span<const Piece> pieces);
-  void upload(std::byte* to, Piece piece);
-
-  /// Pinned memory through which pieces are copied. One half is filled while the other is copied.
-  struct Half {
-    Allocation memory;
-    std::unique_ptr<Event> copied;
-  };
 
   Device& device_;
   Stream& stream_;
-  std::array<Half, 2> staging_;
-  std::size_t next_half_ = 0;
+  StagedCopies copies_;
   std::vector<Allocation> memory_;
   /// Device addresses by the host addresses and sizes of the pieces.
-  std::map<std::vector<std::pair<const std::byte*, std::size_t>>, const std::byte*> copies_;
+  std::map<std::vector<std::pair<const std::byte*, std::size_t>>, const std::byte*> addresses_;
 };
 
 }  // namespace adaptrt

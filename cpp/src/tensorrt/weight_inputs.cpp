@@ -1,32 +1,22 @@
 #include "weight_inputs.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
+#include "adaptrt/gpu/staged_copies.h"
+
 namespace adaptrt {
-namespace {
-
-/// Weights are copied through pinned memory in pieces, because mapped files are not pinned.
-constexpr std::size_t kPieceBytes = std::size_t{16} << 20;
-
-}  // namespace
 
 WeightInputs::WeightInputs(std::span<const TensorRtWeight> weights, Device& device, Stream& stream) {
+  if (weights.empty()) return;
   std::size_t largest = 0;
   for (const TensorRtWeight& weight : weights) largest = std::max(largest, weight.data.size());
-  const Allocation piece = device.allocate_pinned(std::min(largest, kPieceBytes));
+  StagedCopies copies(device, stream, std::min(largest, StagedCopies::kHalfBytes));
   for (const TensorRtWeight& weight : weights) {
-    Allocation memory = device.allocate(weight.data.size());
-    for (std::size_t done = 0; done < weight.data.size();) {
-      const std::size_t bytes = std::min(piece.bytes(), weight.data.size() - done);
-      std::memcpy(piece.data(), weight.data.data() + done, bytes);
-      stream.copy_to_device(memory.data() + done, piece.data(), bytes);
-      stream.synchronize();
-      done += bytes;
-    }
-    weights_.push_back({weight.name, weight.shape, std::move(memory)});
+    weights_.push_back({weight.name, weight.shape, device.allocate(weight.data.size())});
+    copies.copy(weights_.back().memory.data(), weight.data);
   }
+  copies.finish();
 }
 
 void WeightInputs::bind(PlanRunner& runner) const {
