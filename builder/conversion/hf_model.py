@@ -16,6 +16,7 @@ from ...common.safetensors_stream import TensorSpec
 from ...formats.checkpoint.casting import CHECKPOINT_DTYPES, to_float32
 from ...formats.checkpoint.config import CheckpointConfig, ParallelMapping
 from ...formats.checkpoint.config_file import ConfigFile
+from ...formats.checkpoint.fused_layers import layers_apart
 from ...formats.checkpoint.hf_weights import HfWeights
 from ...formats.checkpoint.planned_tensor import PlannedTensor
 from ...formats.checkpoint.quantization import QuantConfig
@@ -92,6 +93,7 @@ class HfModel:
             weights = weights.with_module(layer.path)
         if published is not None:
             weights = weights.with_matrices(published.matrices(weights))
+        weights = layers_apart(weights, family.fused_layers)
         weights = experts_apart(weights, family.stacked_experts, config.hidden_size).renamed(now)
         if family.lm_head_is_embedding is not None:
             is_embedding = family.lm_head_is_embedding(config, LM_HEAD in weights)

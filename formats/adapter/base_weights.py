@@ -13,6 +13,7 @@ from ..._core import CheckpointError, DType
 from ..checkpoint.casting import CHECKPOINT_DTYPES, to_float32
 from ..checkpoint.config import CONFIG_FILE
 from ..checkpoint.config_file import ConfigFile
+from ..checkpoint.fused_layers import layers_apart
 from ..checkpoint.hf_weights import HfWeights
 from ..checkpoint.stacked_experts import experts_apart
 from ..hugging_face.hf_config import HfConfig, published_format
@@ -98,9 +99,9 @@ class HuggingFaceBase:
         self._fan_in_fan_out = fan_in_fan_out
         self._weights = opened.open_weights()
         if modules is not None:
-            self._weights = experts_apart(self._weights, modules.stacked_experts, modules.hidden_size).renamed(
-                modules.name_now
-            )
+            apart = layers_apart(self._weights, modules.fused_layers)
+            apart = experts_apart(apart, modules.stacked_experts, modules.hidden_size)
+            self._weights = apart.renamed(modules.name_now)
 
     def describe(self) -> str:
         """The model directory."""

@@ -91,6 +91,8 @@ class ModelFamily:
     """Beginnings of names of tensors and adapter layers in older layouts, with the current ones."""
     older_endings: Mapping[str, str] = field(default_factory=dict)
     """Older ends of tensor names, with the current ones."""
+    fused_layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Linear layers of files that hold several layers of the model, by the end of their path."""
     stacked_experts: StackedExperts | None = None
     """Parameters of the model that hold linear layers of all experts; the network has them per expert. None: none."""
     bare_architectures: frozenset[str] = frozenset()

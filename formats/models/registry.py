@@ -31,6 +31,7 @@ from .gpt_oss import GPT_OSS
 from .granite import GRANITE
 from .granite_hybrid import GRANITE_HYBRID
 from .granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
+from .jina_v3 import JINA_V3
 from .llama import LLAMA
 from .llama_relatives import CWM, ERNIE4_5, HELIUM, MINISTRAL, SEED_OSS
 from .mistral import BAMBOO, MINISTRAL3, MISTRAL, MISTRAL3
@@ -113,6 +114,7 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         MODERNBERT,
         ROBERTA,
         XLM_ROBERTA,
+        JINA_V3,
         DISTILBERT,
     )
 }
@@ -219,6 +221,13 @@ def specimen(family: ModelFamily) -> Network:
 
 
 def _declared(family: ModelFamily, config: CheckpointConfig) -> Network:
-    network = Network(config, family.older_names, family.inner_names, family.stacked_experts)
+    network = Network(
+        config,
+        family.older_names,
+        family.inner_names,
+        family.stacked_experts,
+        family.older_endings,
+        family.fused_layers,
+    )
     family.declare(network, config)
     return network

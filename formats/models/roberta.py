@@ -15,18 +15,17 @@ from .bert_layers import declare_bert
 from .encoder import EncoderConfig
 from .family import GELUS, Features, ModelFamily, no_rope
 
-_MODEL: Final = "roberta"
+ROBERTA_MODEL: Final = "roberta"
+"""Path of the encoder in a model with a head."""
 _HEAD_LAYER: Final = HeadLayer("classifier.dense", PoolingActivation.TANH)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RobertaConfig(EncoderConfig):
-    """Fields of RoBERTa, in addition to those of other encoders."""
+class RobertaHeadConfig(EncoderConfig):
+    """Fields of models with RoBERTa's heads, in addition to those of other encoders."""
 
     type_vocab_size: int = 1
     """Number of token types: usually one, also for two texts."""
-    unused_positions: int = 2
-    """Rows of the position table before that of the first token."""
 
     @property
     def classified_row(self) -> str:
@@ -43,6 +42,14 @@ class RobertaConfig(EncoderConfig):
         return _HEAD_LAYER
 
 
+@dataclass(frozen=True, kw_only=True)
+class RobertaConfig(RobertaHeadConfig):
+    """Fields of RoBERTa."""
+
+    unused_positions: int = 2
+    """Rows of the position table before that of the first token."""
+
+
 def _fill_in(fields: JsonFields) -> Mapping[str, Any]:
     return {"pad_token_id": 1}
 
@@ -52,20 +59,30 @@ def _unused_positions(fields: JsonFields) -> int:
     return fields.integer("pad_token_id", minimum=0) + 1
 
 
+def roberta_type_vocab_size(fields: JsonFields) -> int:
+    """Reads the number of token types."""
+    return fields.integer("type_vocab_size", default=1)
+
+
 def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
     return {
         "attn_bias": True,
         "attn_dense_bias": True,
         "mlp_bias": True,
-        "type_vocab_size": fields.integer("type_vocab_size", default=1),
+        "type_vocab_size": roberta_type_vocab_size(fields),
         "unused_positions": _unused_positions(fields),
     }
 
 
 def _declare(net: Network, c: RobertaConfig) -> None:
-    declare_bert(net, c, _MODEL, c.type_vocab_size, c.unused_positions)
+    declare_bert(net, c, ROBERTA_MODEL, c.type_vocab_size, c.unused_positions)
+    declare_roberta_head(net, c)
+
+
+def declare_roberta_head(net: Network, c: RobertaHeadConfig) -> None:
+    """Declares the layers of a classifier after the encoder, if the model is one."""
     # Embedding models have a pooler, but no classifier reads it.
-    net.leave_aside(f"{_MODEL}.pooler.dense")
+    net.leave_aside(f"{ROBERTA_MODEL}.pooler.dense")
     if c.classifier is None:
         return
     if c.classifier.per_token:
@@ -86,7 +103,7 @@ def _family(name: str) -> ModelFamily:
         fill_in=_fill_in,
         unused_positions=_unused_positions,
         # Names in models that were saved without a head.
-        older_names={f"{part}.": f"{_MODEL}.{part}." for part in ("embeddings", "encoder", "pooler")},
+        older_names={f"{part}.": f"{ROBERTA_MODEL}.{part}." for part in ("embeddings", "encoder", "pooler")},
         position_embedding_type=LEARNED_POSITIONS,
         activations={**GELUS, "relu": "relu"},
         field_names={"rms_norm_eps": "layer_norm_eps"},

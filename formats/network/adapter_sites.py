@@ -194,6 +194,9 @@ class AdaptedModules:
         self.ignored: Final = _with_older(network.ignored, network)
         """Paths of linear layers that AdaptRT does not use."""
         self._older_names = network.older_names
+        self._older_endings = network.older_endings
+        self.fused_layers: Final = network.fused_layers
+        """Linear layers of the model's files that hold several layers of the model."""
         found = dict(_adapted_modules(network))
         norms = {path: module for path, module in found.items() if module.module == NORM}
         self.by_path: Final[Mapping[str, AdaptedModule]] = {
@@ -239,7 +242,7 @@ class AdaptedModules:
 
     def name_now(self, name: str) -> str:
         """Current name of a tensor of the Hugging Face model, which may have an older layout."""
-        return name_now(name, self._older_names)
+        return name_now(name, self._older_names, self._older_endings)
 
     def sizes_of(self, layer: int, module: str) -> tuple[int, int] | None:
         """(in, out) of a module of a layer, also of fused ones; None if the layer does not have it.

@@ -32,17 +32,23 @@ class Network(DeclaredRecurrence):
         older_names: Mapping[str, str] | None = None,
         inner_names: Mapping[str, str] | None = None,
         stacked_experts: StackedExperts | None = None,
+        older_endings: Mapping[str, str] | None = None,
+        fused_layers: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
         """Starts without ops.
 
         older_names: beginnings of `source` in older layouts of the Hugging Face model, with the current ones.
         inner_names: parts of paths in files, with transformers' names in a loaded model.
         stacked_experts: parameters that hold linear layers of all experts in the Hugging Face model.
+        older_endings: older ends of tensor names, with the current ones.
+        fused_layers: linear layers of files that hold several layers of the model, by the end of their path.
         """
         super().__init__(config)
         self.older_names: Final[Mapping[str, str]] = older_names or {}
         self.inner_names: Final[Mapping[str, str]] = inner_names or {}
         self.stacked_experts: Final = stacked_experts
+        self.older_endings: Final[Mapping[str, str]] = older_endings or {}
+        self.fused_layers: Final[Mapping[str, tuple[str, ...]]] = fused_layers or {}
         self._num_biased_norms = 0
         self.hidden: Value | None = None
         """Hidden states after the final norm, which lm_head reads."""
