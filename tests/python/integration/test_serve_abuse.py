@@ -99,12 +99,29 @@ WRONG_BODIES = {
 }
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/v2/models/base/infer"])
-@pytest.mark.parametrize("content", WRONG_BODIES.values(), ids=WRONG_BODIES)
-def test_wrong_bodies_are_answered_with_4xx(address: str, path: str, content: bytes) -> None:
-    answer = post(address, content, path)
-    assert 400 <= answer.status_code < 500
-    assert answer.json()["error"]
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
+        *("/v1/embeddings", "/pooling", "/classify", "/score", "/rerank", "/tokenize", "/detokenize"),
+        *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v2/models/base/infer", "/v2/models/base/generate"),
+    ],
+)
+def test_wrong_bodies_are_answered_with_4xx(address: str, path: str) -> None:
+    for about, content in WRONG_BODIES.items():
+        answer = post(address, content, path)
+        assert 400 <= answer.status_code < 500, about
+        assert answer.json()["error"], about
+    check_alive(address)
+
+
+@pytest.mark.parametrize("name", ["resp_1", "resp_" + "f" * 64, "a" * 5000, "%00", "..%2f..%2fetc", "%ff", "\u20ac"])
+def test_odd_ids_of_responses_are_not_found(address: str, name: str) -> None:
+    for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")):
+        answer = httpx.request(method, f"{address}/v1/responses/{name}{path}", headers=HEADERS, timeout=SECONDS)
+        assert answer.status_code in (404, 405), (method, path)
+    content = json.dumps({"input": "a", "previous_response_id": name}).encode()
+    assert post(address, content, "/v1/responses").status_code == httpx.codes.NOT_FOUND
     check_alive(address)
 
 
