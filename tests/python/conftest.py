@@ -21,6 +21,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak-kills", type=int, default=2, help="how many workers test_orchestrator.py kills")
 
 
+def pytest_collectstart() -> None:
+    """Collects no garbage while modules are imported, which makes none: a fifth of the time of the collection."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Hides the imported modules and the collected tests from the garbage collector.
 
@@ -28,3 +33,4 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,23 +16,36 @@ from support.families import FAMILIES, RELATIVES
 from support.rank_script import answer_batches
 from support.ranks import RankAnswer, answers_of, answers_of_engines
 
-OTHERS = [name for name in (*FAMILIES, *RELATIVES) if name not in CUT]
-PARTS = 2
-"""Number of groups of families; one mpirun answers all families of a group."""
+OTHERS = [name for name in FAMILIES if name not in CUT]
+SAME_OPS = [name for name in RELATIVES if name not in CUT]
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-def test_ranks_and_stages_compute_what_one_process_does(part: int, tmp_path: Path) -> None:
+def test_ranks_and_stages_compute_what_one_process_does(tmp_path: Path) -> None:
     """The base, LoRA, DoRA and LoRA with biases in one batch; test_families.py compares one process with
     transformers."""
-    names = OTHERS[part::PARTS]
-    cuts = [Cut(name, tmp_path / name) for name in names]
-    expected = [answers_of_one_process(cut) for cut in cuts]
-    ranks = answers_of_engines(2, [(cut.engine(2), [cut.cases()]) for cut in cuts], tmp_path, num_threads=1)
-    stages = answers_of_engines(3, [(cut.engine(1, pp_size=3), [cut.cases()]) for cut in cuts], tmp_path, num_threads=1)
-    for name, one, (of_ranks,), (of_stages,) in zip(names, expected, ranks, stages, strict=True):
-        for answer, by_ranks, by_stages in zip(one, of_ranks, of_stages, strict=True):
+    cuts = {name: Cut(name, tmp_path / name) for name in OTHERS}
+    expected = [answers_of_one_process(cut) for cut in cuts.values()]
+    check_ranks(cuts, expected, tmp_path)
+    engines = [(cut.engine(1, pp_size=3), [cut.cases()]) for cut in cuts.values()]
+    for name, one, (found,) in zip(
+        cuts, expected, answers_of_engines(3, engines, tmp_path, num_threads=1), strict=True
+    ):
+        for answer, by_stages in zip(one, found, strict=True):
             assert by_stages.same_bits(answer), name
+
+
+def test_ranks_compute_what_one_process_does(tmp_path: Path) -> None:
+    """The base and LoRA. These families have the ops of others, so stages and other adapters would repeat them. Each
+    declares how its layers are split."""
+    cuts = {name: Cut(name, tmp_path / name, kinds=("lora",)) for name in SAME_OPS}
+    check_ranks(cuts, [answers_of_one_process(cut) for cut in cuts.values()], tmp_path)
+
+
+def check_ranks(cuts: Mapping[str, Cut], expected: list[list[RankAnswer]], place: Path) -> None:
+    """Compares two ranks with one process."""
+    engines = [(cut.engine(2), [cut.cases()]) for cut in cuts.values()]
+    for name, one, (found,) in zip(cuts, expected, answers_of_engines(2, engines, place, num_threads=1), strict=True):
+        for answer, by_ranks in zip(one, found, strict=True):
             assert by_ranks.tokens == answer.tokens, name
             logits = answer.context_logits
             difference = np.abs(by_ranks.context_logits - logits).max()

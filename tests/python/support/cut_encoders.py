@@ -48,6 +48,8 @@ DECODER_SIZES = {
     },
 }
 NAMES = (*ENCODER_SIZES, *DECODER_SIZES)
+# Models that differ in their ops; the others have other positions, activations or names.
+DIFFERENT = ("bert", "modernbert with biases", "t5", "bart")
 # Models whose ranks also run as workers of this process. Only the transport of messages differs.
 ORCHESTRATED = ("bert", "t5")
 # Tokens of the step in which the longest encoder inputs of cases() start together.
@@ -198,6 +200,11 @@ def cut_of(name: str, directory: Path) -> CutEncoder:
 def cuts_in(directory: Path) -> dict[str, CutEncoder]:
     """Makes all models of NAMES."""
     return {name: cut_of(name, directory / name) for name in NAMES}
+
+
+def some_of(cuts: Mapping[str, CutEncoder]) -> dict[str, CutEncoder]:
+    """Returns the models of DIFFERENT, for splits of which another test runs all models."""
+    return {name: cuts[name] for name in DIFFERENT}
 
 
 def answers_of_ranks(

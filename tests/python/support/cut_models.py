@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,13 +113,15 @@ class CutModel:
 class Cut(CutModel):
     """A family's model with adapters on every linear layer."""
 
-    def __init__(self, name: str, directory: Path, **fields: Any) -> None:
-        """fields: of the config, in addition to those of CUT or even_sizes()."""
+    def __init__(self, name: str, directory: Path, kinds: Collection[str] = ADAPTERS, **fields: Any) -> None:
+        """kinds: of ADAPTERS. fields: of the config, in addition to those of CUT or even_sizes()."""
         family: Family = {**FAMILIES, **RELATIVES}[name]
         sizes = CUT[name] if name in CUT else even_sizes(family.fields)
         sized = dataclasses.replace(family, fields={**family.fields, **sizes, **fields})
         super().__init__(directory, save_family(sized, directory / "model"))
         for seed, (kind, settings) in enumerate(ADAPTERS.items()):
+            if kind not in kinds:
+                continue
             settings = {"target_modules": family.targets, **settings}
             if family.parameters and kind == "lora":
                 settings["target_parameters"] = list(family.parameters)
@@ -134,7 +136,7 @@ class Cut(CutModel):
                 "prompt": prompt_of(length, number),
                 "tokens": 8,
             }
-            for number, (adapter, length) in enumerate(zip(self.adapters.values(), (3, 40, 90, 17), strict=True))
+            for number, (adapter, length) in enumerate(zip(self.adapters.values(), (3, 40, 90, 17), strict=False))
         ]
 
     def check(self, answers: list[RankAnswer]) -> None:
