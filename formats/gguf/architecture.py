@@ -46,6 +46,10 @@ class Architecture:
     layer_prefix: str = "model.layers"
     expert_names: Mapping[str, str] = field(default_factory=dict)
     """Names of one expert's layers, in which {} is its number, by the names of tensors that stack all experts."""
+    parameter_names: Mapping[str, str] = field(default_factory=dict)
+    """Names of the layers' parameters that have no ending .weight in Hugging Face's model."""
+    rows: frozenset[str] = frozenset()
+    """Vectors that are matrices with one row in Hugging Face's model."""
     bias_fields: Mapping[str, str] = field(default_factory=dict)
     """Fields of config.json that are true if a tensor is there."""
     is_permuted: bool = False
@@ -64,5 +68,7 @@ class Architecture:
     """True if lm_head is the embedding in every model."""
     rotates: bool = True
     """False if the architecture has no rotary positions."""
+    yarn_truncates: bool = True
+    """False if YaRN's interpolation begins and ends between dimensions, which files do not state."""
     partial_rotation: bool = False
     """True if only a part of each head may be rotated."""

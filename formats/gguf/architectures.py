@@ -102,6 +102,49 @@ def _qwen3_moe(metadata: Metadata, common: Fields) -> dict[str, Any]:
     }
 
 
+def _qwen2_moe(metadata: Metadata, common: Fields) -> dict[str, Any]:
+    return {
+        **_qwen3_moe(metadata, common),
+        "shared_expert_intermediate_size": metadata.integer(".expert_shared_feed_forward_length"),
+        "norm_topk_prob": False,
+    }
+
+
+def _olmoe(metadata: Metadata, common: Fields) -> dict[str, Any]:
+    return {
+        "num_experts": metadata.integer(".expert_count"),
+        "num_experts_per_tok": metadata.integer(".expert_used_count"),
+        "norm_topk_prob": False,
+    }
+
+
+def _gpt_oss(metadata: Metadata, common: Fields) -> dict[str, Any]:
+    return {
+        "num_local_experts": metadata.integer(".expert_count"),
+        "num_experts_per_tok": metadata.integer(".expert_used_count"),
+        "intermediate_size": metadata.integer(".expert_feed_forward_length", common["intermediate_size"]),
+        "sliding_window": metadata.integer(".attention.sliding_window"),
+        "layer_types": _windows_except_each(2, common),
+    }
+
+
+def _cohere(metadata: Metadata, common: Fields) -> dict[str, Any]:
+    return {"logit_scale": metadata.number(".logit_scale", 1.0)}
+
+
+def _cohere2(metadata: Metadata, common: Fields) -> dict[str, Any]:
+    return {
+        **_cohere(metadata, common),
+        "sliding_window": metadata.integer(".attention.sliding_window"),
+        "layer_types": _windows_except_each(4, common),
+    }
+
+
+def _smollm3(metadata: Metadata, common: Fields) -> dict[str, Any]:
+    layers = range(1, common["num_hidden_layers"] + 1)
+    return {"no_rope_layers": [int(layer % 4 != 0) for layer in layers], "use_sliding_window": False}
+
+
 def _mixtral(metadata: Metadata, common: Fields) -> dict[str, Any]:
     return {
         "num_local_experts": metadata.integer(".expert_count"),
@@ -130,6 +173,18 @@ MIXTRAL: Final = replace(
     },
 )
 """Files of Mixtral have the architecture llama, with experts."""
+_EXPERTS: Final = {
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+_COHERE: Final = Architecture(
+    hugging_face="CohereForCausalLM",
+    read_fields=_cohere,
+    layer_names={"attn_norm": "input_layernorm", **ATTENTION, **GATED_MLP},
+    norm_epsilon=(".attention.layer_norm_epsilon", "layer_norm_eps"),
+    is_always_tied=True,
+)
 _QWEN2: Final = replace(LLAMA, hugging_face="Qwen2ForCausalLM", read_fields=_qwen2, bias_fields={}, is_permuted=False)
 _QWEN3: Final = replace(
     _QWEN2,
@@ -242,11 +297,64 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         read_fields=_qwen3_moe,
         bias_fields={},
         layer_names={**LLAMA_NORMS, **ATTENTION, **HEAD_NORMS, "ffn_gate_inp": "mlp.gate"},
-        expert_names={
-            "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-            "ffn_up_exps": "mlp.experts.{}.up_proj",
-            "ffn_down_exps": "mlp.experts.{}.down_proj",
-        },
+        expert_names=_EXPERTS,
     ),
+    "qwen2moe": replace(
+        _QWEN2,
+        hugging_face="Qwen2MoeForCausalLM",
+        read_fields=_qwen2_moe,
+        layer_names={
+            **LLAMA_NORMS,
+            **ATTENTION,
+            "ffn_gate_inp": "mlp.gate",
+            "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+            "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+            "ffn_up_shexp": "mlp.shared_expert.up_proj",
+            "ffn_down_shexp": "mlp.shared_expert.down_proj",
+        },
+        rows=frozenset({"ffn_gate_inp_shexp"}),
+        expert_names=_EXPERTS,
+    ),
+    "olmoe": replace(
+        _QWEN3,
+        hugging_face="OlmoeForCausalLM",
+        read_fields=_olmoe,
+        layer_names={**LLAMA_NORMS, **ATTENTION, **HEAD_NORMS, "ffn_gate_inp": "mlp.gate"},
+        bias_fields={},
+        expert_names=_EXPERTS,
+    ),
+    "gpt-oss": replace(
+        _QWEN2,
+        hugging_face="GptOssForCausalLM",
+        read_fields=_gpt_oss,
+        layer_names={
+            "attn_norm": "input_layernorm",
+            "post_attention_norm": "post_attention_layernorm",
+            **ATTENTION,
+            "ffn_gate_inp": "mlp.router",
+        },
+        parameter_names={"attn_sinks": "self_attn.sinks"},
+        bias_fields={"attention_bias": "blk.0.attn_q.bias"},
+        expert_names=_EXPERTS,
+        yarn_truncates=False,
+    ),
+    "command-r": _COHERE,
+    "cohere2": replace(_COHERE, hugging_face="Cohere2ForCausalLM", read_fields=_cohere2),
+    "glm4": Architecture(
+        hugging_face="Glm4ForCausalLM",
+        read_fields=_none,
+        layer_names={
+            "attn_norm": "input_layernorm",
+            "post_attention_norm": "post_self_attn_layernorm",
+            "ffn_norm": "post_attention_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+            **ATTENTION,
+            "ffn_up": "mlp.gate_up_proj",
+            "ffn_down": "mlp.down_proj",
+        },
+        bias_fields={"attention_bias": "blk.0.attn_q.bias"},
+        partial_rotation=True,
+    ),
+    "smollm3": replace(LLAMA, hugging_face="SmolLM3ForCausalLM", read_fields=_smollm3),
 }
 """By the values of general.architecture."""

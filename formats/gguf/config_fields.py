@@ -117,11 +117,13 @@ def _rope_fields(
         fields["partial_rotary_factor"] = rotated / head_size
     elif rotated != head_size:
         metadata.problem(".rope.dimension_count", f"is {rotated}; expected the size of a head, {head_size}")
-    scaling = _rope_scaling(model, metadata, common["max_position_embeddings"])
+    scaling = _rope_scaling(model, metadata, architecture, common["max_position_embeddings"])
     return fields if scaling is None else {**fields, "rope_scaling": scaling}
 
 
-def _rope_scaling(model: GgufModel, metadata: Metadata, length: int) -> dict[str, Any] | None:
+def _rope_scaling(
+    model: GgufModel, metadata: Metadata, architecture: Architecture, length: int
+) -> dict[str, Any] | None:
     kind = metadata.text(".rope.scaling.type", choices=("none", "linear", "yarn", "longrope")) or "none"
     factor = metadata.optional_number(".rope.scaling.factor") or metadata.optional_number(".rope.scale_linear")
     original = metadata.optional_integer(".rope.scaling.original_context_length") or length
@@ -156,6 +158,7 @@ def _rope_scaling(model: GgufModel, metadata: Metadata, length: int) -> dict[str
             "original_max_position_embeddings": original,
             "beta_fast": metadata.number(".rope.scaling.yarn_beta_fast", 32.0),
             "beta_slow": metadata.number(".rope.scaling.yarn_beta_slow", 1.0),
+            **({} if architecture.yarn_truncates else {"truncate": False}),
         }
     if factor is None or factor == 1.0 or (kind == "none" and ".rope.scaling.type" in metadata):
         return None

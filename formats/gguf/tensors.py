@@ -22,6 +22,8 @@ from .metadata import Metadata
 _OF_LAYER: Final = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 _PARTS: Final = ("attn_q", "attn_k", "attn_v")
 _FUSED: Final = "attn_qkv"
+_MAX_EXPERTS: Final = 4096
+"""Each expert has its own names; a damaged file must not cause millions of them."""
 _FLOAT32: Final = np.dtype(np.float32)
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -46,16 +48,23 @@ class _Stored:
     head_size: int | None = None
     """Size of a head if the rows of each head are in the order of llama.cpp's rotation."""
     transposed: bool = False
+    is_row: bool = False
+    """True if a vector is a matrix with one row in Hugging Face's model."""
+    row_of_matrix: int | None = None
+    """Row that is a vector in Hugging Face's model; None: `rows` are rows."""
     added: float = 0.0
     """Number that the file's values have in addition."""
 
     @property
     def is_vector(self) -> bool:
-        return len(self.tensor.shape) == 1
+        """True if `rows` are elements of one row of the file's tensor."""
+        return len(self.tensor.shape) == 1 or self.row_of_matrix is not None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the Hugging Face tensor."""
+        if self.is_row:
+            return (1, len(self.rows))
         if self.is_vector:
             return (len(self.rows),)
         shape = (len(self.rows), self.tensor.shape[-1])
@@ -116,10 +125,13 @@ class GgufWeights:
             self._model.release()
 
     def _whole(self, stored: _Stored) -> Array:
-        values = self._model.rows(stored.tensor.name, slice(None))
         if stored.is_vector:
-            vector: Array = values[0][stored.indices(0, len(stored.rows))]
-            return vector.astype(np.float32) - np.float32(stored.added) if stored.added else vector
+            row = stored.row_of_matrix or 0
+            vector: Array = self._model.rows(stored.tensor.name, slice(row, row + 1))[0]
+            vector = vector[stored.indices(0, len(stored.rows))]
+            vector = vector.astype(np.float32) - np.float32(stored.added) if stored.added else vector
+            return vector.reshape(stored.shape)
+        values = self._model.rows(stored.tensor.name, slice(None))
         return np.ascontiguousarray(values[stored.rows.start : stored.rows.stop].T)
 
 
@@ -143,18 +155,32 @@ def _stored_tensors(model: GgufModel, architecture: Architecture, heads: tuple[i
         if module in architecture.layer_names:
             name = f"{prefix}.{architecture.layer_names[module]}.{kind}"
             stored[name] = _whole(tensor, module, architecture, heads[2])
-        elif module in architecture.expert_names and len(tensor.shape) == 3:
+        elif module in architecture.parameter_names:
+            stored[f"{prefix}.{architecture.parameter_names[module]}"] = _whole(tensor, module, architecture, None)
+        elif module in architecture.expert_names and _is_of_experts(tensor, kind):
             size = tensor.shape[1]
             for expert in range(tensor.shape[0]):
                 name = f"{prefix}.{architecture.expert_names[module].format(expert)}.{kind}"
-                stored[name] = _Stored(tensor, range(expert * size, (expert + 1) * size))
-        elif module == _FUSED and _PARTS[0] in architecture.layer_names:
+                bias = _Stored(tensor, range(size), row_of_matrix=expert)
+                matrix = _Stored(tensor, range(expert * size, (expert + 1) * size))
+                stored[name] = bias if kind == "bias" else matrix
+        elif _is_fused(tensor, module, architecture, heads):
             for part, rows in zip(_PARTS, _rows_of_parts(*heads), strict=True):
                 name = f"{prefix}.{architecture.layer_names[part]}.{kind}"
                 stored[name] = _Stored(tensor, rows, _rotated_head(part, architecture, heads[2]))
         else:
             stored[tensor.name] = _whole(tensor, module, architecture, None)
     return stored
+
+
+def _is_fused(tensor: GgufTensor, module: str, architecture: Architecture, heads: tuple[int, int, int]) -> bool:
+    """True for q, k and v in one tensor, if the architecture has them apart."""
+    outputs = tensor.shape[0] if len(tensor.shape) == 1 else tensor.num_rows
+    return module == _FUSED and _PARTS[0] in architecture.layer_names and outputs == _rows_of_parts(*heads)[-1].stop
+
+
+def _is_of_experts(tensor: GgufTensor, kind: str) -> bool:
+    return len(tensor.shape) == (2 if kind == "bias" else 3) and tensor.shape[0] <= _MAX_EXPERTS
 
 
 def _whole(tensor: GgufTensor, module: str, architecture: Architecture, head_size: int | None) -> _Stored:
@@ -164,6 +190,7 @@ def _whole(tensor: GgufTensor, module: str, architecture: Architecture, head_siz
         range(tensor.shape[0] if is_vector else tensor.num_rows),
         None if head_size is None else _rotated_head(module, architecture, head_size),
         transposed=module in architecture.transposed and not is_vector,
+        is_row=module in architecture.rows and is_vector,
         added=1.0 if architecture.norms_plus_one and module.endswith("_norm") else 0.0,
     )
 

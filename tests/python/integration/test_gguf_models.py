@@ -66,11 +66,21 @@ CASES: dict[str, tuple[str, Family]] = {
     "phi3": ("phi3", FAMILIES["phi3"]),
     "phi3-longrope": ("phi3", family(
         transformers.Phi3Config, hidden_size=64, num_attention_heads=4, num_key_value_heads=2,
-        rope_parameters=LONGROPE, tie_word_embeddings=True)),
+        rope_parameters=LONGROPE, original_max_position_embeddings=24, tie_word_embeddings=True)),
     "granite": ("granite", FAMILIES["granite"]),
     "gpt2": ("gpt2", FAMILIES["gpt2"]),
     "starcoder2": ("starcoder2", family(transformers.Starcoder2Config, sliding_window=None)),
     "olmo2": ("olmo2", FAMILIES["olmo2"]),
+    "qwen2moe": ("qwen2moe", family(
+        transformers.Qwen2MoeConfig, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=22,
+        shared_expert_intermediate_size=26)),
+    "olmoe": ("olmoe", FAMILIES["olmoe"]),
+    "gpt-oss": ("gpt-oss", RELATIVES["gpt-oss"]),
+    "command-r": ("command-r", FAMILIES["cohere"]),
+    "cohere2": ("cohere2", family(
+        transformers.Cohere2Config, logit_scale=0.7, num_hidden_layers=5, sliding_window=10)),
+    "glm4": ("glm4", FAMILIES["glm4"]),
+    "smollm3": ("smollm3", family(transformers.SmolLM3Config, num_hidden_layers=5)),
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ Quantizer = Callable[[str, Array], tuple[Array, int | None]]
 """Returns the stored bytes of a tensor with a name, and their type; None: the array's own."""
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-_PERMUTED = ("llama", "granite")
+_PERMUTED = ("llama", "granite", "smollm3")
 _CONV1D = ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight")
 
 
@@ -97,7 +97,7 @@ def model_keys(config: Any, architecture: str) -> dict[str, Any]:
         "attention.key_length": c.get("head_dim"),
         "attention.value_length": c.get("head_dim"),
         "attention.layer_norm_rms_epsilon": c.get("rms_norm_eps"),
-        "attention.layer_norm_epsilon": c.get("layer_norm_epsilon") or c.get("norm_epsilon"),
+        "attention.layer_norm_epsilon": c.get("layer_norm_epsilon") or c.get("norm_epsilon") or c.get("layer_norm_eps"),
         "rope.freq_base": full.get("rope_theta"),
         "rope.freq_base_swa": rope.get("sliding_attention", {}).get("rope_theta"),
         "expert_count": c.get("num_local_experts") or c.get("num_experts"),
@@ -108,12 +108,14 @@ def model_keys(config: Any, architecture: str) -> dict[str, Any]:
         "attention.scale": c.get("attention_multiplier"),
         "embedding_scale": c.get("embedding_multiplier"),
         "residual_scale": c.get("residual_multiplier"),
-        "logit_scale": c.get("logits_scaling"),
+        "logit_scale": c.get("logits_scaling") or c.get("logit_scale"),
+        "expert_shared_feed_forward_length": c.get("shared_expert_intermediate_size"),
     }
-    if architecture in ("gemma2", "gemma3", "phi3"):
+    if architecture in ("gemma2", "gemma3", "phi3", "gpt-oss", "cohere2"):
         own["attention.sliding_window"] = c.get("sliding_window") or 0
-    if architecture == "phi3":
-        own["rope.dimension_count"] = int(full.get("partial_rotary_factor", 1.0) * width) // heads
+    if architecture in ("phi3", "glm4"):
+        size = c.get("head_dim") or width // heads
+        own["rope.dimension_count"] = int(full.get("partial_rotary_factor", 1.0) * size)
     kind = full.get("rope_type")
     if kind in ("linear", "yarn", "longrope"):
         own["rope.scaling.type"] = kind
@@ -142,7 +144,7 @@ def _tensors(model: Any, architecture: str, quantize: Quantizer) -> Iterator[tup
         if name == "lm_head.weight" and is_tied:
             continue
         values = parameter.float().numpy()
-        for own, part in _split(name, values):
+        for own, part in _split_alternating(name, values) if architecture == "gpt-oss" else _split(name, values):
             found = names.get_name(own, try_suffixes=(".weight", ".bias"))
             assert found is not None, own
             yield found, quantize(found, _changed(found, part, config, architecture))
@@ -156,8 +158,25 @@ def _split(name: str, values: Array) -> Iterator[tuple[str, Array]]:
         yield name.replace("gate_up_proj", "up_proj.weight"), np.ascontiguousarray(up)
     elif name.endswith("experts.down_proj"):
         yield f"{name}.weight", values
+    elif name.endswith("shared_expert_gate.weight"):
+        yield name, values.reshape(-1)
     else:
         yield name, values
+
+
+def _split_alternating(name: str, values: Array) -> Iterator[tuple[str, Array]]:
+    """GPT-OSS: matrices of all experts are [experts, in, out], and the outputs of gate and up alternate."""
+    kind = "bias" if name.endswith("_bias") else "weight"
+    inner = name.removesuffix("_bias")
+    if not inner.endswith(("experts.gate_up_proj", "experts.down_proj")):
+        yield (f"{name}.weight" if name.endswith("sinks") else name), values
+        return
+    outputs_last = values if kind == "bias" else values.swapaxes(1, 2)
+    if inner.endswith("down_proj"):
+        yield f"{inner}.{kind}", np.ascontiguousarray(outputs_last)
+        return
+    for first, layer in enumerate(("gate_proj", "up_proj")):
+        yield inner.replace("gate_up_proj", f"{layer}.{kind}"), np.ascontiguousarray(outputs_last[:, first::2])
 
 
 def _changed(name: str, values: Array, config: Any, architecture: str) -> Array:
