@@ -374,6 +374,7 @@ class _Rows:
         first[0] = -2  # kEveryTokenForbidden
         first[2:4] = -1  # kUnusableLogits
         yield Check(f"rows best tokens {rows} x {width}", torch.equal(tokens.long(), first), f"seed {self.seed}")
+        yield self._padded_logits(rows, width)
         for bias in (None, self._random((width,), torch.float32)) if width % 8 == 0 else (None,):
             scores = self._random((rows, width), torch.float32, 100.0)
             sums = scores.double() if bias is None else scores.double() + bias.double()
@@ -389,6 +390,27 @@ class _Rows:
             )
             name = f"rows soft cap of logits {rows} x {width}{'' if bias is None else ' with bias'}"
             yield self._check(name, scores, expected, (expected.abs() + 1.0) * 2.0**-20)
+
+    def _padded_logits(self, rows: int, width: int) -> Check:
+        """Checks that the padding of a product is left out, and that bias, scale and soft cap apply."""
+        stride = width + 7
+        product, bias = self._random((rows, stride), torch.float32, 100.0), self._random((width,), torch.float32)
+        product[:, width:] = math.nan
+        logits = self.machine.poisoned((rows, width), torch.float32)
+        self.machine.kernels.enqueue_finish_padded_logits(
+            rows=rows,
+            width=width,
+            stride=stride,
+            input=product.data_ptr(),
+            logits=logits.data_ptr(),
+            scale=0.5,
+            softcap=30.0,
+            bias=bias.data_ptr(),
+            stream=self.machine.stream(),
+        )
+        expected = 30.0 * torch.tanh((product[:, :width].double() + bias.double()) * 0.5 / 30.0)
+        name = f"rows padded logits {rows} x {width}"
+        return self._check(name, logits, expected, (expected.abs() + 1.0) * 2.0**-20)
 
     def graph(self, dtype: torch.dtype) -> Check:
         """Checks many captured launches, each of which waits for what the previous launch writes."""

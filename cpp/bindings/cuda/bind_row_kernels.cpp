@@ -161,6 +161,19 @@ void enqueue_finish_logits(std::int64_t elements, Address logits, float scale, f
                 at_address<void>(stream));
 }
 
+void enqueue_finish_padded_logits(std::int64_t rows, std::int64_t width, std::int64_t stride, Address input,
+                                  Address logits, float scale, float softcap, Address bias, Address stream) {
+  cuda::enqueue(cuda::FinishPaddedLogits{.rows = rows,
+                                         .width = width,
+                                         .stride = stride,
+                                         .input = at_address<const float>(input),
+                                         .logits = at_address<float>(logits),
+                                         .scale = scale,
+                                         .softcap = softcap,
+                                         .bias = at_address<const float>(bias)},
+                at_address<void>(stream));
+}
+
 void enqueue_best_tokens(std::int64_t rows, std::int64_t width, Address logits, Address tokens,
                          Address stream) {
   cuda::enqueue(cuda::BestTokens{.rows = rows,
@@ -215,6 +228,10 @@ void bind_row_kernels(py::module_& module) {
              py::arg("logits"), py::arg("scale") = 1.0F, py::arg("softcap") = 0.0F, py::arg("bias") = 0,
              py::arg("width") = 0, py::arg("stream"),
              "Bias, scale and softcap of float32 logits, in place. width: of a row; read with a bias.");
+  module.def("enqueue_finish_padded_logits", &enqueue_finish_padded_logits, py::kw_only(), py::arg("rows"),
+             py::arg("width"), py::arg("stride"), py::arg("input"), py::arg("logits"),
+             py::arg("scale") = 1.0F, py::arg("softcap") = 0.0F, py::arg("bias") = 0, py::arg("stream"),
+             "As enqueue_finish_logits, of the first width values of each row of input [rows, stride].");
   module.def("enqueue_best_tokens", &enqueue_best_tokens, py::kw_only(), py::arg("rows"), py::arg("width"),
              py::arg("logits"), py::arg("tokens"), py::arg("stream"),
              "tokens = the index of each row's largest logit, the smallest of equal ones.");

@@ -12,6 +12,7 @@ namespace {
 struct SharedBytes {
   std::size_t addend = 0;
   std::size_t product = 0;
+  std::size_t padded_logits = 0;
   std::size_t workspace = 0;
 };
 
@@ -29,6 +30,10 @@ SharedBytes shared_bytes(const Program& program) {
         const std::int64_t needed = tokens * product_width(*linear) * element;
         if (linear->epilogue == LinearEpilogue::kAdd) require(&bytes.addend, needed);
         if (is_activated(linear->epilogue)) require(&bytes.product, needed);
+        if (has_padded_logits(*linear, program)) {
+          require(&bytes.padded_logits, program.max_batch_size * padded_rows(product_width(*linear)) *
+                                            static_cast<std::int64_t>(sizeof(float)));
+        }
         if (const auto lora = lora_config(*linear, program)) {
           require(&bytes.workspace, cuda::LoraKernel(*lora).workspace_bytes(tokens));
         }
@@ -55,6 +60,7 @@ CudaMemory::CudaMemory(const Program& program, const GpuModelArrays& arrays, Dev
   const SharedBytes bytes = shared_bytes(program);
   addend_ = allocate(device, bytes.addend);
   product_ = allocate(device, bytes.product);
+  padded_logits_ = allocate(device, bytes.padded_logits);
   workspace_ = allocate(device, bytes.workspace);
 }
 

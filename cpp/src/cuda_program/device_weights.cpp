@@ -1,6 +1,9 @@
 #include "device_weights.h"
 
 #include <algorithm>
+#include <cstdint>
+
+#include "kernel_configs.h"
 
 namespace adaptrt {
 namespace {
@@ -13,6 +16,11 @@ std::span<const std::byte> bytes_of(const VectorView& vector) {
   return std::as_bytes(std::span(vector.data, static_cast<std::size_t>(vector.size)));
 }
 
+/// Size of the rows of zeros behind `rows` rows that are as wide as those of `matrix`.
+std::size_t bytes_of_padding(std::int64_t rows, const PanelMatrix& matrix) {
+  return static_cast<std::size_t>((padded_rows(rows) - rows) * matrix.k) * size_of(matrix.dtype);
+}
+
 }  // namespace
 
 DeviceWeights::DeviceWeights(Device& device, Stream& stream, std::size_t staging_bytes)
@@ -20,19 +28,23 @@ DeviceWeights::DeviceWeights(Device& device, Stream& stream, std::size_t staging
 
 const void* DeviceWeights::matrices(std::span<const LinearPart> parts) {
   std::vector<Piece> pieces;
-  for (const LinearPart& part : parts) pieces.push_back(bytes_of(part.weight));
-  return copy(pieces);
+  std::int64_t rows = 0;
+  for (const LinearPart& part : parts) {
+    pieces.push_back(bytes_of(part.weight));
+    rows += part.weight.n;
+  }
+  return copy(pieces, bytes_of_padding(rows, parts.front().weight));
 }
 
 const void* DeviceWeights::matrix(const PanelMatrix& matrix) {
   const Piece piece = bytes_of(matrix);
-  return copy({&piece, 1});
+  return copy({&piece, 1}, bytes_of_padding(matrix.n, matrix));
 }
 
 const float* DeviceWeights::vector(const VectorView& vector) {
   if (vector.size == 0) return nullptr;
   const Piece piece = bytes_of(vector);
-  return reinterpret_cast<const float*>(copy({&piece, 1}));
+  return reinterpret_cast<const float*>(copy({&piece, 1}, 0));
 }
 
 const float* DeviceWeights::biases(std::span<const LinearPart> parts) {
@@ -50,7 +62,7 @@ const float* DeviceWeights::biases(std::span<const LinearPart> parts) {
   return reinterpret_cast<const float*>(memory_.back().data());
 }
 
-const std::byte* DeviceWeights::copy(std::span<const Piece> pieces) {
+const std::byte* DeviceWeights::copy(std::span<const Piece> pieces, std::size_t padding) {
   std::vector<std::pair<const std::byte*, std::size_t>> key;
   std::size_t bytes = 0;
   for (const Piece& piece : pieces) {
@@ -59,13 +71,14 @@ const std::byte* DeviceWeights::copy(std::span<const Piece> pieces) {
   }
   const auto [found, is_new] = addresses_.try_emplace(std::move(key), nullptr);
   if (is_new) {
-    memory_.push_back(device_.allocate(bytes));
+    memory_.push_back(device_.allocate(bytes + padding));
     std::byte* next = memory_.back().data();
     found->second = next;
     for (const Piece& piece : pieces) {
       copies_.copy(next, piece);
       next += piece.size();
     }
+    if (padding > 0) stream_.fill_zero(next, padding);
   }
   return found->second;
 }

@@ -20,8 +20,10 @@ class DeviceWeights {
   /// staging_bytes: see StagedCopies.
   DeviceWeights(Device& device, Stream& stream, std::size_t staging_bytes = StagedCopies::kHalfBytes);
 
-  /// Returns the matrices [n, k] of a linear layer's parts, one below the other, as one matrix.
+  /// Returns the matrices [n, k] of a linear layer's parts, one below the other, as one matrix, and then the
+  /// rows of zeros of padded_rows().
   [[nodiscard]] const void* matrices(std::span<const LinearPart> parts);
+  /// Returns a matrix and its padded_rows().
   [[nodiscard]] const void* matrix(const PanelMatrix& matrix);
   /// Returns nullptr for an empty vector.
   [[nodiscard]] const float* vector(const VectorView& vector);
@@ -36,7 +38,8 @@ class DeviceWeights {
  private:
   using Piece = std::span<const std::byte>;
 
-  [[nodiscard]] const std::byte* copy(std::span<const Piece> pieces);
+  /// Copies pieces one behind the other, and `padding` bytes of zeros behind them.
+  [[nodiscard]] const std::byte* copy(std::span<const Piece> pieces, std::size_t padding);
 
   Device& device_;
   Stream& stream_;

@@ -8,6 +8,15 @@ std::int64_t product_width(const LinearOp& op) {
   return width;
 }
 
+std::int64_t padded_rows(std::int64_t rows) {
+  constexpr std::int64_t kMultiple = 8;
+  return (rows + kMultiple - 1) / kMultiple * kMultiple;
+}
+
+bool has_padded_logits(const LinearOp& op, const Program& program) {
+  return op.output == program.logits && padded_rows(product_width(op)) != product_width(op);
+}
+
 std::optional<cuda::LoraKernel::Config> lora_config(const LinearOp& op, const Program& program) {
   if (op.lora_site < 0) return std::nullopt;
   const LoraSite& site = program.lora_site(op.lora_site);

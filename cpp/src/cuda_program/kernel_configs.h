@@ -11,6 +11,11 @@ namespace adaptrt {
 
 /// Returns the number of a linear layer's outputs before its activation, over all parts.
 [[nodiscard]] std::int64_t product_width(const LinearOp& op);
+/// Returns `rows` of a matrix with the rows of zeros that follow them on the device: products have a multiple
+/// of 8 outputs.
+[[nodiscard]] std::int64_t padded_rows(std::int64_t rows);
+/// True if a linear layer computes logits, and its product has more columns than they have.
+[[nodiscard]] bool has_padded_logits(const LinearOp& op, const Program& program);
 
 /// Returns the kernel of a linear layer's adapters; nullopt if adapters do not apply.
 [[nodiscard]] std::optional<cuda::LoraKernel::Config> lora_config(const LinearOp& op, const Program& program);

@@ -26,7 +26,7 @@ class LinearLaunches final : public CudaOp {
       : is_head_(is_head),
         inputs_{.x = memory.buffer(op.input), .weights = weights.matrices(op.parts)},
         product_(product_config(op, program)),
-        y_(destination(op, memory)) {
+        y_(destination(op, program, memory)) {
     if (const auto config = lora_config(op, program)) {
       adapters_ = Adapters{.kernel = cuda::LoraKernel(*config),
                            .in = op.parts.front().weight.k,
@@ -34,6 +34,17 @@ class LinearLaunches final : public CudaOp {
                            .workspace = memory.workspace()};
     }
     const float* bias = weights.biases(op.parts);
+    if (has_padded_logits(op, program)) {
+      padded_logits_finish_ = {.rows = 0,
+                               .width = product_width(op),
+                               .stride = padded_rows(product_width(op)),
+                               .input = static_cast<const float*>(y_),
+                               .logits = reinterpret_cast<float*>(memory.buffer(op.output)),
+                               .scale = op.scale,
+                               .softcap = op.softcap,
+                               .bias = bias};
+      return;
+    }
     const bool is_activated_here = is_activated(op.epilogue);
     if (!is_activated_here && bias == nullptr && op.scale == 1.0F && op.softcap == 0.0F) return;
     if (op.output == program.logits) {
@@ -72,18 +83,24 @@ class LinearLaunches final : public CudaOp {
       finish.elements = rows * finish.width;
       cuda::enqueue(finish, run.stream);
     }
+    if (padded_logits_finish_) {
+      cuda::FinishPaddedLogits finish = *padded_logits_finish_;
+      finish.rows = rows;
+      cuda::enqueue(finish, run.stream);
+    }
   }
 
  private:
   static cuda::ProductKernel::Config product_config(const LinearOp& op, const Program& program) {
     return {.dtype = program.dtype,
             .in_size = static_cast<std::int32_t>(op.parts.front().weight.k),
-            .out_size = static_cast<std::int32_t>(product_width(op)),
+            .out_size = static_cast<std::int32_t>(padded_rows(product_width(op))),
             .float32_output = op.output == program.logits};
   }
 
   /// Returns where the product is written.
-  static void* destination(const LinearOp& op, const CudaMemory& memory) {
+  static void* destination(const LinearOp& op, const Program& program, const CudaMemory& memory) {
+    if (has_padded_logits(op, program)) return memory.padded_logits();
     if (is_activated(op.epilogue)) return memory.product();
     return op.epilogue == LinearEpilogue::kAdd ? memory.addend() : memory.buffer(op.output);
   }
@@ -110,6 +127,7 @@ class LinearLaunches final : public CudaOp {
   std::optional<Adapters> adapters_;
   std::optional<cuda::Finish> finish_;
   std::optional<cuda::FinishLogits> logits_finish_;
+  std::optional<cuda::FinishPaddedLogits> padded_logits_finish_;
 };
 
 }  // namespace

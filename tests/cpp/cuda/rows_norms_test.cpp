@@ -376,10 +376,42 @@ BOOST_AUTO_TEST_CASE(logits_have_a_bias) {
   }
 }
 
+BOOST_AUTO_TEST_CASE(the_padding_of_logits_is_left_out) {
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    for (const std::int64_t width : {1, 61, 1027}) {
+      for (const std::int64_t rows : {1, 19}) {
+        for (const bool has_bias : {false, true}) {
+          const std::int64_t stride = (width + 7) / 8 * 8;
+          const auto input = random_floats(rows * stride, &random);
+          const auto bias = random_floats(width, &random);
+          Tensor<float> logits = random_floats(rows * width, &random);
+          enqueue(FinishPaddedLogits{.rows = rows,
+                                     .width = width,
+                                     .stride = stride,
+                                     .input = input.data(),
+                                     .logits = logits.data(),
+                                     .scale = 0.5F,
+                                     .bias = has_bias ? bias.data() : nullptr},
+                  nullptr);
+          std::int64_t wrong = 0;
+          for (std::int64_t i = 0; i < rows * width; ++i) {
+            const float sum = input[i / width * stride + i % width] + (has_bias ? bias[i % width] : 0.0F);
+            wrong += static_cast<std::int64_t>(logits[i] != sum * 0.5F);
+          }
+          BOOST_TEST(wrong == 0);
+          BOOST_TEST(logits.rest_is_unchanged());
+        }
+      }
+    }
+  }
+}
+
 BOOST_AUTO_TEST_CASE(no_rows_need_no_memory) {
   enqueue(LayerNorm{.width = 8}, nullptr);
   enqueue(AddedNorm{.width = 8}, nullptr);
   enqueue(Cast{}, nullptr);
+  enqueue(FinishPaddedLogits{.width = 9, .stride = 16}, nullptr);
   enqueue(HeadNorms{.stride = 8, .queries = {.count = 1, .size = 8}, .keys = {}}, nullptr);
   enqueue(HeadNorms{.tokens = 4, .stride = 8, .queries = {}, .keys = {}}, nullptr);
 }
@@ -405,6 +437,8 @@ BOOST_AUTO_TEST_CASE(invalid_sizes_are_refused_by_name) {
   const float bias = 0;
   BOOST_CHECK_EXCEPTION(enqueue(FinishLogits{.elements = 8, .bias = &bias, .width = 4}, nullptr), ConfigError,
                         says("FinishLogits: width is 4; expected a multiple of 8 from 8 to "));
+  BOOST_CHECK_EXCEPTION(enqueue(FinishPaddedLogits{.rows = 1, .width = 9, .stride = 8}, nullptr), ConfigError,
+                        says("FinishPaddedLogits: stride is below width"));
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -57,6 +57,21 @@ BOOST_AUTO_TEST_CASE(weights_are_copied_in_pieces) {
   BOOST_TEST(weights.take().size() == 4U);
 }
 
+// Products have a multiple of 8 outputs. The embedding may be the same matrix.
+BOOST_AUTO_TEST_CASE(matrices_end_with_rows_of_zeros) {
+  HostDevice device(std::size_t{1} << 20);
+  const auto stream = device.make_stream();
+  DeviceWeights weights(device, *stream, 16);
+  std::vector<std::uint16_t> values(9 * 8);
+  std::iota(values.begin(), values.end(), std::uint16_t{1});
+  const std::vector<LinearPart> head{{matrix_of(values, 9, 8), {}}};
+  const void* embedding = weights.matrix(head[0].weight);
+  BOOST_TEST(weights.matrices(head) == embedding);
+  weights.finish();
+  values.resize(16 * 8);
+  BOOST_TEST(read<std::uint16_t>(embedding, 16 * 8) == values, boost::test_tools::per_element());
+}
+
 BOOST_AUTO_TEST_CASE(there_may_be_no_bias_and_no_vector) {
   HostDevice device(std::size_t{1} << 20);
   const auto stream = device.make_stream();

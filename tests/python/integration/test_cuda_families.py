@@ -32,7 +32,7 @@ CONFIG = BuildConfig(
     lora_config=LoraBuildConfig(max_lora_rank=8),
     plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"),
 )
-# All widths are multiples of 8, which the kernels need; they differ.
+# All widths are multiples of 8, which the kernels need; they differ. The vocabulary may have any size.
 SIZES: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 56, "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None,
@@ -50,7 +50,7 @@ OPT = {
 }  # fmt: skip
 OPT_TARGETS = ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"]
 GPT2 = {
-    "vocab_size": 96, "n_embd": 48, "n_layer": 2, "n_head": 3, "n_positions": 128, "n_inner": 72, "bos_token_id": 0,
+    "vocab_size": 97, "n_embd": 48, "n_layer": 2, "n_head": 3, "n_positions": 128, "n_inner": 72, "bos_token_id": 0,
     "eos_token_id": 1,
 }  # fmt: skip
 FALCON = {
@@ -74,7 +74,7 @@ FAMILIES = {
     # Norms after sublayers.
     "gemma2": Family(
         transformers.Gemma2Config, LLAMA,
-        {**GEMMA, "head_dim": 256, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
+        {**GEMMA, "vocab_size": 101, "head_dim": 256, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
     ),
     "gemma3": Family(
         transformers.Gemma3TextConfig, LLAMA,
@@ -99,7 +99,7 @@ FAMILIES = {
     ),
     "phi2": Family(
         transformers.PhiConfig, ["q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"],
-        {**WIDE, "num_key_value_heads": 4},
+        {**WIDE, "vocab_size": 103, "num_key_value_heads": 4},
     ),
     "stablelm-parallel": Family(
         transformers.StableLmConfig, LLAMA,

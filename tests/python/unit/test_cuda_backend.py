@@ -208,11 +208,12 @@ def test_several_ranks_are_refused(tmp_path: Path) -> None:
 
 
 def test_sizes_that_the_kernels_cannot_read_are_refused(tmp_path: Path) -> None:
-    spec = replace(SPEC, vocab_size=61, head_dim=12, num_attention_heads=8, num_key_value_heads=8)
+    spec = replace(SPEC, vocab_size=61, intermediate_size=52, head_dim=12, num_attention_heads=8, num_key_value_heads=8)
     found = refusal(SIZES, make_checkpoint(spec, tmp_path, DType.FLOAT16), tmp_path)
     assert "LlamaForCausalLM has a head_dim of 12; expected a multiple of 8 up to 256 with backend cuda" in found
-    assert "LlamaForCausalLM has a linear layer of 61 outputs; expected a multiple of 8 with backend cuda" in found
-    assert found.count("of 61 outputs") == 1
+    assert "LlamaForCausalLM has a linear layer of 52 outputs; expected a multiple of 8 with backend cuda" in found
+    assert found.count("of 52 outputs") == 1
+    assert "of 61 outputs" not in found
 
 
 RUNNING = {

@@ -157,6 +157,19 @@ struct FinishLogits {
 };
 void enqueue(const FinishLogits& work, void* stream);
 
+/// The same for a product whose rows have padding: logits[row] are the first `width` values of input[row].
+struct FinishPaddedLogits {
+  std::int64_t rows = 0;
+  std::int64_t width = 0;
+  std::int64_t stride = 0;       ///< distance of rows of `input`, at least `width`
+  const float* input = nullptr;  ///< [rows, stride]
+  float* logits = nullptr;       ///< [rows, width]
+  float scale = 1.0F;
+  float softcap = 0.0F;         ///< 0: none
+  const float* bias = nullptr;  ///< [width]; nullptr: none
+};
+void enqueue(const FinishPaddedLogits& work, void* stream);
+
 /// tokens[i] = the index of the largest value in row i, the smallest of equal ones; kUnusableLogits if a
 /// value is NaN or +infinity; kEveryTokenForbidden if all are -infinity.
 struct BestTokens {
