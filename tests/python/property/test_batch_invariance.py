@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -48,20 +49,23 @@ class Service:
             adaptrt.LoraConfig.from_peft(task_id, directory, self.engine)
             for task_id, directory in enumerate(self.adapters)
         ]
+        # One executor for all requests alone: starting one takes longer than a request.
+        self.quiet = self.executor(num_threads=1, kv_cache_config=adaptrt.KvCacheConfig(enable_block_reuse=False))
         self.alone = cache(self._alone)
 
     def _alone(self, prompt: int, adapter: int | None) -> Answer:
-        with self.executor(num_threads=1) as executor:
-            request = make_request(PROMPTS[prompt], MAX_TOKENS, self.lora(adapter))
-            return collect(executor, executor.enqueue_request(request))
+        request = make_request(PROMPTS[prompt], MAX_TOKENS, self.lora(adapter))
+        return collect(self.quiet, self.quiet.enqueue_request(request))
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16", "float16"])
-def service(request, tmp_path_factory) -> Service:
+def service(request, tmp_path_factory) -> Iterator[Service]:
     directory = tmp_path_factory.mktemp(request.param)
     model, engine = build_random_engine(SPEC, directory, request.param, tokens_per_block=16)
     adapters = [save_adapter(model, directory / f"adapter-{seed}", seed, **lora) for seed, lora in enumerate(ADAPTERS)]
-    return Service(engine, adapters)
+    made = Service(engine, adapters)
+    with made.quiet:
+        yield made
 
 
 arrivals = st.lists(
