@@ -85,9 +85,9 @@ class HarmonyReasoning(ReasoningForm):
         """See ReasoningForm."""
         yield from read_answer(reader, sink)
 
-    def end(self, opened: str) -> str:
+    def ends(self, opened: str) -> Sequence[str]:
         """See ReasoningForm."""
-        return _END
+        return (_END,)
 
     def rules(
         self, opened: str, answers: Answers, token: Callable[[str], str], budget: Budget | None = None
@@ -106,7 +106,7 @@ class HarmonyReasoning(ReasoningForm):
                 f"start: {first}preamble* {'' if is_analysis else '(analysis preamble*)? '}({last})",
                 f'preamble: {channel} "{_COMMENTARY}" {message} ended {start}',
                 f'analysis: {channel} "{_ANALYSIS}" {message} spent {start}',
-                budget.rule("spent"),
+                budget.rule("spent", _END),
                 *rule_until("ended", _END, token),
             ]
         first = f"ended {start} " if opened else ""

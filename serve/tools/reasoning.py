@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -32,18 +32,30 @@ class Answers:
 
 
 @dataclass(frozen=True)
+class BudgetEnd:
+    """Tokens of reasoning that ends with a text."""
+
+    texts: str
+    """Expression in Lark of a token that the reasoning may have, or of several that begin like its end."""
+    ends: str
+    """Expression in Lark of the tokens that end it."""
+    rules: tuple[str, ...] = ()
+    """Rules that the expressions need."""
+
+
+@dataclass(frozen=True)
 class Budget:
     """Maximum number of tokens of the reasoning."""
 
     num_tokens: int
-    texts: str
-    """Expression in Lark of one token that the reasoning may have."""
-    ends: str
-    """Expression in Lark of a token that ends it."""
+    ends: Mapping[str, BudgetEnd]
+    """How the reasoning can end, by the text that ends it."""
 
-    def rule(self, name: str) -> str:
-        """Returns a rule in Lark of which `name` is reasoning within the budget, and its end."""
-        return f"{name}: {f'{self.texts}{{0,{self.num_tokens}}} ' if self.num_tokens else ''}{self.ends}"
+    def rule(self, name: str, mark: str) -> str:
+        """Returns rules in Lark of which `name` is reasoning within the budget, and the mark that ends it."""
+        end = self.ends[mark]
+        first = f"{end.texts}{{0,{self.num_tokens}}} " if self.num_tokens else ""
+        return "\n".join([f"{name}: {first}{end.ends}", *end.rules])
 
 
 def read_text(reader: TextReader, sink: PartSink) -> Steps[None]:
@@ -83,8 +95,8 @@ class ReasoningForm(ABC):
         """Parses an answer with or without reasoning up to its end."""
 
     @abstractmethod
-    def end(self, opened: str) -> str:
-        """Returns the text that ends the reasoning. opened: the text that opened_by() returned."""
+    def ends(self, opened: str) -> Sequence[str]:
+        """Returns the texts that may end the reasoning. opened: the text that opened_by() returned."""
 
     @abstractmethod
     def rules(
@@ -93,7 +105,7 @@ class ReasoningForm(ABC):
         """Returns rules in Lark. `start` is the reasoning, which may be missing, and then an answer.
 
         opened: the text that opened_by() returned. token: writes a mark, which may be a special token. budget: its
-        tokens end the reasoning with end(); None: the reasoning may have any length.
+        tokens end the reasoning with one of ends(); None: the reasoning may have any length.
         """
 
 
@@ -154,9 +166,9 @@ class TaggedReasoning(ReasoningForm):
         """See ReasoningForm."""
         return () if opened else (self._begin,)
 
-    def end(self, opened: str) -> str:
+    def ends(self, opened: str) -> Sequence[str]:
         """See ReasoningForm."""
-        return self._end
+        return (self._end,)
 
     def rules(
         self, opened: str, answers: Answers, token: Callable[[str], str], budget: Budget | None = None
@@ -167,7 +179,11 @@ class TaggedReasoning(ReasoningForm):
         return [
             f"start: reasoning{optional} ({answers.any})",
             rf"reasoning: {begin}reasoning_text /\n?\n?/",
-            *(rule_until("reasoning_text", self._end, token) if budget is None else [budget.rule("reasoning_text")]),
+            *(
+                rule_until("reasoning_text", self._end, token)
+                if budget is None
+                else [budget.rule("reasoning_text", self._end)]
+            ),
         ]
 
 
@@ -202,9 +218,9 @@ class GraniteReasoning(ReasoningForm):
         """See ReasoningForm."""
         return () if opened else (*self._tagged.begins(opened), self._PHRASES[0])
 
-    def end(self, opened: str) -> str:
+    def ends(self, opened: str) -> Sequence[str]:
         """See ReasoningForm. Without a beginning in the prompt, the model may use the phrases."""
-        return self._tagged.end(opened) if opened else self._ENDS[0]
+        return self._tagged.ends(opened) if opened else (self._ENDS[0], *self._tagged.ends(opened))
 
     def rules(
         self, opened: str, answers: Answers, token: Callable[[str], str], budget: Budget | None = None
@@ -212,10 +228,14 @@ class GraniteReasoning(ReasoningForm):
         """See ReasoningForm."""
         if opened:
             return self._tagged.rules(opened, answers, token, budget)
-        tagged = self._tagged.rules(opened, answers, token)[1:] if budget is None else ()
+        tagged = self._tagged.rules(opened, answers, token, budget)[1:]
         return [
-            f"start: ({'reasoning | ' if tagged else ''}phrases)? ({answers.any})",
+            f"start: (reasoning | phrases)? ({answers.any})",
             rf"phrases: {_begin_rule(self._PHRASES[0], literal)} phrases_text /\n?\n?/",
-            *(rule_until("phrases_text", self._ENDS[0], literal) if budget is None else [budget.rule("phrases_text")]),
+            *(
+                rule_until("phrases_text", self._ENDS[0], literal)
+                if budget is None
+                else [budget.rule("phrases_text", self._ENDS[0])]
+            ),
             *tagged,
         ]

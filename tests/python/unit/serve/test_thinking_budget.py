@@ -10,6 +10,8 @@ from typing import Any
 
 import llguidance
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from adaptrt import GuidedDecodingParams, RequestError
 from adaptrt.runtime.guide_trial_process import _Vocabulary
@@ -18,6 +20,8 @@ from adaptrt.runtime.vocabulary import Vocabulary
 from adaptrt.serve.answer_form import AnswerForm, answer_form_of
 from adaptrt.serve.errors import ApiError
 from adaptrt.serve.openai_chat_fields import ChatRequest
+from adaptrt.serve.thinking_budget import end_of_tokens
+from adaptrt.serve.tools.reasoning import Budget
 from support.tokenizers import byte_level
 
 MARKS = {
@@ -182,8 +186,6 @@ def test_an_invalid_structural_tag_is_refused(structures: Any, said: str) -> Non
     ("server", "fields", "said"),
     [
         (("{{ messages }}",), {}, "neither the chat template nor --reasoning_parser shows how the model reasons"),
-        (("{# Here is my thought process: #}",), {}, "'Here is my response:', which is not one token"),
-        ((MARKS["qwen3"][0], False), {}, "'</think>', which is not one token of its tokenizer"),
     ],
 )
 def test_a_budget_that_cannot_be_kept(server: Any, fields: dict[str, Any], said: str) -> None:
@@ -202,3 +204,53 @@ def test_a_target_is_ignored_without_llguidance_and_kept_with_it() -> None:
         server = Server(MARKS["qwen3"][0], is_installed=is_installed)
         form = server.form("<think>", is_budget_target=True, thinking_token_budget=3)
         assert (form.guide is not None) == is_installed
+
+
+GRANITE = "{# Here is my thought process: #}"
+
+
+@pytest.mark.parametrize(
+    ("template", "begin", "end"),
+    [
+        (MARKS["qwen3"][0], "<think>", "</think>"),
+        (GRANITE, "Here is my thought process:", "Here is my response:"),
+        (GRANITE, "<think>", "</think>"),
+    ],
+)
+def test_the_end_of_reasoning_may_take_several_tokens(template: str, begin: str, end: str) -> None:
+    server = Server(template, has_marks=False)
+    form = server.form(thinking_token_budget=3, response_format={"type": "json_object"})
+    for thoughts in ("", "a", "abc", f"a{end[0]}b", f"a{end[:-1]}b", f"{end[:2]}{end[:3]}ab"):
+        assert server.accepts(form, f"{begin}{thoughts}{end}{{}}"), thoughts
+    for wrong in ("abcd", f"abcd{end[0]}", f"abc{end[0]}a", f"abc{end[:-1]}a"):
+        assert not server.accepts(form, f"{begin}{wrong}", is_whole=False), wrong
+    assert not server.accepts(form, f"{begin}abc{end}x", is_whole=False)
+    assert server.accepts(form, "{}")
+    none = server.form(thinking_token_budget=0, response_format={"type": "json_object"})
+    assert server.accepts(none, f"{begin}{end}{{}}")
+    assert not server.accepts(none, f"{begin}a", is_whole=False)
+
+
+PIECES = [b"<", b"/", b"th", b"ink", b">", b"</", b"think>", b"k>x", b"a", b"<<", b"a</th", b"</think", b">>"]
+
+
+@given(words=st.lists(st.integers(0, len(PIECES) - 1), max_size=9))
+@settings(max_examples=200, deadline=None)
+def test_reasoning_ends_where_its_text_ends(words: list[int]) -> None:
+    mark = "</think>"
+    made = end_of_tokens(mark, dict(enumerate(PIECES)))
+    assert made is not None
+    rules = Budget(9, {mark: made}).rule("spent", mark)
+    vocabulary = [*PIECES, b"\xff</s>"]
+    end = len(PIECES)
+    tokens = llguidance.LLTokenizer(_Vocabulary(vocabulary, [end]), n_vocab=len(vocabulary), eos_token=[end])
+    matcher = llguidance.LLMatcher(tokens, llguidance.grammar_from("grammar", f"start: spent\n{rules}\n"))
+    assert not matcher.is_error(), matcher.get_error()
+    is_accepted = matcher.try_consume_tokens(words) == len(words) and matcher.is_accepting()
+    text = b"".join(PIECES[word] for word in words).decode()
+    assume(text.count("<") <= 3)  # more beginnings at once are not allowed
+    assert is_accepted == (text.find(mark) == len(text) - len(mark) >= 0)
+
+
+def test_an_end_that_no_tokens_make_is_refused() -> None:
+    assert end_of_tokens("</think>", {0: b"<", 1: b"/think"}) is None
