@@ -178,6 +178,16 @@ class JsonFields:
             return ()
         return tuple(values)
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """Finite numbers, not below 0; () for null or a missing field."""
+        value = self.raw(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(is_finite_number(item) and item >= 0 for item in value):
+            self.problem(name, f"is {describe(value)}; expected a list of finite numbers, at least 0")
+            return ()
+        return tuple(map(float, value))
+
     def strings(self, name: str) -> tuple[str, ...]:
         """A list of strings."""
         value = self.raw(name)

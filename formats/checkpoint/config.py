@@ -397,6 +397,7 @@ def _read_own(source: JsonFields, config_class: type[CheckpointConfig]) -> dict[
         float | None: source.optional_number,
         str: source.string,
         tuple[int, ...]: source.integers,
+        tuple[float, ...]: source.numbers,
     }
     own = [
         each.name

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from ..checkpoint.activation import Activation
 from ..checkpoint.config import ROPE_INTERLEAVED, CheckpointConfig
 from ..network.network import Network
-from ..network.operands import Value
+from ..network.operands import RotaryTable, Value
 from ..network.weights import Part, Split, stacked, whole
 
 MODEL = "model"
@@ -79,6 +79,19 @@ Mlp = Callable[[int, Value, Value], Value]
 """Arguments: a layer's number, its normalised rows, and the residual stream, to which it adds."""
 
 
+def _rotary_tables(net: Network, c: CheckpointConfig, bases: Sequence[float]) -> list[RotaryTable]:
+    """Declares the rotation of each layer; layers with the same base share a table."""
+    tables: dict[float, RotaryTable] = {}
+    for base in sorted(set(bases), reverse=True):
+        if base == 0.0:
+            tables[base] = net.no_rotation()
+        elif base == c.rotary_base:
+            tables[base] = net.rotary()
+        else:
+            tables[base] = net.rotary(base=base, scaling=c.rotary_scaling, scope=f"rotary_{len(tables)}")
+    return [tables[base] for base in bases]
+
+
 def declare_llama_like(
     net: Network,
     c: CheckpointConfig,
@@ -90,6 +103,7 @@ def declare_llama_like(
     mlp: Mlp | None = None,
     norms_of_all_heads: bool = False,
     sinks: bool = False,
+    bases: Sequence[float] = (),
 ) -> None:
     """Declares Llama's network, or that of a family that differs only in CheckpointConfig and in these arguments.
 
@@ -99,13 +113,14 @@ def declare_llama_like(
     mlp: replaces Llama's MLP.
     norms_of_all_heads: True normalises q and k over all heads together, if they are normalised.
     sinks: True adds a learned score to each head's softmax.
+    bases: rotary base of each layer, 0 for layers whose attention does not depend on positions; (): the config's base.
     """
     factors = factors or Multipliers()
     query, key, _ = (part.outputs for part in qkv_parts(c, ""))
     x = net.embedding(f"{decoder}.embed_tokens", scale=factors.embedding, inputs_embeds_scale=factors.inputs_embeds)
-    tables = {False: net.rotary()} if len(unrotated) < c.num_hidden_layers else {}
-    if unrotated:
-        tables[True] = net.no_rotation()
+    tables = _rotary_tables(
+        net, c, bases or [0.0 if layer in unrotated else c.rotary_base for layer in range(c.num_hidden_layers)]
+    )
     for layer in net.layers():
         p = f"{decoder}.layers.{layer}"
         with net.scope("attention"):
@@ -118,7 +133,7 @@ def declare_llama_like(
                 key_norm = net.head_norm(f"{p}.self_attn.k_norm", "attention.k_layernorm", widths[1])
             attended = net.attention(
                 qkv,
-                tables[layer in unrotated],
+                tables[layer],
                 window=c.window_of(layer),
                 scale=factors.scores,
                 query_norm=query_norm,

@@ -23,7 +23,8 @@ class GraniteConfig(CheckpointConfig):
     """Divisor of the logits."""
 
 
-def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
+def read_granite_features(fields: JsonFields, num_hidden_layers: int) -> Features:
+    """Reads Granite's own fields."""
     attention_bias = fields.boolean("attention_bias", default=False)
     return {
         "attn_bias": attention_bias,
@@ -57,7 +58,7 @@ def _declare(net: Network, c: GraniteConfig) -> None:
 GRANITE = ModelFamily(
     architecture="GraniteForCausalLM",
     config_class=GraniteConfig,
-    read_features=_read_features,
+    read_features=read_granite_features,
     declare=_declare,
     optional_fields=frozenset({"num_key_value_heads", "head_dim"}),
 )

@@ -12,7 +12,7 @@ from ..checkpoint.stacked_experts import CONSECUTIVE_EXPERTS
 from ..network.network import Network
 from ..network.operands import Value
 from ..network.weights import Split, stacked, whole
-from .decoder import MODEL, declare_llama_like
+from .decoder import MODEL, Mlp, declare_llama_like
 from .family import Features, ModelFamily
 from .granite import GraniteConfig, granite_multipliers, read_granite_multipliers
 from .mixture import ROUTER_FIELDS, ExpertNames, MixtureConfig, add_experts
@@ -26,7 +26,8 @@ class GraniteMoeConfig(MixtureConfig, GraniteConfig):
     """Fields of Granite with experts."""
 
 
-def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
+def read_granite_moe_features(fields: JsonFields, num_hidden_layers: int) -> Features:
+    """Reads the own fields of Granite with experts."""
     attention_bias = fields.boolean("attention_bias", default=False)
     return {
         "attn_bias": attention_bias,
@@ -40,16 +41,22 @@ def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
 
 def _read_shared_features(fields: JsonFields, num_hidden_layers: int) -> Features:
     inner = fields.integer("shared_intermediate_size", minimum=0, default=1024)
-    return {**_read_features(fields, num_hidden_layers), "shared_expert_intermediate_size": inner or None}
+    return {**read_granite_moe_features(fields, num_hidden_layers), "shared_expert_intermediate_size": inner or None}
 
 
-def _declare(net: Network, c: GraniteMoeConfig) -> None:
+def granite_moe_mlp(net: Network, c: GraniteMoeConfig) -> Mlp:
+    """Returns the MLP for declare_llama_like(): experts, and an MLP that every token uses if the config has one."""
+
     def mlp(layer: int, h: Value, x: Value) -> Value:
         routing = replace(c.routing(RouterScores.SOFTMAX_OF_CHOSEN), scale=c.residual_multiplier)
         x = add_experts(net, c, h, x, f"{MODEL}.layers.{layer}.{_BLOCK}", routing, _NAMES)
         return x if c.shared_expert_intermediate_size is None else _shared_mlp(net, c, h, x, layer)
 
-    declare_llama_like(net, c, granite_multipliers(c), mlp=mlp)
+    return mlp
+
+
+def _declare(net: Network, c: GraniteMoeConfig) -> None:
+    declare_llama_like(net, c, granite_multipliers(c), mlp=granite_moe_mlp(net, c))
 
 
 def _shared_mlp(net: Network, c: GraniteMoeConfig, h: Value, x: Value, layer: int) -> Value:
@@ -67,7 +74,7 @@ def _shared_mlp(net: Network, c: GraniteMoeConfig, h: Value, x: Value, layer: in
 GRANITE_MOE = ModelFamily(
     architecture="GraniteMoeForCausalLM",
     config_class=GraniteMoeConfig,
-    read_features=_read_features,
+    read_features=read_granite_moe_features,
     declare=_declare,
     optional_fields=frozenset({"num_key_value_heads", "head_dim"}),
     older_endings={f".{_BLOCK}.router.layer.weight": f".{_BLOCK}.router.weight"},

@@ -31,6 +31,7 @@ from .gpt_oss import GPT_OSS
 from .granite import GRANITE
 from .granite_hybrid import GRANITE_HYBRID
 from .granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
+from .granite_swa import GRANITE_MOE_SWA, GRANITE_SWA
 from .jina_v3 import JINA_V3
 from .llama import LLAMA
 from .llama_relatives import CWM, ERNIE4_5, HELIUM, MINISTRAL, SEED_OSS
@@ -73,6 +74,7 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         MISTRAL3,
         GRANITE,
         GRANITE_HYBRID,
+        GRANITE_SWA,
         OLMO2,
         OLMO3,
         SMOLLM3,
@@ -106,6 +108,7 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         OLMOE,
         GRANITE_MOE,
         GRANITE_MOE_SHARED,
+        GRANITE_MOE_SWA,
         GLM4_MOE,
         GPT_OSS,
         T5,

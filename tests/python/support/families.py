@@ -285,6 +285,16 @@ RELATIVES = {
          "layer_types": ["full_attention"] * 3, "position_embedding_type": "rope", "embedding_multiplier": 3.0,
          "residual_multiplier": 0.3, "attention_multiplier": 0.2, "logits_scaling": 2.5},
     ),
+    "granite-swa": Family(
+        transformers.GraniteSWAConfig, LLAMA,
+        {**SIZES, **WINDOWS, "layer_rope_theta": [300.0, 0, 10000.0], "embedding_multiplier": 3.0,
+         "residual_multiplier": 0.3, "attention_multiplier": 0.2, "logits_scaling": 2.5, "mlp_bias": True},
+    ),
+    "granite-moe-swa": Family(
+        transformers.GraniteMoeSWAConfig, ATTENTION,
+        {**SIZES, **WINDOWS, "num_local_experts": 5, "num_experts_per_tok": 2, "residual_multiplier": 0.3},
+        ("experts.gate_up_proj", "experts.down_proj", "block_sparse_moe.router.weight"),
+    ),
     "granite-moe": Family(
         transformers.GraniteMoeSharedConfig, [*ATTENTION, "input_linear", "output_linear"],
         {**SIZES, "shared_intermediate_size": 26, "num_local_experts": 5, "num_experts_per_tok": 2,

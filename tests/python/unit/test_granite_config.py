@@ -1,7 +1,8 @@
-"""Configs of Granite 4 and of Granite 3 with experts."""
+"""Configs of Granite 4, of Granite with windows, and of Granite with experts."""
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from adaptrt import _core
 from adaptrt.formats.models.granite_hybrid import GraniteHybridConfig
 from adaptrt.formats.models.registry import declare
+from adaptrt.formats.models.registry import read_config as read_checkpoint_config
 from adaptrt.formats.network.ops import Linear, Rotary
 from support.hf_configs import GRANITE4, HF, read_config
 
@@ -66,3 +68,35 @@ def test_experts_may_have_a_shared_mlp(load: Any, stated: object, read: int | No
     assert ("mlp.fc" in names) == (read is not None)
     with pytest.raises(_core.CheckpointError, match="shared_intermediate_size is 26: an unknown field"):
         load({**base, "architectures": ["GraniteMoeForCausalLM"]}, shared_intermediate_size=26)
+
+
+SWA = {**HF, "architectures": ["GraniteSWAForCausalLM"], "rope_theta": 5000.0}
+
+
+@pytest.mark.parametrize(
+    ("stated", "bases"),
+    [
+        (None, [5000.0]),
+        ([5000, 0, 5000, 300.5], [5000.0, 300.5, 0.0]),
+        ([0, 0, 0, 0], [0.0]),
+    ],
+)
+def test_rotary_bases_by_layer(load: Any, stated: object, bases: list[float]) -> None:
+    config = load(SWA, layer_rope_theta=stated)
+    assert (config.sliding_window, config.sliding_window_layers) == (128, (1, 2, 3))
+    assert read_checkpoint_config(json.loads(config.to_json()), subject="config.json") == config
+    assert [op.base for op in declare(config).ops if isinstance(op, Rotary)] == bases
+
+
+@pytest.mark.parametrize(
+    ("stated", "complaint"),
+    [
+        ([300.0], "layer_rope_theta has 1 numbers; expected 4, one per layer"),
+        ([1, 2, 3, -4], r"layer_rope_theta is .*; expected a list of finite numbers, at least 0"),
+        ([1, 2, 3, True], r"layer_rope_theta is .*; expected a list of finite numbers, at least 0"),
+        (300.0, "layer_rope_theta is 300.0; expected a list of finite numbers"),
+    ],
+)
+def test_other_rotary_bases_are_refused(load: Any, stated: object, complaint: str) -> None:
+    with pytest.raises(_core.CheckpointError, match=complaint):
+        load(SWA, layer_rope_theta=stated)
