@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+import numpy as np
+
 from .architecture import ATTENTION, GATED_MLP, HEAD_NORMS, LLAMA_NORMS, Architecture
 from .metadata import Metadata
 
@@ -40,7 +42,7 @@ def _gemma2(metadata: Metadata, common: Fields) -> dict[str, Any]:
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": _query_scalar(common, layers_of_27b=46),
         "sliding_window": metadata.integer(".attention.sliding_window", 4096),
-        "layer_types": _windows_except_each(2, common),
+        "layer_types": _layer_types(metadata, 2, common),
         "attn_logit_softcapping": metadata.optional_number(".attn_logit_softcapping"),
         "final_logit_softcapping": metadata.optional_number(".final_logit_softcapping"),
     }
@@ -52,7 +54,7 @@ def _gemma3(metadata: Metadata, common: Fields) -> dict[str, Any]:
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": _query_scalar(common, layers_of_27b=62),
         "sliding_window": window or None,
-        "layer_types": _windows_except_each(6 if window else 1, common),
+        "layer_types": _layer_types(metadata, 6 if window else 1, common),
         "rope_local_base_freq": metadata.number(".rope.freq_base_swa", 10000.0),
         "final_logit_softcapping": metadata.optional_number(".final_logit_softcapping"),
     }
@@ -65,9 +67,18 @@ def _query_scalar(common: Fields, layers_of_27b: int) -> int:
     return int(common["head_dim"])
 
 
-def _windows_except_each(number: int, common: Fields) -> list[str]:
-    layers = range(1, common["num_hidden_layers"] + 1)
-    return ["full_attention" if layer % number == 0 else "sliding_attention" for layer in layers]
+def _layer_types(metadata: Metadata, number: int, common: Fields) -> list[str]:
+    """Kinds of the layers: all but each `number`-th have a window, unless the file says otherwise."""
+    key, count = ".attention.sliding_window_pattern", common["num_hidden_layers"]
+    stated = metadata.raw(key)
+    if isinstance(stated, np.ndarray):
+        if len(stated) != count or not set(stated.tolist()) <= {0, 1}:
+            metadata.problem(key, f"has {len(stated)} values; expected {count}, each 0 or 1")
+        windows = stated.tolist()
+    else:
+        every = metadata.integer(key, number)
+        windows = [layer % every != 0 for layer in range(1, count + 1)]
+    return ["sliding_attention" if window else "full_attention" for window in windows]
 
 
 def _phi3(metadata: Metadata, common: Fields) -> dict[str, Any]:
@@ -82,12 +93,12 @@ def _starcoder2(metadata: Metadata, common: Fields) -> dict[str, Any]:
     return {"hidden_act": "gelu_pytorch_tanh", "sliding_window": None, "use_bias": True}
 
 
-def _olmo2(metadata: Metadata, common: Fields) -> dict[str, Any]:
-    for key in (".attention.sliding_window", ".attention.sliding_window_pattern"):
-        if key in metadata:
-            metadata.problem(key, "is there: the file is of OLMo 3, which is not read; expected OLMo 2")
-            metadata.ignore([key])
-    return {}
+def _olmo3(metadata: Metadata, common: Fields) -> dict[str, Any]:
+    return {
+        "sliding_window": metadata.integer(".attention.sliding_window"),
+        "layer_types": _layer_types(metadata, 4, common),
+        "rope_local_base_freq": metadata.number(".rope.freq_base_swa", metadata.number(".rope.freq_base", 10000.0)),
+    }
 
 
 def _qwen3_moe(metadata: Metadata, common: Fields) -> dict[str, Any]:
@@ -124,7 +135,7 @@ def _gpt_oss(metadata: Metadata, common: Fields) -> dict[str, Any]:
         "num_experts_per_tok": metadata.integer(".expert_used_count"),
         "intermediate_size": metadata.integer(".expert_feed_forward_length", common["intermediate_size"]),
         "sliding_window": metadata.integer(".attention.sliding_window"),
-        "layer_types": _windows_except_each(2, common),
+        "layer_types": _layer_types(metadata, 2, common),
     }
 
 
@@ -136,7 +147,7 @@ def _cohere2(metadata: Metadata, common: Fields) -> dict[str, Any]:
     return {
         **_cohere(metadata, common),
         "sliding_window": metadata.integer(".attention.sliding_window"),
-        "layer_types": _windows_except_each(4, common),
+        "layer_types": _layer_types(metadata, 4, common),
     }
 
 
@@ -173,6 +184,21 @@ MIXTRAL: Final = replace(
     },
 )
 """Files of Mixtral have the architecture llama, with experts."""
+OLMO2: Final = replace(
+    LLAMA,
+    hugging_face="Olmo2ForCausalLM",
+    bias_fields={},
+    is_permuted=False,
+    layer_names={
+        "post_attention_norm": "post_attention_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+        **ATTENTION,
+        **HEAD_NORMS,
+        **GATED_MLP,
+    },
+)
+OLMO3: Final = replace(OLMO2, hugging_face="Olmo3ForCausalLM", read_fields=_olmo3)
+"""Files of OLMo 3 have the architecture olmo2, with a window."""
 _EXPERTS: Final = {
     "ffn_gate_exps": "mlp.experts.{}.gate_proj",
     "ffn_up_exps": "mlp.experts.{}.up_proj",
@@ -277,20 +303,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         layer_names={**LLAMA_NORMS, **ATTENTION, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
         norm_epsilon=(".attention.layer_norm_epsilon", "norm_epsilon"),
     ),
-    "olmo2": replace(
-        LLAMA,
-        hugging_face="Olmo2ForCausalLM",
-        read_fields=_olmo2,
-        bias_fields={},
-        is_permuted=False,
-        layer_names={
-            "post_attention_norm": "post_attention_layernorm",
-            "post_ffw_norm": "post_feedforward_layernorm",
-            **ATTENTION,
-            **HEAD_NORMS,
-            **GATED_MLP,
-        },
-    ),
+    "olmo2": OLMO2,
     "qwen3moe": replace(
         _QWEN3,
         hugging_face="Qwen3MoeForCausalLM",

@@ -9,7 +9,7 @@ from typing import Any, Final
 from ..._core import CheckpointError
 from ...common.shown_value import shown
 from .architecture import Architecture
-from .architectures import ARCHITECTURES, LLAMA, MIXTRAL
+from .architectures import ARCHITECTURES, LLAMA, MIXTRAL, OLMO2, OLMO3
 from .gguf_file import GgufModel
 from .metadata import Metadata
 
@@ -47,7 +47,9 @@ def find_architecture(model: GgufModel, metadata: Metadata) -> Architecture:
         )
     if EMBEDDING not in model.tensors:
         raise CheckpointError(f"{model.path}: has no tensor '{EMBEDDING}'; expected a whole model, not a vocabulary")
-    return MIXTRAL if found is LLAMA and metadata.optional_integer(".expert_count") else found
+    if found is LLAMA and metadata.optional_integer(".expert_count"):
+        return MIXTRAL
+    return OLMO3 if found is OLMO2 and ".attention.sliding_window" in metadata else found
 
 
 def config_fields(model: GgufModel, metadata: Metadata, architecture: Architecture) -> dict[str, Any]:
@@ -82,13 +84,17 @@ def _common_fields(model: GgufModel, metadata: Metadata, architecture: Architect
     vocab_size = model.tensors[EMBEDDING].shape[0]
     if metadata.integer(".vocab_size", vocab_size) != vocab_size:
         metadata.problem(".vocab_size", f"is not the number of rows of {EMBEDDING}, {vocab_size}")
+    num_layers = metadata.integer(".block_count")
+    if num_layers > len(model.tensors):
+        metadata.problem(".block_count", f"is {num_layers}, but there are only {len(model.tensors)} tensors")
+        num_layers = 1
     key, epsilon = architecture.norm_epsilon
     return {
         "dtype": _dtype(model),
         "vocab_size": vocab_size,
         "max_position_embeddings": metadata.integer(".context_length"),
         "hidden_size": metadata.integer(".embedding_length"),
-        "num_hidden_layers": metadata.integer(".block_count"),
+        "num_hidden_layers": num_layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head_size,

@@ -71,6 +71,7 @@ CASES: dict[str, tuple[str, Family]] = {
     "gpt2": ("gpt2", FAMILIES["gpt2"]),
     "starcoder2": ("starcoder2", family(transformers.Starcoder2Config, sliding_window=None)),
     "olmo2": ("olmo2", FAMILIES["olmo2"]),
+    "olmo3": ("olmo2", RELATIVES["olmo3"]),
     "qwen2moe": ("qwen2moe", family(
         transformers.Qwen2MoeConfig, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=22,
         shared_expert_intermediate_size=26)),

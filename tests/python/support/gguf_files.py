@@ -113,6 +113,9 @@ def model_keys(config: Any, architecture: str) -> dict[str, Any]:
     }
     if architecture in ("gemma2", "gemma3", "phi3", "gpt-oss", "cohere2"):
         own["attention.sliding_window"] = c.get("sliding_window") or 0
+    if c["model_type"] == "olmo3":
+        own["attention.sliding_window"] = config.sliding_window
+        own["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
     if architecture in ("phi3", "glm4"):
         size = c.get("head_dim") or width // heads
         own["rope.dimension_count"] = int(full.get("partial_rotary_factor", 1.0) * size)
