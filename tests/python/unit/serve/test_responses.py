@@ -19,8 +19,9 @@ from adaptrt.serve.errors import ApiError
 from adaptrt.serve.generation import TextPiece
 from adaptrt.serve.http import EventStream
 from adaptrt.serve.openai_chat_fields import ChatRequest
-from adaptrt.serve.options import ServerLimits
+from adaptrt.serve.options import ServerLimits, ServerOptions
 from adaptrt.serve.records import RequestRecord, current_request
+from adaptrt.serve.response_store import home_in, home_of
 from adaptrt.serve.responses import Responses
 from adaptrt.serve.responses_fields import ResponseRequest
 from adaptrt.serve.work import WorkKind
@@ -43,11 +44,14 @@ class Generation:
         self.end.set_result(TextPiece("", (), finish_reason="abort"))
 
 
+HOME = home_of("replica1")
+
+
 class World:
     """Responses over generations that the test controls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...] = (), **limits: Any) -> None:
-        options = SimpleNamespace(limits=ServerLimits(**limits), api_keys=keys)
+        options = ServerOptions(limits=ServerLimits(**limits), api_keys=keys, response_home=HOME)
         service: Any = SimpleNamespace(
             executor=SimpleNamespace(work=SimpleNamespace(run=self._run)),
             options=options,
@@ -153,6 +157,7 @@ def test_a_response_is_continued_without_its_instructions(monkeypatch: pytest.Mo
     async def run() -> None:
         world = World(monkeypatch)
         first = await world.made(instructions="i", input="x")
+        assert home_in(first["id"]) == HOME
         second = await world.made(instructions="j", input="y", previous_response_id=first["id"])
         await world.made(input="z", previous_response_id=second["id"])
         assert [[message.content for message in chat.messages] for chat in world.chats] == [
