@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import string
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -80,8 +81,9 @@ class Served:
         convert_checkpoint(self.model, directory / "checkpoint")
         self.engine = directory / "engine"
         build(directory / "checkpoint", CONFIG, self.engine)
+        self.lora = cache(self._lora)
 
-    def lora(self, adapter: str, engine: Path) -> adaptrt.LoraConfig | None:
+    def _lora(self, adapter: str, engine: Path) -> adaptrt.LoraConfig | None:
         directory = self.adapters[adapter]
         number = list(self.adapters).index(adapter)
         return None if directory is None else adaptrt.LoraConfig.from_peft(number, directory, engine)

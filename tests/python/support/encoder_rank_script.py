@@ -7,9 +7,10 @@ Rank 0 writes each request's results to `output`.
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,8 @@ _DECODED = adaptrt.OutputConfig(
 _ALL = adaptrt.PoolingParams(adaptrt.PoolingType.ALL)
 
 
-def _request(executor: adaptrt.Executor, case: dict[str, Any]) -> adaptrt.Request:
-    lora = None
-    if case["adapter"] is not None:
-        lora = adaptrt.LoraConfig.from_peft(case["task"], case["adapter"], executor.engine)
+def _request(case: dict[str, Any], converted: Callable[[int, str], adaptrt.LoraConfig]) -> adaptrt.Request:
+    lora = None if case["adapter"] is None else converted(case["task"], case["adapter"])
     if case["encoder"] is None:
         return adaptrt.Request(case["prompt"], 0, pooling_params=_ALL, token_type_ids=case["types"], lora_config=lora)
     return adaptrt.Request(
@@ -62,9 +61,11 @@ def _answer(result: adaptrt.Result) -> Answer:
 
 def answer_batches(executor: adaptrt.Executor, batches: Batches) -> list[list[Answer]]:
     """Runs the batches one after the other."""
+    # An adapter is converted once for all batches.
+    converted = functools.cache(lambda task, adapter: adaptrt.LoraConfig.from_peft(task, adapter, executor.engine))
     answers = []
     for batch in batches:
-        requests = executor.enqueue_requests([_request(executor, case) for case in batch])
+        requests = executor.enqueue_requests([_request(case, converted) for case in batch])
         answers.append([_answer(result_of(executor, request)) for request in requests])
     return answers
 

@@ -6,6 +6,7 @@ SPECS is JSON: [{engine, config: fields of ExecutorConfig, batches: [[{adapter, 
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -33,6 +34,8 @@ def answer_batches(executor: adaptrt.Executor, batches: list[list[dict[str, Any]
 
     `task_alone` in a case names an adapter that was sent before.
     """
+    # An adapter is converted once for all batches.
+    converted = functools.cache(lambda task, adapter: adaptrt.LoraConfig.from_peft(task, adapter, executor.engine))
     arrays = {}
     for number, batch in enumerate(batches):
         requests = []
@@ -41,7 +44,7 @@ def answer_batches(executor: adaptrt.Executor, batches: list[list[dict[str, Any]
             if case["adapter"] is not None and case.get("task_alone"):
                 lora = adaptrt.LoraConfig(case["task"])
             elif case["adapter"] is not None:
-                lora = adaptrt.LoraConfig.from_peft(case["task"], case["adapter"], executor.engine)
+                lora = converted(case["task"], case["adapter"])
             wanted = TOKENS_ALONE if case.get("tokens_alone") else OUTPUT
             requests.append(adaptrt.Request(case["prompt"], case["tokens"], output_config=wanted, lora_config=lora))
         for at, request in enumerate(executor.enqueue_requests(requests)):
