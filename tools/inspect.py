@@ -21,7 +21,7 @@ from .._core import (
 from ..builder.compile.tensorrt.compiled_plans import plan_file
 from ..common.progress import format_bytes
 from ..common.safetensors_stream import SafetensorsReader, TensorSpec
-from ..common.shown_value import shown
+from ..common.shown_value import cut
 from ..formats.adapter.recognise import CONFIG_FILE as ADAPTER_CONFIG
 from ..formats.checkpoint.config import LEARNED_POSITIONS, RELATIVE_POSITIONS, CheckpointConfig
 from ..formats.checkpoint.rank_file import rank_file
@@ -101,7 +101,7 @@ def describe_gguf(path: Path, tensors: bool) -> None:
     sizes = Counter[str]()
     for tensor in model.tensors.values():
         sizes[tensor.type.name] += tensor.num_bytes
-    named = {"name": shown(model.metadata["general.name"])} if "general.name" in model.metadata else {}
+    named = {"name": cut(str(model.metadata["general.name"]))} if "general.name" in model.metadata else {}
     rows = {
         **named,
         **_model_rows(config),

@@ -22,6 +22,7 @@ from ...formats.checkpoint.planned_tensor import PlannedTensor
 from ...formats.checkpoint.quantization import QuantConfig
 from ...formats.checkpoint.stacked_experts import experts_apart
 from ...formats.checkpoint.tensor_names import LM_HEAD
+from ...formats.gguf.model_directory import gguf_file_of
 from ...formats.hugging_face.hf_config import HfConfig
 from ...formats.hugging_face.published.formats import QuantizedMatrix
 from ...formats.models.registry import FAMILIES, declare
@@ -115,7 +116,7 @@ class HfModel:
         if family.fitting is not None:
             config = family.fitting(config, weights.names)
         network = declare(config, network)
-        _check_tensors(weights, network, directory)
+        _check_tensors(weights, network, gguf_file_of(directory) or directory)
         plans = tuple(tuple(plan_rank(network, rank)) for rank in range(config.mapping.world_size))
         check_quantization(config, plans, str(directory))
         _check_tied_lm_head(weights, network)

@@ -209,6 +209,9 @@ class HfWeights:
         stored = self._stored[name]
         if (made := self._made.get(stored)) is not None:
             stored = made.tensors[0]
+        file = self._files[self._file_of[stored]]
+        if isinstance(file, GgufWeights):
+            return file.where(stored)
         return f"{self._directory / self._file_of[stored]}: tensor '{stored}'"
 
     def _open(self, file: str, reader: type[Any]) -> None:

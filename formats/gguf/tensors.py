@@ -101,6 +101,11 @@ class GgufWeights:
             name: TensorSpec(name, stored.dtype, stored.shape) for name, stored in self._stored.items()
         }
 
+    def where(self, name: str) -> str:
+        """File and tensor in it, for error messages."""
+        stored = self._stored[name].tensor.name
+        return f"{self._model.path_of(stored)}: tensor '{stored}'"
+
     def blocks(self, name: str) -> StoredBlocks | None:
         """How a tensor is stored; None if its values are not quantised."""
         stored = self._stored[name]

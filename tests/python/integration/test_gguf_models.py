@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -310,7 +311,9 @@ def test_unknown_tensors_are_refused(tmp_path: Path) -> None:
     file = gguf_files.write_model(
         model, "llama", tmp_path / "a.gguf", extra=extra, added={"blk.0.ffn_sub_norm.weight": np.ones(38, np.float32)}
     )
-    with pytest.raises(CheckpointError, match=r"unexpected tensors: blk\.0\.ffn_sub_norm\.weight"):
+    with pytest.raises(
+        CheckpointError, match=rf"^{re.escape(str(file))}: unexpected tensors: blk\.0\.ffn_sub_norm\.weight"
+    ):
         convert_checkpoint(find_model(file).directory, tmp_path / "checkpoint")
 
 
@@ -322,3 +325,16 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     second = find_model(file)
     assert second.directory != first.directory
     assert json.loads((second.directory / "config.json").read_text())["max_position_embeddings"] == 256
+
+
+def test_an_error_about_values_names_the_file_and_its_tensor(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = family(transformers.LlamaConfig).random_model()
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[2, 3] = float("nan")
+    extra = {"tokenizer.ggml.model": "none"}
+    file = gguf_files.write_model(model, "llama", tmp_path / "a.gguf", extra=extra)
+    with pytest.raises(
+        CheckpointError, match=rf"^{re.escape(str(file))}: tensor 'blk\.1\.ffn_down\.weight'.*holds nan"
+    ):
+        convert_checkpoint(find_model(file).directory, tmp_path / "checkpoint")
