@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -52,17 +53,25 @@ class GgufModels(EntryCache[CachedDownload]):
         written.
         """
         key = _key(part_paths(path.absolute()), kind)
+        # Without the lock, because the cache may be read-only.
+        with contextlib.suppress(FileNotFoundError):  # another process is deleting the entry
+            if self.is_entry(self.place(key)):
+                return self._used(key)
         self.make_directory()
         try:
             with file_lock(self.lock_file(key), on_wait=lambda: None):
                 if not self.is_entry(self.place(key)):
                     self._write(key, path.absolute(), kind)
-                self.touch(key)
-                return self.place(key) / FILES_DIRECTORY, Lease(self.used_file(key))
+                return self._used(key)
         except OSError as reason:
             raise ConfigError(
                 f"{self.directory}: cannot be written: {reason.strerror}; set XDG_CACHE_HOME to another directory"
             ) from None
+
+    def _used(self, key: str) -> tuple[Path, Lease]:
+        lease = Lease(self.used_file(key))
+        self.touch(key)
+        return self.place(key) / FILES_DIRECTORY, lease
 
     def _write(self, key: str, path: Path, kind: Kind) -> None:
         self.remove_unfinished(key)

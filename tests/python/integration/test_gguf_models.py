@@ -20,9 +20,11 @@ from adaptrt import CheckpointError
 from adaptrt.builder import cli
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.network.rotary_frequencies import inverse_frequencies
+from adaptrt.common.file_lock import file_lock
 from adaptrt.formats.checkpoint.config import CheckpointConfig
 from adaptrt.formats.models.registry import load_config
 from adaptrt.formats.sources import find_model
+from adaptrt.formats.sources.gguf_models import GgufModels
 from adaptrt.runtime.engine import load_engine
 from support.families import FAMILIES, LONGROPE, RELATIVES, SIZES, Family, rope, save_family
 from support.serving import collect, make_request
@@ -320,7 +322,9 @@ def test_unknown_tensors_are_refused(tmp_path: Path) -> None:
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     file = write_llama(tmp_path / "a.gguf")
     first = find_model(file)
-    assert find_model(file).directory == first.directory
+    key = first.directory.parent.name
+    with file_lock(GgufModels().lock_file(key), on_wait=lambda: None):  # an entry is used without its lock
+        assert find_model(file).directory == first.directory
     write_llama(file, {"llama.context_length": 256})
     second = find_model(file)
     assert second.directory != first.directory
