@@ -228,8 +228,8 @@ def _add_executor(group: Any) -> None:
     )  # fmt: skip
     group.add_argument(
         "--lora_storage", default=PeftCacheConfig().lora_storage, metavar="STORAGE",
-        help="how adapters are kept in memory: exact; or compressed, bfloat16 in twelve bits with the same answers "
-        "(default: %(default)s)",
+        help="how adapters are kept in memory: exact; compressed, bfloat16 in twelve bits with the same answers; or "
+        "int8, which changes answers (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--draft_model", metavar="MODEL",

@@ -228,16 +228,21 @@ void bind_cache(py::module_& module) {
   py::class_<DeviceLease>(module, "DeviceLease", "Keeps an adapter on the device while this object lives.");
   py::class_<LoraCache>(module, "LoraCache",
                         "The two-level LoRA cache without an executor, for tests and tools.")
-      .def(py::init([](LoraLayout layout, const LoraCacheSizes& sizes, std::int32_t num_adapters) {
+      .def(py::init([](LoraLayout layout, const LoraCacheSizes& sizes, std::int32_t num_adapters,
+                       const PeftCacheConfig& config) {
+             config.validate().throw_if_any<ConfigError>("PeftCacheConfig");
              auto pages = std::make_unique<HostPages>(sizes.page_bytes, sizes.pages_to_make());
              return std::make_unique<LoraCache>(std::move(layout), std::move(pages),
                                                 LoraCacheOptions{.host_bytes = sizes.host_bytes,
                                                                  .device_pages = sizes.device_pages,
                                                                  .max_host_bytes = sizes.max_host_bytes,
-                                                                 .num_adapters = num_adapters});
+                                                                 .num_adapters = num_adapters,
+                                                                 .storage = config.storage()});
            }),
            py::arg("layout"), py::arg("sizes"), py::arg("num_adapters") = 0,
-           "Levels that may grow do so to hold `num_adapters` of the largest adapter.")
+           py::arg("config") = PeftCacheConfig{},
+           "Levels that may grow do so to hold `num_adapters` of the largest adapter. config: only its "
+           "lora_storage is used.")
       .def(
           "admit",
           [](LoraCache& self, const LoraConfig& config) { return AdmittedAdapter{self.admit(config)}; },

@@ -16,6 +16,7 @@
 #include "image_sizes.h"
 #include "image_writer.h"
 #include "matrix_sharing.h"
+#include "round_image.h"
 #include "saved_rows.h"
 
 namespace adaptrt {
@@ -198,6 +199,7 @@ std::shared_ptr<const HostAdapter> HostAdapter::make_packed(const LoraConfig& co
   ValueChecks checks(adapter->rows_, sent.dtype, layout.dtype);
   ImageWriter writer(source, layout, &checks);
   ImageCompressor compressor;
+  ImageRounder rounder;
   std::vector<std::size_t> image_sizes;
   adapter->storage_ = storage;
   std::map<std::size_t, std::span<const std::byte>> a_of_lm_head;
@@ -209,6 +211,7 @@ std::shared_ptr<const HostAdapter> HostAdapter::make_packed(const LoraConfig& co
     DeviceSite placed = place_in_image(adapter->rows_, entry.rows, layout, site, image);
     writer.write(site, entry.rows, placed);
     if (storage == LoraStorage::kCompressed) placed = compressor.compress(layout, site, placed);
+    if (storage == LoraStorage::kInt8) placed = rounder.round(layout, site, placed);
     if (sharing) placed = sharing->keep(layout, site, placed);
     adapter->placed_sites_.push_back(placed);
     const auto pieces = pieces_of(layout, site, placed);
@@ -232,7 +235,7 @@ std::shared_ptr<const HostAdapter> HostAdapter::make_packed(const LoraConfig& co
   problems.throw_if_any(subject);
   for (AdapterRow& row : adapter->rows_) row.offset = 0;
   if (sharing) adapter->finish_sharing(*sharing);
-  if (storage == LoraStorage::kCompressed) place_again(image_sizes, page_bytes, *adapter->plan_);
+  if (storage != LoraStorage::kExact) place_again(image_sizes, page_bytes, *adapter->plan_);
   adapter->terms_ = terms_of_rows(adapter->rows_);
   adapter->generation_ = next_generation();
   return adapter;

@@ -41,7 +41,7 @@ namespace adaptrt {
 
 /// Bytes of a matrix in an image.
 [[nodiscard]] inline std::size_t matrix_bytes(const LoraLayout& layout, const StoredMatrix& matrix) {
-  return matrix.is_compressed() ? matrix.bytes() : matrix_bytes(layout, matrix.n, matrix.k);
+  return matrix.storage == LoraStorage::kExact ? matrix_bytes(layout, matrix.n, matrix.k) : matrix.bytes();
 }
 
 /// Index of a part in LoraSite::parts.

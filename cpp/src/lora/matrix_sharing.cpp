@@ -12,6 +12,10 @@ std::vector<std::span<const std::byte>> pieces_of(const LoraLayout& layout, cons
                                                   const DeviceSite& image) {
   std::vector<std::span<const std::byte>> pieces;
   pieces.emplace_back(image.a, matrix_bytes(layout, a_of(layout, site, image)));
+  if (image.rank_scales != nullptr) {
+    pieces.emplace_back(reinterpret_cast<const std::byte*>(image.rank_scales),
+                        vector_bytes(image.total_rank));
+  }
   for (std::size_t i = 0; i < site.parts.size(); ++i) {
     const DevicePart& part = image.parts[i];
     if (part.rank == 0) continue;
@@ -52,13 +56,16 @@ DeviceSite MatrixSharing::keep(const LoraLayout& layout, const LoraSite& site, c
         ->second;
   };
   DeviceSite result = image;
+  const auto keep_vector = [&](const float** vector) {
+    if (*vector != nullptr) *vector = reinterpret_cast<const float*>(kept(*vector));
+  };
   result.a = kept(image.a);
+  keep_vector(&result.rank_scales);
   for (DevicePart& part : result.parts) {
     if (part.rank == 0) continue;
     part.b = kept(part.b);
-    for (const float** vector : {&part.magnitude, &part.shift}) {
-      if (*vector != nullptr) *vector = reinterpret_cast<const float*>(kept(*vector));
-    }
+    keep_vector(&part.magnitude);
+    keep_vector(&part.shift);
   }
   return result;
 }

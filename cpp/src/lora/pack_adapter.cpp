@@ -5,6 +5,7 @@
 
 #include "adaptrt/core/compressed_matrix.h"
 #include "adaptrt/core/convert.h"
+#include "adaptrt/core/int8_matrix.h"
 #include "adaptrt/core/panels.h"
 #include "image_writer.h"
 
@@ -28,7 +29,7 @@ DeviceAdapter device_adapter(const HostAdapter& adapter, const LoraLayout& layou
 }
 
 /// Reads rows [first, first + rows) of a matrix with `columns` columns as float32; only the rows `here` are
-/// on the device.
+/// on the device. Int8 matrices are read without their scales.
 std::vector<float> read_rows(const LoraLayout& layout, const std::byte* matrix, LoraStorage storage,
                              MatrixRows here, std::int64_t columns, std::int64_t first, std::int64_t rows) {
   std::vector<float> values(static_cast<std::size_t>(rows * columns));
@@ -42,7 +43,9 @@ std::vector<float> read_rows(const LoraLayout& layout, const std::byte* matrix, 
     const std::int64_t row = first + i - here.first;
     if (row < 0 || row >= here.count) continue;
     float* to = values.data() + i * columns;
-    if (layout.matrix_layout == MatrixLayout::kPanels) {
+    if (storage == LoraStorage::kInt8) {
+      unpack_int8_row(matrix, here.count, columns, row, to);
+    } else if (layout.matrix_layout == MatrixLayout::kPanels) {
       unpack_panel_row(panels, row, to);
     } else {
       convert_elements(reinterpret_cast<std::byte*>(to), DType::kFloat32,
@@ -51,6 +54,12 @@ std::vector<float> read_rows(const LoraLayout& layout, const std::byte* matrix, 
     }
   }
   return values;
+}
+
+/// Multiplies row r of a matrix with `columns` columns by scales[r].
+void scale_rows(const float* scales, std::int64_t columns, std::vector<float>* matrix) {
+  for (std::size_t i = 0; i < matrix->size(); ++i)
+    (*matrix)[i] *= scales[i / static_cast<std::size_t>(columns)];
 }
 
 }  // namespace
@@ -100,6 +109,9 @@ std::vector<UnpackedModule> unpack_adapter(const DeviceAdapter& adapter, const L
       UnpackedModule module{place.parts[p].module, place.layer, place.expert, part.rank, {}, {}, {}, {}};
       module.a = read_rows(layout, site.a, site.a_storage, place.rows_of_a(site.total_rank), place.in_size,
                            part.rank_offset, part.rank);
+      if (site.rank_scales != nullptr) {
+        scale_rows(site.rank_scales + part.rank_offset, place.in_size, &module.a);
+      }
       module.b = read_rows(layout, part.b, part.b_storage, place.rows_of_b(out_size), part.rank, 0, out_size);
       if (part.magnitude != nullptr) module.magnitude.assign(part.magnitude, part.magnitude + out_size);
       if (part.shift != nullptr) module.shift.assign(part.shift, part.shift + out_size);

@@ -4,6 +4,7 @@
 #include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
 #include <cmath>
+#include <list>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -188,6 +189,31 @@ BOOST_DATA_TEST_CASE(with_compressed_adapters, kernel_tables() * data::make({16,
     compressed += served.model.compress(&served.adapters[i]);
   }
   BOOST_TEST(compressed > 6);
+  for (const int threads : {1, 3}) check_crowd(served, requests, threads, &random);
+}
+
+// Int8 adapters, with few rows and with many, next to an exact one. Two of them share A and differ in scales.
+BOOST_DATA_TEST_CASE(with_int8_adapters, kernel_tables() * data::make({0, 1, 2}), kernels, dtype_index) {
+  ModelOptions options{.dtype = kDTypes[dtype_index],
+                       .num_layers = 1,
+                       .shape = {.hidden_size = 80, .attention = {4, 2, 16}},
+                       .intermediate_size = 192,
+                       .max_num_tokens = 400,
+                       .max_rank = 40};
+  Served served(options, kernels);
+  for (std::size_t i = 0; i < 2; ++i) served.model.round_to_int8(&served.adapters[i]);
+  std::list<std::vector<float>> doubled;
+  served.adapters[2] = served.adapters[1];
+  for (DeviceSite& site : served.adapters[2].sites) {
+    if (site.rank_scales == nullptr) continue;
+    auto& scales = doubled.emplace_back(site.rank_scales, site.rank_scales + site.total_rank);
+    for (float& scale : scales) scale *= 2;
+    site.rank_scales = scales.data();
+  }
+  BOOST_TEST(doubled.size() == 4U);
+  Random random(options.seed + 100);
+  auto requests = make_requests(served, 7, 100, &random);
+  run_alone(served, &requests);
   for (const int threads : {1, 3}) check_crowd(served, requests, threads, &random);
 }
 

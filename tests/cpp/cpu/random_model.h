@@ -11,6 +11,7 @@
 
 #include "adaptrt/core/compressed_matrix.h"
 #include "adaptrt/core/dtype.h"
+#include "adaptrt/core/int8_matrix.h"
 #include "adaptrt/engine/engine.h"
 #include "adaptrt/program/program.h"
 #include "cpu/random_storage.h"
@@ -139,6 +140,37 @@ class RandomModel {
       }
     }
     return compressed;
+  }
+
+  /// Rounds the matrices of an adapter to int8, each rank with scales of its own for A and B.
+  void round_to_int8(DeviceAdapter* adapter) {
+    const auto round = [&](const std::byte** matrix, std::int64_t n, std::int64_t k, ScaleAxis axis) {
+      std::vector<float> scales(static_cast<std::size_t>(axis == ScaleAxis::kOutputs ? n : k));
+      raise_maxima(*matrix, options_.dtype, n, k, axis, scales);
+      for (float& scale : scales) scale = int8_scale(scale);
+      std::vector<std::byte> rounded(int8_matrix_bytes(n, k));
+      adaptrt::round_to_int8(*matrix, options_.dtype, n, k, axis, scales, rounded.data());
+      *matrix = compressed_.emplace_back(std::move(rounded)).data();
+      return scales;
+    };
+    for (std::size_t i = 0; i < adapter->sites.size(); ++i) {
+      const LoraSite& place = program.lora.sites[i];
+      DeviceSite& site = adapter->sites[i];
+      if (site.total_rank == 0) continue;
+      auto& scales =
+          rank_scales_.emplace_back(round(&site.a, site.total_rank, place.in_size, ScaleAxis::kOutputs));
+      site.a_storage = LoraStorage::kInt8;
+      site.rank_scales = scales.data();
+      for (std::size_t p = 0; p < place.parts.size(); ++p) {
+        DevicePart& part = site.parts[p];
+        if (part.rank == 0) continue;
+        const auto of_part = round(&part.b, place.parts[p].out_size, part.rank, ScaleAxis::kInputs);
+        part.b_storage = LoraStorage::kInt8;
+        for (std::size_t r = 0; r < of_part.size(); ++r) {
+          scales[static_cast<std::size_t>(part.rank_offset) + r] *= of_part[r];
+        }
+      }
+    }
   }
 
   Storage& storage() { return storage_; }
@@ -374,6 +406,7 @@ class RandomModel {
   ModelOptions options_;
   Random random_;
   std::list<std::vector<std::byte>> compressed_;
+  std::list<std::vector<float>> rank_scales_;
   Storage storage_;
   Predictor predictor_;
 };

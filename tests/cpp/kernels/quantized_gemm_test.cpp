@@ -181,6 +181,34 @@ BOOST_DATA_TEST_CASE(a_row_has_the_same_bits_alone_in_any_crowd_and_with_an_expa
   }
 }
 
+BOOST_DATA_TEST_CASE(scales_can_be_apart_from_the_weights, kernel_tables() * data::make({0, 1}), name,
+                     activation_index) {
+  const auto& table = kernel_table(name);
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    for (const std::int64_t width : {5, 40, 64}) {
+      for (const std::int64_t rows : {1, 3, 17, 40}) {
+        Case test({.algo = QuantAlgo::kW8A16}, kActivations[activation_index], rows, 37, width, &random);
+        std::vector<float> expected(static_cast<std::size_t>(rows * width), kPoison);
+        multiply(table, test.gemm(expected.data(), width));
+        const std::vector<float> scales = test.weights.scales;
+        test.weights.scales.assign(scales.size(), kPoison);
+        test.weights.pack();
+        for (const bool expand : {false, true}) {
+          std::vector<float> found(expected.size(), kPoison);
+          auto gemm = test.gemm(found.data(), width);
+          const auto expanded = test.expanded(table);
+          if (expand) gemm.expanded = expanded.data();
+          gemm.scales = scales.data();
+          multiply(table, gemm);
+          BOOST_TEST_REQUIRE(std::memcmp(found.data(), expected.data(), found.size() * sizeof(float)) == 0,
+                             "width " << width << " rows " << rows << " expanded " << expand);
+        }
+      }
+    }
+  }
+}
+
 BOOST_AUTO_TEST_SUITE_END()
 
 BOOST_AUTO_TEST_SUITE(int8_gemm)

@@ -41,7 +41,7 @@ const std::vector<BadField> kBadFields{
     {"device_cache_percent is 1.5", [](PeftCacheConfig& c) { c.device_cache_percent = 1.5; }},
     {"device_cache_percent is nan",
      [](PeftCacheConfig& c) { c.device_cache_percent = std::numeric_limits<double>::quiet_NaN(); }},
-    {"lora_storage is 'int4'; accepted: 'exact', 'compressed'",
+    {"lora_storage is 'int4'; accepted: 'exact', 'compressed', 'int8'",
      [](PeftCacheConfig& c) { c.lora_storage = "int4"; }},
     {"num_host_module_layer and host_cache_size both",
      [](PeftCacheConfig& c) {
@@ -247,6 +247,18 @@ BOOST_AUTO_TEST_CASE(only_whole_panels_of_bfloat16_are_compressed) {
   layout = small_layout(DType::kBFloat16);
   layout.sites[0].parts[0].num_remote_outputs = 6;
   BOOST_TEST(contains(refusal(config, layout), expected + "ranks place their parts"));
+}
+
+BOOST_AUTO_TEST_CASE(whole_panels_of_every_type_are_rounded_to_int8) {
+  PeftCacheConfig config;
+  config.lora_storage = "int8";
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    BOOST_TEST(refusal(config, small_layout(dtype)) == "");
+  }
+  LoraLayout layout = small_layout();
+  layout.matrix_layout = MatrixLayout::kRows;
+  BOOST_TEST(contains(refusal(config, layout),
+                      "lora_storage is 'int8'; expected 'exact': CUDA kernels do not decode adapters"));
 }
 
 BOOST_AUTO_TEST_CASE(engines_without_lora_have_no_cache_to_configure) {

@@ -3,6 +3,7 @@ size."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ ADAPTERS = [
 LONG = list(range(2, 140))
 PROMPTS = [[5], [9, 8, 7, 6], LONG[:40], LONG[:41], LONG, [*LONG[:64], 3, 3, 3]]
 MAX_TOKENS = 24
+STORAGES = ("exact", "int8")
 # A block that a prompt matches only in part is not reused, is copied, or is taken over.
 REUSE = [{"enable_partial_reuse": False}, {}, {"copy_on_partial_reuse": False}]
 
@@ -50,12 +52,19 @@ class Service:
             for task_id, directory in enumerate(self.adapters)
         ]
         # One executor for all requests alone: starting one takes longer than a request.
-        self.quiet = self.executor(num_threads=1, kv_cache_config=adaptrt.KvCacheConfig(enable_block_reuse=False))
+        self.quiet = {
+            storage: self.executor(
+                num_threads=1,
+                kv_cache_config=adaptrt.KvCacheConfig(enable_block_reuse=False),
+                peft_cache_config=adaptrt.PeftCacheConfig(lora_storage=storage),
+            )
+            for storage in STORAGES
+        }
         self.alone = cache(self._alone)
 
-    def _alone(self, prompt: int, adapter: int | None) -> Answer:
-        request = make_request(PROMPTS[prompt], MAX_TOKENS, self.lora(adapter))
-        return collect(self.quiet, self.quiet.enqueue_request(request))
+    def _alone(self, prompt: int, adapter: int | None, storage: str = "exact") -> Answer:
+        quiet = self.quiet[storage]
+        return collect(quiet, quiet.enqueue_request(make_request(PROMPTS[prompt], MAX_TOKENS, self.lora(adapter))))
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16", "float16"])
@@ -64,7 +73,9 @@ def service(request, tmp_path_factory) -> Iterator[Service]:
     model, engine = build_random_engine(SPEC, directory, request.param, tokens_per_block=16)
     adapters = [save_adapter(model, directory / f"adapter-{seed}", seed, **lora) for seed, lora in enumerate(ADAPTERS)]
     made = Service(engine, adapters)
-    with made.quiet:
+    with contextlib.ExitStack() as executors:
+        for quiet in made.quiet.values():
+            executors.enter_context(quiet)
         yield made
 
 
@@ -97,11 +108,12 @@ executors = st.fixed_dictionaries(
     kv_tokens=st.sampled_from([176, 256, 4096]),
     reuse=st.sampled_from([{"enable_block_reuse": False}, *REUSE]),
     small_cache=st.booleans(),
+    storage=st.sampled_from(STORAGES),
 )
 def test_a_crowd_changes_no_bit(
-    service, arrivals, fields, policy, chunking, fairness, kv_tokens, reuse, small_cache
+    service, arrivals, fields, policy, chunking, fairness, kv_tokens, reuse, small_cache, storage
 ) -> None:
-    peft_cache = adaptrt.PeftCacheConfig(num_device_module_layer=32 * 14) if small_cache else adaptrt.PeftCacheConfig()
+    peft_cache = adaptrt.PeftCacheConfig(num_device_module_layer=32 * 14 if small_cache else 0, lora_storage=storage)
     with service.executor(
         enable_chunked_context=True,
         scheduler_config=adaptrt.SchedulerConfig(
@@ -118,7 +130,7 @@ def test_a_crowd_changes_no_bit(
             ids.append(executor.enqueue_request(request))
         answers = [collect(executor, request_id) for request_id in ids]
     for (prompt, adapter, _, with_logits), answer in zip(arrivals, answers, strict=True):
-        alone = service.alone(prompt, adapter)
+        alone = service.alone(prompt, adapter, storage)
         assert answer.same_bits(alone) if with_logits else answer.same_log_probs(alone)
 
 

@@ -13,9 +13,10 @@ EXTREMES = st.sampled_from([-(2**31), -1, 0, 1, 2, 3, 4, 5, 8, 16, 18, 19, 255, 
 SHAPES = st.lists(st.sampled_from([0, 1, 2, 3, 4, 60, 2**20, 2**31, 2**62]), max_size=4)
 
 
-def refused_or_stored(weights: np.ndarray, config: np.ndarray, engine: _core.DType) -> bool:
+def refused_or_stored(weights: np.ndarray, config: np.ndarray, engine: _core.DType, storage: str = "exact") -> bool:
     """Returns whether the adapter was stored; checks that a refusal leaves the cache unchanged."""
-    cache = _core.LoraCache(small_layout(engine), _core.LoraCacheSizes(1 << 16, 2048, 4))
+    kept = _core.PeftCacheConfig(lora_storage=storage)
+    cache = _core.LoraCache(small_layout(engine), _core.LoraCacheSizes(1 << 16, 2048, 4), config=kept)
     before = cache.stats()
     request = _core.LoraConfig(7, weights, config)
     try:
@@ -37,12 +38,14 @@ def refused_or_stored(weights: np.ndarray, config: np.ndarray, engine: _core.DTy
     changes=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), EXTREMES), max_size=3),
     noise=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 200), st.integers(0, 2**16 - 1)), max_size=3),
     sent=st.sampled_from([np.dtype(np.float16), np.dtype("V2")]),
+    storage=st.sampled_from(["exact", "int8"]),
 )
 def test_damaged_fields_and_elements(
     engine: _core.DType,
     changes: list[tuple[int, int, int]],
     noise: list[tuple[int, int, int]],
     sent: np.dtype,
+    storage: str,
 ) -> None:
     rng = np.random.default_rng(0)
     half = np.dtype(np.float16)
@@ -57,7 +60,7 @@ def test_damaged_fields_and_elements(
     bits = weights.view(np.uint16)
     for row, column, value in noise:
         bits[row, column % bits.shape[1]] = value
-    stored = refused_or_stored(bits.view(sent), config, engine)
+    stored = refused_or_stored(bits.view(sent), config, engine, storage)
     assert stored or changes or noise
 
 

@@ -123,6 +123,9 @@ struct QuantizedGemm {
   Quantization quantization;
   /// The result of expand_panel for the panel; nullptr: the kernel decodes the weights.
   const std::byte* expanded = nullptr;
+  /// For one group without typed scales: scales [width] that replace those after the panel's weights, which
+  /// then need not be there. nullptr: the panel's.
+  const float* scales = nullptr;
 };
 
 /// out[rows, width] = a[rows, k] * panel[width, k]^T for a panel of QuantAlgo::kW8A8: the sum over k in exact

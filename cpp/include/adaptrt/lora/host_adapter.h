@@ -86,8 +86,8 @@ class HostAdapter {
                                                  const SiteIndex& index);
   /// The same, and packs the adapter. The layout must be whole (is_whole()), with images of up to
   /// `page_bytes` bytes. If `matrices` is not nullptr, matrices that are there already are not kept again;
-  /// the adapter can then be read only in place. Only then may `storage` be kCompressed, for panels of
-  /// bfloat16.
+  /// the adapter can then be read only in place. Only then may `storage` be other than kExact, for
+  /// panels; kCompressed is for bfloat16.
   static std::shared_ptr<const HostAdapter> make_packed(const LoraConfig& config, const LoraLayout& layout,
                                                         const SiteIndex& index, std::size_t page_bytes,
                                                         SharedMatrices* matrices = nullptr,
@@ -108,7 +108,7 @@ class HostAdapter {
   [[nodiscard]] const std::byte* data() const { return memory_->array.data(); }
   /// Bytes of the adapter, matrices that it shares with others included.
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
-  /// Bytes that the adapter would have if it shared nothing, no row was dropped and no matrix compressed.
+  /// Bytes that the adapter would have if it shared nothing, no row was dropped and its storage were kExact.
   [[nodiscard]] std::size_t unshared_bytes() const { return unshared_bytes_; }
   /// Products with an A or a B that a token need not make, because B is zero or A is another module's too.
   [[nodiscard]] std::int64_t saved_products() const { return saved_products_; }

@@ -24,9 +24,10 @@ enum class MatrixLayout : std::uint8_t {
 enum class LoraStorage : std::uint8_t {
   kExact,       ///< in the engine's type
   kCompressed,  ///< bfloat16 in twelve bits, exactly, if the values fit (core/compressed_matrix.h)
+  kInt8,        ///< rounded to integers with one scale for each rank (core/int8_matrix.h)
 };
 
-inline constexpr std::array<std::string_view, 2> kLoraStorageNames = {"exact", "compressed"};
+inline constexpr std::array<std::string_view, 3> kLoraStorageNames = {"exact", "compressed", "int8"};
 
 [[nodiscard]] constexpr std::string_view name_of(LoraStorage storage) {
   return kLoraStorageNames[static_cast<std::size_t>(storage)];
@@ -234,6 +235,9 @@ struct DeviceSite {
   /// A[total_rank, in_size], as panels or rows, or only the rows in LoraSite::rows_of_a.
   const std::byte* a = nullptr;
   LoraStorage a_storage = LoraStorage::kExact;
+  /// float32[total_rank], by which x A^T is multiplied before the product with B: the scales of A's rows
+  /// times those of B's columns, if both are int8. nullptr otherwise.
+  const float* rank_scales = nullptr;
   std::array<DevicePart, kMaxPartsPerSite> parts;
 };
 

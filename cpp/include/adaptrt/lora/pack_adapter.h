@@ -34,7 +34,8 @@ struct UnpackedModule {
 };
 
 /// The inverse of pack_adapter, for inspection, if the device's memory is the host's. attn_qkv and
-/// mlp_gate_up are returned as their parts. Rows of A and B on other ranks are zeros.
+/// mlp_gate_up are returned as their parts. Rows of A and B on other ranks are zeros. If they are int8, B has
+/// the integers and A the values times B's scales, whose product is the adapter's.
 [[nodiscard]] std::vector<UnpackedModule> unpack_adapter(const DeviceAdapter& adapter,
                                                          const LoraLayout& layout);
 

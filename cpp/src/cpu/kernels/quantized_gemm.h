@@ -149,8 +149,7 @@ void quantized_streamed(const QuantizedGemm& gemm, const QuantizedPanel& panel) 
 
 template <class Packed, class Float, bool kIsInt8>
 void multiply_quantized(const QuantizedGemm& gemm) {
-  const QuantizedPanel panel =
-      parts_of_panel(gemm.quantization, gemm.call.panel, gemm.call.k, gemm.call.width);
+  const QuantizedPanel panel = parts_of(gemm);
   if (gemm.expanded != nullptr) {
     quantized_panel<Expanded<Float>, kTileRows, false>(gemm, panel, gemm.expanded);
     return;

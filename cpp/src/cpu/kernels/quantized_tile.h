@@ -26,6 +26,13 @@ struct GroupView {
   const std::byte* zeros;   // [width], or nullptr
 };
 
+/// The parts of the product's panel, with the scales that are used.
+inline QuantizedPanel parts_of(const QuantizedGemm& gemm) {
+  QuantizedPanel panel = parts_of_panel(gemm.quantization, gemm.call.panel, gemm.call.k, gemm.call.width);
+  if (gemm.scales != nullptr) panel.scales = reinterpret_cast<const std::byte*>(gemm.scales);
+  return panel;
+}
+
 inline std::int64_t group_size_of(const QuantizedGemm& gemm) {
   return gemm.quantization.group_size == 0 ? gemm.call.k : gemm.quantization.group_size;
 }

@@ -145,8 +145,7 @@ void multiply_one_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, I
 template <class Panel>
 void tile_quantized_gemm_of(const QuantizedGemm& gemm) {
   const InputRange inputs = part_of(gemm.call.part, gemm.call.k);
-  const QuantizedPanel panel =
-      parts_of_panel(gemm.quantization, gemm.call.panel, gemm.call.k, gemm.call.width);
+  const QuantizedPanel panel = parts_of(gemm);
   const bool has_whole_steps =
       group_count(gemm.quantization, gemm.call.k) == 1 || group_size_of(gemm) % kStepInputs == 0;
   // A single row is multiplied faster if the panel is decoded in registers.

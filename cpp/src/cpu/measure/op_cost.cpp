@@ -128,6 +128,7 @@ void add_adapter_bytes(std::span<const LinearPart> parts, const DeviceSite& site
                        DType dtype, OpCost* cost) {
   const auto add = [&](const StoredMatrix& matrix) { cost->adapter_bytes += as_count(matrix.bytes()); };
   add({site.a, site.a_storage, dtype, place.rows_of_a(site.total_rank).count, parts[0].weight.k});
+  if (site.rank_scales != nullptr) cost->adapter_bytes += site.total_rank * as_count(sizeof(float));
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const DevicePart& part = site.parts[i];
     if (part.rank == 0) continue;

@@ -83,7 +83,7 @@ BAD_FLAGS: dict[str, list[str]] = {
     "--kv_cache_dir x": ["kv_cache_dir is x without kv_cache_dir_bytes; expected both, or neither"],
     "--kv_cache_dir_bytes 7000": ["kv_cache_dir_bytes is 7000 without kv_cache_dir; expected both, or neither"],
     "--kv_cache_dir nowhere --kv_cache_dir_bytes 9": ["kv_cache_dir is 'nowhere'", "a directory that can be written"],
-    "--lora_storage int4": ["peft_cache_config.lora_storage is 'int4'", "accepted: 'exact', 'compressed'"],
+    "--lora_storage int4": ["peft_cache_config.lora_storage is 'int4'", "accepted: 'exact', 'compressed', 'int8'"],
     "--kernels nope": ["kernels is 'nope'", "this CPU can run"],
     f"--weight_memory {HUGE}": ["weight_memory", HUGE, "up to 2^62 bytes"],
     f"--weight_memory {'9' * 400}TiB": ["weight_memory", "up to 2^62 bytes"],

@@ -12,6 +12,13 @@ namespace {
 constexpr std::int64_t kSlicePanels = kVocabularySlice / kPanelColumns;
 static_assert(kSlicePanels * kPanelColumns == kVocabularySlice);
 
+/// Scales of 1 for the integers of an int8 panel: DeviceSite::rank_scales are applied to x A^T.
+constexpr auto kNoScales = [] {
+  std::array<float, kPanelColumns> scales{};
+  scales.fill(1.0F);
+  return scales;
+}();
+
 std::int64_t blocks_of(const AdaptedRows& adapted) {
   return (adapted.end - adapted.begin + kBlockRows - 1) / kBlockRows;
 }
@@ -43,13 +50,24 @@ void AdapterProduct::shrink(const LinearCall& call) const {
     return;
   }
   multiply_by_a(call, rows_by_a(call),
-                [&](const AdaptedRows& adapted, std::int64_t panel, RowRange rows, const float* tile) {
-                  const std::int64_t width = panel_width(adapted.site->total_rank, panel);
-                  for (std::int64_t row = rows.begin; row < rows.end; ++row, tile += kPanelColumns) {
-                    context_.kernels.scale_and_store(tile, 1.0F, width, shrunk(row, panel * kPanelColumns),
-                                                     input_dtype_);
-                  }
+                [&](const AdaptedRows& adapted, std::int64_t panel, RowRange rows, float* tile) {
+                  store_shrunk(call, panel_width(adapted.site->total_rank, panel), panel, rows, tile);
                 });
+}
+
+void AdapterProduct::store_shrunk(const LinearCall& call, std::int64_t width, std::int64_t panel,
+                                  RowRange rows, float* tile) const {
+  const std::int64_t column = panel * kPanelColumns;
+  // Rows that were joined by rows_by_a() have adapters with different scales.
+  for (const AdaptedRows& adapted : from(call, rows)) {
+    if (adapted.begin >= rows.end) return;
+    const std::int64_t end = std::min(adapted.end, rows.end);
+    const float* scales = adapted.site->rank_scales;
+    for (std::int64_t row = std::max(adapted.begin, rows.begin); row < end; ++row, tile += kPanelColumns) {
+      if (scales != nullptr) context_.kernels.multiply(scales + column, width, tile);
+      context_.kernels.scale_and_store(tile, 1.0F, width, shrunk(row, column), input_dtype_);
+    }
+  }
 }
 
 void AdapterProduct::multiply_new_tokens(const LinearCall& call) const {
@@ -135,20 +153,69 @@ void AdapterProduct::multiply(PanelGemm gemm, const StoredMatrix& matrix, std::i
                               int thread) const {
   gemm.call.k = matrix.k;
   gemm.call.width = panel_width(matrix.n, panel);
-  if (!matrix.is_compressed()) {
-    gemm.call.panel = matrix.panel(panel);
-    gemm_(gemm);
-    return;
+  switch (matrix.storage) {
+    case LoraStorage::kExact:
+      gemm.call.panel = matrix.panel(panel);
+      gemm_(gemm);
+      return;
+    case LoraStorage::kCompressed:
+      multiply_compressed(gemm, matrix, panel, thread);
+      return;
+    case LoraStorage::kInt8:
+      multiply_int8(gemm, matrix, panel, thread);
+      return;
   }
+}
+
+void AdapterProduct::multiply_compressed(PanelGemm gemm, const StoredMatrix& matrix, std::int64_t panel,
+                                         int thread) const {
   const KernelTable& kernels = context_.kernels;
   const MatrixPanel compressed = find_matrix_panel(matrix.data, matrix.n, matrix.k, panel);
   if (kernels.matrix_panel_gemm != nullptr && kernels.matrix_panel_gemm(gemm, compressed)) return;
-  HugeArray& expanded = context_.memory.linear.adapter_panels[static_cast<std::size_t>(thread)];
-  const auto bytes = static_cast<std::size_t>(compressed.num_pieces * kPiecePanelBytes);
-  if (expanded.bytes() < bytes) expanded = HugeArray(bytes);
-  kernels.expand_matrix_panel(compressed, gemm.call.next_panel, expanded.data());
-  gemm.call.panel = expanded.data();
+  std::byte* expanded = scratch(static_cast<std::size_t>(compressed.num_pieces * kPiecePanelBytes), thread);
+  kernels.expand_matrix_panel(compressed, gemm.call.next_panel, expanded);
+  gemm.call.panel = expanded;
   gemm_(gemm);
+}
+
+void AdapterProduct::multiply_int8(const PanelGemm& gemm, const StoredMatrix& matrix, std::int64_t panel,
+                                   int thread) const {
+  const KernelTable& kernels = context_.kernels;
+  const auto type = static_cast<std::size_t>(input_dtype_);
+  QuantizedGemm product{.call = gemm.call,
+                        .activation = input_dtype_,
+                        .a_steps = gemm.a_steps,
+                        .a_step_bytes = gemm.a_step_bytes,
+                        .quantization = kInt8Matrix,
+                        .scales = kNoScales.data()};
+  product.call.panel = matrix.panel(panel);
+  const std::int64_t rows = gemm.call.rows;
+  const std::size_t sums_bytes =
+      gemm.accumulate ? static_cast<std::size_t>(rows * kPanelColumns) * sizeof(float) : 0;
+  const std::size_t expanded_bytes =
+      rows > kernels.int8_decoded_rows ? panel_bytes(input_dtype_, gemm.call.width, gemm.call.k) : 0;
+  std::byte* const space = scratch(sums_bytes + expanded_bytes, thread);
+  if (expanded_bytes > 0) {
+    kernels.expand_panel[type](product, space + sums_bytes);
+    product.expanded = space + sums_bytes;
+  }
+  if (!gemm.accumulate) {
+    kernels.quantized_gemm[type](product);
+    return;
+  }
+  auto* sums = reinterpret_cast<float*>(space);
+  product.call.out = sums;
+  product.call.out_stride = kPanelColumns;
+  kernels.quantized_gemm[type](product);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    kernels.add(sums + row * kPanelColumns, gemm.call.width, gemm.call.out + row * gemm.call.out_stride);
+  }
+}
+
+std::byte* AdapterProduct::scratch(std::size_t bytes, int thread) const {
+  HugeArray& space = context_.memory.linear.adapter_panels[static_cast<std::size_t>(thread)];
+  if (space.bytes() < bytes) space = HugeArray(bytes);
+  return space.data();
 }
 
 float* AdapterProduct::multiply_tile(const LinearCall& call, const DeviceSite& site, std::int64_t panel,

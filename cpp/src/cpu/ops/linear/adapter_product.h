@@ -54,8 +54,16 @@ class AdapterProduct {
   [[nodiscard]] StoredMatrix b_of(const DevicePart& part, std::int64_t outputs) const;
   /// Number in b_of() of a panel of the part; nullopt if another rank has it.
   [[nodiscard]] std::optional<std::int64_t> panel_here(std::int64_t outputs, std::int64_t panel) const;
-  /// The product with a panel of a matrix.
+  /// The product with a panel of a matrix. For int8 it is that of the integers.
   void multiply(PanelGemm gemm, const StoredMatrix& matrix, std::int64_t panel, int thread) const;
+  void multiply_compressed(PanelGemm gemm, const StoredMatrix& matrix, std::int64_t panel, int thread) const;
+  void multiply_int8(const PanelGemm& gemm, const StoredMatrix& matrix, std::int64_t panel, int thread) const;
+  /// Space for a thread's decoded panels or sums; its contents are lost by the next call.
+  [[nodiscard]] std::byte* scratch(std::size_t bytes, int thread) const;
+  /// Stores a tile of x A^T in StepMemory::shrink, multiplied by DeviceSite::rank_scales of each row's
+  /// adapter.
+  void store_shrunk(const LinearCall& call, std::int64_t width, std::int64_t panel, RowRange rows,
+                    float* tile) const;
   /// Effect of an adapter on a panel of one of LinearSpec::parts; `panel` becomes its number in B.
   [[nodiscard]] const DevicePart& part_of(const AdaptedRows& adapted, std::size_t part,
                                           std::int64_t* panel) const;
@@ -68,7 +76,7 @@ class AdapterProduct {
   /// Joins consecutive rows whose adapters share A, so that it is read once.
   [[nodiscard]] std::span<const AdaptedRows> rows_by_a(const LinearCall& call) const;
   /// Calls store(adapted, panel, rows, tile) with the tiles of input A^T, from several threads. Rows of a
-  /// tile are kPanelColumns floats apart.
+  /// tile are kPanelColumns floats apart; `store` may change them.
   template <class Store>
   void multiply_by_a(const LinearCall& call, std::span<const AdaptedRows> all, const Store& store) const;
   /// Prefetches panel `next` at the same time; nullptr: prefetches nothing.

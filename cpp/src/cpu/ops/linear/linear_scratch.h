@@ -31,7 +31,8 @@ struct LinearScratch {
   std::vector<AdaptedRows> adapted_rows;
   std::vector<AdaptedRows> rows_by_a;
   std::vector<AdaptedRows> new_token_rows;
-  /// By thread: a panel of a compressed adapter, expanded. Grows when it is needed.
+  /// By thread: an expanded panel of an adapter that is not stored exactly, and sums of its product. Grows
+  /// when it is needed.
   std::vector<HugeArray> adapter_panels;
 
   void forget_reads() {
