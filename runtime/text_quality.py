@@ -21,8 +21,10 @@ from .._core import (
     EngineError,
     ExecutorConfig,
     KvCacheConfig,
+    LoraConfig,
     ModelType,
     OutputConfig,
+    PeftCacheConfig,
     Request,
     RequestError,
 )
@@ -40,11 +42,22 @@ Array = np.ndarray[Any, np.dtype[Any]]
 DEFAULT_WINDOW: Final = 512
 MIN_TOKENS: Final = 2
 """Minimum number of tokens of a window and of a text: one predicts the other."""
+_TASK_ID: Final = 1
 _GREATEST_EXPONENT: Final = math.log(sys.float_info.max)
 # Number of characters to read per wanted token before trying more.
 _CHARACTERS_A_TOKEN: Final = 16
 # Number of rows of logits in memory as float64.
 _ROWS_AT_ONCE: Final = 64
+
+
+@dataclass(frozen=True)
+class MeasuredEngine:
+    """An engine, and the adapter with which it runs a text."""
+
+    engine: LoadedEngine
+    adapter: LoraConfig | None = None
+    lora_storage: str | None = None
+    """PeftCacheConfig.lora_storage; None for its default."""
 
 
 @dataclass
@@ -58,11 +71,18 @@ class Quality:
     """Sum over the tokens of the Kullback-Leibler divergence of this engine's distribution from the first engine's."""
     same_choices: int = 0
     """Number of tokens whose most likely prediction equals the first engine's."""
+    log_prob_change: float = 0.0
+    """Sum over the text's tokens of the absolute difference of their log probs from the first engine's, in nats."""
+    worst_log_prob_change: float = 0.0
 
     def add(self, log_probabilities: Array, expected: Array, reference: Array) -> None:
         """Adds log probabilities, float64 [tokens, vocabulary], for `expected`. reference: the first engine's."""
         self.tokens += len(expected)
-        self.negative_log_likelihood -= float(log_probabilities[np.arange(len(expected)), expected].sum())
+        of_text = np.arange(len(expected)), expected
+        self.negative_log_likelihood -= float(log_probabilities[of_text].sum())
+        changes = np.abs(log_probabilities[of_text] - reference[of_text])
+        self.log_prob_change += float(changes.sum())
+        self.worst_log_prob_change = max(self.worst_log_prob_change, float(changes.max()))
         self.divergence += float((np.exp(reference) * (reference - log_probabilities)).sum())
         self.same_choices += int((reference.argmax(axis=1) == log_probabilities.argmax(axis=1)).sum())
 
@@ -72,17 +92,35 @@ class Quality:
         return math.exp(min(self.negative_log_likelihood / self.tokens, _GREATEST_EXPONENT))
 
 
-def measure(engines: Sequence[Path], token_ids: Sequence[int], window: int) -> list[Quality]:
-    """Returns each engine's quality on the tokens; divergences are from the first engine.
+def measure(
+    engines: Sequence[Path],
+    token_ids: Sequence[int],
+    window: int,
+    *,
+    lora_dir: str | None = None,
+    lora_storages: Sequence[str] = (),
+) -> list[Quality]:
+    """Returns each engine's quality on the tokens; divergences and changes are from the first engine.
+
+    lora_dir: adapter that all engines apply, as for find_adapter().
+    lora_storages: PeftCacheConfig.lora_storage of each engine; () for its default. An engine may occur more than once.
 
     Memory holds the engines, their KV caches of one window, and each engine's logits of one window. Raises the errors
-    of Executor, and EngineError for logits that are not finite.
+    of Executor and of LoraConfig.from_peft, and EngineError for logits that are not finite.
     """
     results = [Quality() for _ in engines]
     window = min(window, len(token_ids))
-    loaded = [load_engine(engine) for engine in engines]
-    _check_window(window, loaded)
-    for ids, logits in run_windows(loaded, token_ids, window):
+    loaded = {engine: load_engine(engine) for engine in dict.fromkeys(engines)}
+    _check_window(window, [*loaded.values()])
+    adapters: dict[Path, LoraConfig] = {}
+    if lora_dir is not None:
+        adapters = {path: LoraConfig.from_peft(_TASK_ID, lora_dir, engine) for path, engine in loaded.items()}
+    storages: Sequence[str | None] = lora_storages or [None] * len(engines)
+    measured = [
+        MeasuredEngine(loaded[path], adapters.get(path), storage)
+        for path, storage in zip(engines, storages, strict=True)
+    ]
+    for ids, logits in run_windows(measured, token_ids, window):
         for row in range(0, len(ids) - 1, _ROWS_AT_ONCE):
             rows = slice(row, min(row + _ROWS_AT_ONCE, len(ids) - 1))
             expected = np.asarray(ids[1:][rows])
@@ -93,7 +131,7 @@ def measure(engines: Sequence[Path], token_ids: Sequence[int], window: int) -> l
 
 
 def run_windows(
-    engines: Sequence[LoadedEngine], token_ids: Sequence[int], window: int
+    engines: Sequence[MeasuredEngine], token_ids: Sequence[int], window: int
 ) -> Iterator[tuple[list[int], list[Array]]]:
     """Runs engines on the tokens, window by window. Yields each window's tokens, and each engine's logits for all but
     the first.
@@ -106,11 +144,11 @@ def run_windows(
             ids = list(token_ids[first : first + window])
             if len(ids) < MIN_TOKENS:
                 break
-            logits = [_logits(executor, ids) for executor in executors]
-            for engine, values in zip(engines, logits, strict=True):
+            logits = [_logits(executor, ids, of.adapter) for executor, of in zip(executors, engines, strict=True)]
+            for measured, values in zip(engines, logits, strict=True):
                 if not np.isfinite(values).all():
                     raise EngineError(
-                        f"{engine.directory}: its logits of the text's tokens from {first} on are not all finite"
+                        f"{measured.engine.directory}: its logits of the text's tokens from {first} on are not finite"
                     )
             yield ids, logits
 
@@ -204,11 +242,14 @@ class TextQuality:
         )
 
 
-def _executor(engine: LoadedEngine, window: int) -> Executor:
+def _executor(measured: MeasuredEngine, window: int) -> Executor:
     """Makes an executor with a KV cache for one window."""
+    engine = measured.engine
     block = engine.config.build_config.tokens_per_block
     tokens = -(-(window + 1) // block) * block
     config = ExecutorConfig(enable_chunked_context=True, kv_cache_config=KvCacheConfig(max_tokens=tokens))
+    if measured.lora_storage is not None:
+        config.peft_cache_config = PeftCacheConfig(lora_storage=measured.lora_storage)
     return Executor(engine, ModelType.DECODER_ONLY, with_workers(config, engine))
 
 
@@ -231,10 +272,10 @@ def _check_window(tokens: int, engines: Sequence[LoadedEngine]) -> None:
             )
 
 
-def _logits(executor: Executor, ids: Sequence[int]) -> Array:
+def _logits(executor: Executor, ids: Sequence[int], adapter: LoraConfig | None) -> Array:
     """Returns the logits for the tokens after the first, float32 [len(ids) - 1, vocabulary]."""
     output = OutputConfig(return_context_logits=True)
-    request = executor.enqueue_request(Request(list(ids), 1, output_config=output))
+    request = executor.enqueue_request(Request(list(ids), 1, output_config=output, lora_config=adapter))
     response = executor.await_responses(request)[-1]
     if response.has_error():
         raise RequestError(response.error_msg)

@@ -10,7 +10,7 @@ from ..formats.engine.build_config import BuildConfig
 from ..formats.engine.engine_config import EngineConfig
 from ..formats.engine.weight_usage import WeightUsage, usage_names
 from .native_engine import NativeEngine, load_native_engine
-from .text_quality import DEFAULT_WINDOW, MIN_TOKENS, longest_window, read_text, run_windows
+from .text_quality import DEFAULT_WINDOW, MIN_TOKENS, MeasuredEngine, longest_window, read_text, run_windows
 
 
 class TextUsage:
@@ -38,7 +38,8 @@ class TextUsage:
         assert isinstance(loaded, NativeEngine)
         counter = _core.WeightUsage()
         window = min(DEFAULT_WINDOW, len(self._token_ids), longest_window(config.build_config))
-        for _ in run_windows([dataclasses.replace(loaded, usage_counter=counter)], self._token_ids, window):
+        measured = MeasuredEngine(dataclasses.replace(loaded, usage_counter=counter))
+        for _ in run_windows([measured], self._token_ids, window):
             pass
         of_ops = counter.of_ops
         counts = {

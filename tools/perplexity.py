@@ -1,4 +1,7 @@
-"""Measures the perplexity of engines on a text, and how far the others deviate from the first engine."""
+"""Measures the perplexity of engines on a text, and how far the others deviate from the first engine.
+
+With an adapter, it also shows what storing the adapter in fewer bytes changes.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from .._core import ConfigError
+from .._core import ConfigError, PeftCacheConfig
 from ..common.number_flags import MAX_INT32, integer
 from ..formats.adapter.adapter_copy import TOKENIZER_FILE
 from ..runtime.adapter_tokenizers import read_tokenizer
-from ..runtime.text_quality import DEFAULT_WINDOW, MIN_TOKENS, measure, read_tokens
+from ..runtime.text_quality import DEFAULT_WINDOW, MIN_TOKENS, Quality, measure, read_tokens
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,23 +30,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens per window (default: %(default)s)",
     )
+    parser.add_argument(
+        "--lora_dir", metavar="ADAPTER", help="measures the engines with this adapter; they need --lora_plugin"
+    )
+    parser.add_argument(
+        "--lora_storage", metavar="STORAGE",
+        help="also measures each engine with the adapter in this storage, such as int8 (flag --lora_storage of serve)",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Measures the engines and prints one line for each."""
     if args.window < MIN_TOKENS:
         raise ConfigError(f"window is {args.window}; it must be at least {MIN_TOKENS}")
+    if args.lora_storage is not None and args.lora_dir is None:
+        raise ConfigError("lora_storage needs lora_dir")
     token_ids = _tokens_of(args.text, args.engine_dir)
-    width = max(len(str(engine)) for engine in args.engine_dir)
-    for engine, quality in zip(args.engine_dir, measure(args.engine_dir, token_ids, args.window), strict=True):
-        line = f"{engine!s:<{width}}  perplexity {quality.perplexity:.4f} over {quality.tokens} tokens"
-        if engine != args.engine_dir[0]:
-            line += (
-                f", divergence {quality.divergence / quality.tokens:.5f} nats a token, the same choice for "
-                f"{quality.same_choices / quality.tokens:.2%}"
-            )
-        print(line)
+    exact = PeftCacheConfig().lora_storage
+    storages = list(dict.fromkeys([exact, args.lora_storage or exact]))
+    measured = [(engine, storage) for engine in args.engine_dir for storage in storages]
+    names = [f"{engine}" if storage == exact else f"{engine}, {storage}" for engine, storage in measured]
+    width = max(len(name) for name in names)
+    qualities = measure(
+        [engine for engine, _ in measured],
+        token_ids,
+        args.window,
+        lora_dir=args.lora_dir,
+        lora_storages=[storage for _, storage in measured],
+    )
+    for number, (name, quality) in enumerate(zip(names, qualities, strict=True)):
+        line = f"{name:<{width}}  perplexity {quality.perplexity:.4f} over {quality.tokens} tokens"
+        print(line if number == 0 else line + _changes(quality))
     return 0
+
+
+def _changes(quality: Quality) -> str:
+    """Difference of an engine from the first one."""
+    return (
+        f", divergence {quality.divergence / quality.tokens:.5f} nats a token, the same choice for "
+        f"{quality.same_choices / quality.tokens:.2%}, log probs change by "
+        f"{quality.log_prob_change / quality.tokens:.5f} on average and {quality.worst_log_prob_change:.4f} at most"
+    )
 
 
 def _tokens_of(text: Path, engines: Sequence[Path]) -> list[int]:

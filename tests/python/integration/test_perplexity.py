@@ -26,9 +26,9 @@ FLOAT32_TOLERANCE = 1e-4
 INT8_TOLERANCE = 0.02
 
 
-def reference_perplexity(ids: list[int], size: int = WINDOW) -> tuple[float, int]:
+def reference_perplexity(ids: list[int], size: int = WINDOW, adapter: Path | None = None) -> tuple[float, int]:
     """Returns transformers' perplexity and the number of tokens that it predicted."""
-    model, total, count = Reference(MODEL), 0.0, 0
+    model, total, count = Reference(MODEL, adapter), 0.0, 0
     for first in range(0, len(ids) - 1, size):
         window = ids[first : first + size]
         if len(window) < 2:
@@ -45,7 +45,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     directory = tmp_path_factory.mktemp("perplexity")
     checkpoint = directory / "checkpoint"
     run_command("convert-checkpoint", "--model_dir", MODEL, "--output_dir", checkpoint, "--dtype", "float32")
-    for name, flags in {"plain": (), "int8": ("--quantization", "w8a16")}.items():
+    for name, flags in {"plain": ("--lora_plugin", "auto"), "int8": ("--quantization", "w8a16")}.items():
         run_command("build", "--checkpoint_dir", checkpoint, "--output_dir", directory / name, *SIZES, *flags)
     return directory / "plain", directory / "int8"
 
@@ -64,13 +64,41 @@ def test_perplexity_is_that_of_transformers_and_int8_weights_keep_it(
     assert float(found[1]) == pytest.approx(expected, rel=FLOAT32_TOLERANCE)
     compared = re.fullmatch(
         rf"{engines[1]}\s+perplexity ([\d.]+) over {count} tokens, divergence ([\d.]+) nats a token, "
-        r"the same choice for ([\d.]+)%",
+        r"the same choice for ([\d.]+)%, log probs change by ([\d.]+) on average and ([\d.]+) at most",
         int8,
     )
     assert compared is not None
     assert float(compared[1]) == pytest.approx(expected, rel=INT8_TOLERANCE)
     assert 0 < float(compared[2]) < INT8_TOLERANCE
     assert 90 < float(compared[3]) <= 100
+    assert 0 < float(compared[4]) < float(compared[5])
+
+
+def test_adapters_in_int8_are_compared_with_exact_ones(
+    engines: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT, encoding="utf-8")
+    adapter = MODEL.parent / "adapters" / "poet"
+    capsys.readouterr()
+    run_command(
+        "perplexity", "--engine_dir", engines[0], "--text", text, "--window", WINDOW, "--lora_dir", adapter,
+        "--lora_storage", "int8",
+    )  # fmt: skip
+    exact, int8 = capsys.readouterr().out.splitlines()
+    expected, count = reference_perplexity(
+        Tokenizer.from_file(str(MODEL / "tokenizer.json")).encode(TEXT).ids, adapter=adapter
+    )
+    found = re.fullmatch(rf"{engines[0]}\s+perplexity ([\d.]+) over {count} tokens", exact)
+    assert found is not None
+    assert float(found[1]) == pytest.approx(expected, rel=FLOAT32_TOLERANCE)
+    changed = re.fullmatch(
+        rf"{engines[0]}, int8\s+perplexity ([\d.]+) .*, log probs change by ([\d.]+) on average and ([\d.]+) at most",
+        int8,
+    )
+    assert changed is not None
+    assert float(changed[1]) == pytest.approx(expected, rel=INT8_TOLERANCE)
+    assert 0 < float(changed[2]) < float(changed[3]) < 1
 
 
 @pytest.mark.parametrize(
@@ -80,6 +108,8 @@ def test_perplexity_is_that_of_transformers_and_int8_weights_keep_it(
         (None, [], "text.txt: cannot be read"),
         ("two words", ["--window", "1"], "window is 1; it must be at least 2"),
         ("words " * 200, ["--window", "300"], "max_seq_len 128; accepted: window 2 to 127"),
+        ("two words", ["--lora_storage", "int8"], "lora_storage needs lora_dir"),
+        ("two words", ["--lora_dir", str(MODEL)], "adapter"),
     ],
 )
 def test_texts_that_cannot_be_measured_are_refused(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import adaptrt
-from adaptrt.runtime.text_quality import read_tokens
+from adaptrt.runtime.text_quality import Quality, read_tokens
 from adaptrt.tools.perplexity import _tokens_of
 from support.tokenizers import byte_level, metaspace, save_tokenizer
 
@@ -54,3 +55,15 @@ def test_the_last_token_of_the_part_that_is_read_is_whole(limit: int, tmp_path: 
     (tmp_path / "text").write_text(" ".join([*words, last, *words * 10]))
     ids = read_tokens(tmp_path / "text", tmp_path / "tokenizer.json", limit)
     assert ids == [*range(2, limit + 1), 1]
+
+
+def test_changes_of_log_probs_are_those_of_the_texts_tokens() -> None:
+    reference = np.log([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]])
+    changed = np.log([[0.25, 0.5, 0.25], [0.2, 0.2, 0.6]])
+    quality = Quality()
+    quality.add(changed, np.array([0, 2]), reference)
+    assert quality.log_prob_change == pytest.approx(np.log(2) + np.log(0.8 / 0.6))
+    assert quality.worst_log_prob_change == pytest.approx(np.log(2))
+    quality.add(reference, np.array([1, 1]), reference)
+    assert quality.worst_log_prob_change == pytest.approx(np.log(2))
+    assert quality.tokens == 4
