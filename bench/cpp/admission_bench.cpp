@@ -113,7 +113,8 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-void measure(DType engine, DType sent_type, std::int32_t rank, int rounds, std::int32_t layers) {
+void measure(DType engine, DType sent_type, LoraStorage storage, std::int32_t rank, int rounds,
+             std::int32_t layers) {
   const LoraLayout layout = llama_layout(engine, layers, rank);
   const Sent sent(layout, sent_type, rank);
   std::vector<double> admissions;
@@ -121,7 +122,7 @@ void measure(DType engine, DType sent_type, std::int32_t rank, int rounds, std::
   std::size_t memory = 0;
   for (int round = 0; round < rounds + 1; ++round) {
     LoraCache cache(layout, std::make_unique<HostPages>(std::size_t{64} << 20, 8),
-                    {.host_bytes = 4 * sent.bytes});
+                    {.host_bytes = 4 * sent.bytes, .storage = storage});
     double start = thread_seconds();
     const auto adapter = cache.admit(sent.send(1));
     if (round > 0) admissions.push_back(thread_seconds() - start);
@@ -131,10 +132,12 @@ void measure(DType engine, DType sent_type, std::int32_t rank, int rounds, std::
     memory = cache.stats().memory_bytes;
   }
   const auto megabytes = [](std::size_t bytes) { return static_cast<double>(bytes) / 1e6; };
-  std::printf("%-9s to %-9s %8.1f MB sent, %8.1f MB in memory: admit %7.1f ms, %5.2f GB/s; load %8.4f ms\n",
-              std::string(name_of(sent_type)).c_str(), std::string(name_of(engine)).c_str(),
-              megabytes(sent.bytes), megabytes(memory), 1e3 * median(admissions),
-              static_cast<double>(sent.bytes) / median(admissions) / 1e9, 1e3 * median(returns));
+  std::printf(
+      "%-9s to %-9s %-10s %8.1f MB sent, %8.1f MB in memory: admit %7.1f ms, %5.2f GB/s; load %8.4f ms\n",
+      std::string(name_of(sent_type)).c_str(), std::string(name_of(engine)).c_str(),
+      std::string(name_of(storage)).c_str(), megabytes(sent.bytes), megabytes(memory),
+      1e3 * median(admissions), static_cast<double>(sent.bytes) / median(admissions) / 1e9,
+      1e3 * median(returns));
 }
 
 }  // namespace
@@ -153,6 +156,10 @@ int main(int argc, char** argv) {
   for (const auto& [engine, sent] : std::array{
            std::pair{kBFloat16, kBFloat16}, std::pair{kBFloat16, kFloat32}, std::pair{kBFloat16, kFloat16},
            std::pair{kFloat32, kFloat32}, std::pair{kFloat16, kFloat16}}) {
-    adaptrt::measure(engine, sent, rank, rounds, layers);
+    adaptrt::measure(engine, sent, adaptrt::LoraStorage::kExact, rank, rounds, layers);
+  }
+  for (const adaptrt::LoraStorage storage :
+       {adaptrt::LoraStorage::kCompressed, adaptrt::LoraStorage::kInt8}) {
+    adaptrt::measure(kBFloat16, kBFloat16, storage, rank, rounds, layers);
   }
 }

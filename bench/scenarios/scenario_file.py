@@ -282,7 +282,9 @@ def _mix(table: AdaptersTable | None, count: int | None = None) -> AdapterMix:
     if table is None:
         return NO_ADAPTERS
     fields = (table.count[0] if count is None else count, tuple(table.ranks), table.dora_share)
-    return AdapterMix(*fields) if table.kind == "lora" else VariedMix(*fields, variant=table.kind)
+    if table.kind == "lora":
+        return AdapterMix(*fields, storage=table.storage)
+    return VariedMix(*fields, storage=table.storage, variant=table.kind)
 
 
 def _prefill(table: PrefillTable) -> Iterator[Scenario]:

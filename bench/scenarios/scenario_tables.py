@@ -106,6 +106,7 @@ class AdaptersTable(Table):
     ranks: Annotated[list[Positive], BeforeValidator(_as_list), Field(min_length=1)] = [16]
     dora_share: Share = 0.0
     kind: Literal["lora", "shift", "ia3", "lm_head", "rotary", "frozen_a"] = "lora"
+    storage: Literal["exact", "compressed", "int8"] = "exact"
 
 
 class PopularityTable(Table):

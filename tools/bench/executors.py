@@ -55,6 +55,8 @@ class ExecutorKey:
     """For a device level that does not hold all adapters: their ranks. Its pages are sized for the maximum."""
     num_threads: int | None
     """None: the run's number of threads."""
+    lora_storage: str
+    """PeftCacheConfig.lora_storage."""
 
 
 def load_native_engine(directory: Path, weight_memory: int | None = None) -> NativeEngine:
@@ -70,10 +72,11 @@ def load_native_engine(directory: Path, weight_memory: int | None = None) -> Nat
 
 def key_of(scenario: Scenario) -> ExecutorKey:
     """The executor that a scenario runs on."""
+    storage = scenario.adapters.storage
     if isinstance(scenario, Serve) and scenario.device_adapters is not None:
-        return ExecutorKey(scenario.engine, scenario.device_adapters, scenario.adapters.ranks, None)
+        return ExecutorKey(scenario.engine, scenario.device_adapters, scenario.adapters.ranks, None, storage)
     num_threads = scenario.num_threads if isinstance(scenario, (Prefill, Decode)) else None
-    return ExecutorKey(scenario.engine, None, (), num_threads)
+    return ExecutorKey(scenario.engine, None, (), num_threads, storage)
 
 
 class AdapterLibrary:
@@ -222,6 +225,7 @@ class BenchExecutor:
             max_adapter_size=largest,
             num_device_module_layer=-(-device // _widest_module_bytes(layout)),
             host_cache_size=host + 2 * (spare + _bytes_on_host(layout, largest)),
+            lora_storage=key.lora_storage,
         )
         return config
 

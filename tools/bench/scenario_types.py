@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from ..._core import PeftCacheConfig
+
 
 @dataclass(frozen=True)
 class RunSettings:
@@ -42,6 +44,8 @@ class AdapterMix:
     """Share of DoRA adapters, spread evenly."""
     directories: tuple[str, ...] = ()
     """Directories of PEFT adapters, one for each of `count`; empty: the library creates the adapters."""
+    storage: str = PeftCacheConfig().lora_storage
+    """PeftCacheConfig.lora_storage of the executor."""
 
     def rank(self, index: int) -> int:
         """Rank of adapter `index`."""
