@@ -108,7 +108,7 @@ _GATED: Final = frozenset(
         Activation.CLAMPED_SILU,
     )
 )
-_ACTIVATED: Final = frozenset((Activation.GELU, Activation.GELU_TANH, Activation.RELU))
+_ACTIVATED: Final = frozenset((Activation.GELU, Activation.GELU_TANH, Activation.RELU, Activation.RELU_SQUARED))
 
 _ACCEPTED: Final[Mapping[type[Op], Mapping[str, _Check]]] = {
     Embedding: {

@@ -37,6 +37,7 @@ _ACTIVATED: Final = {
     Activation.GELU: LinearEpilogue.GELU,
     Activation.GELU_TANH: LinearEpilogue.GELU_TANH,
     Activation.RELU: LinearEpilogue.RELU,
+    Activation.RELU_SQUARED: LinearEpilogue.RELU_SQUARED,
 }
 
 

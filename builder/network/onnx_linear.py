@@ -80,6 +80,9 @@ def activated(graph: GraphBuilder, x: Value, activation: Activation, threshold: 
             return graph.node("ThresholdedRelu", [x], alpha=threshold)
         case Activation.RELU | Activation.RELU_BOTH:
             return graph.node("Relu", [x])
+        case Activation.RELU_SQUARED:
+            positive = graph.node("Relu", [x])
+            return graph.node("Mul", [positive, positive])
         case Activation.CLAMPED_SILU:
             raise ValueError(f"activation {activation.value} has two inputs; it cannot be written as ONNX")
 

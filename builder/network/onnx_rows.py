@@ -46,8 +46,9 @@ def layer_norm(graph: GraphBuilder, values: Values, op: LayerNorm, inputs: StepI
     x = values[op.input.name]
     if op.gather_logit_rows:
         x = graph.node("Gather", [x, inputs.logit_rows], axis=0)
-    weights = [graph.weight(str(weight.name)) for weight in (op.weight, op.bias) if weight is not None]
-    wide = [graph.cast(value, TensorProto.FLOAT) for value in (x, *weights)]
+    wide = [graph.cast(x, TensorProto.FLOAT), _norm_weight(graph, op.weight)]
+    if op.bias is not None:
+        wide.append(graph.cast(graph.weight(str(op.bias.name)), TensorProto.FLOAT))
     normed = graph.node("LayerNormalization", wide, axis=-1, epsilon=op.epsilon)
     values[op.output.name] = normed if op.is_stream else graph.cast(normed, graph.engine_type)
 
@@ -59,11 +60,14 @@ def normalized(graph: GraphBuilder, x: Value, weight: Tensor, epsilon: float) ->
 
 
 def _normalized(graph: GraphBuilder, x: Value, weight: Tensor, epsilon: float) -> Value:
-    scale = graph.cast(graph.weight(str(weight.name)), TensorProto.FLOAT)
-    if weight.plus_one:
-        scale = graph.node("Add", [scale, number(graph, 1.0)])
     wide = graph.cast(x, TensorProto.FLOAT)
-    return graph.node("RMSNormalization", [wide, scale], axis=-1, epsilon=epsilon)
+    return graph.node("RMSNormalization", [wide, _norm_weight(graph, weight)], axis=-1, epsilon=epsilon)
+
+
+def _norm_weight(graph: GraphBuilder, weight: Tensor) -> Value:
+    """A norm's weight, in float32."""
+    scale = graph.cast(graph.weight(str(weight.name)), TensorProto.FLOAT)
+    return graph.node("Add", [scale, number(graph, 1.0)]) if weight.plus_one else scale
 
 
 def scaled(graph: GraphBuilder, x: Value, factor: float) -> Value:

@@ -38,6 +38,7 @@ void bind_op_enums(py::module_& module) {
       .value("RELU_MUL", LinearEpilogue::kReluMul)
       .value("RELU_MUL_RELU", LinearEpilogue::kReluMulRelu)
       .value("CLAMPED_SILU_MUL", LinearEpilogue::kClampedSiluMul)
+      .value("RELU_SQUARED", LinearEpilogue::kReluSquared)
       .finalize();
   py::native_enum<AttentionKind>(module, "AttentionKind", "enum.Enum",
                                  "Keys that the queries of an attention op see.")

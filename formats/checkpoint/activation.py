@@ -16,6 +16,8 @@ class Activation(Enum):
     RELU = "relu"
     RELU_BOTH = "relu_both"
     """For gated layers: relu(gate) * relu(up)."""
+    RELU_SQUARED = "relu_squared"
+    """relu(x)^2, for layers without a gate."""
     CLAMPED_SILU = "clamped_silu"
     """For gated layers: g sigmoid(1.702 g) * (u + 1), with the gate g at most 7 and u clamped to -7 .. 7."""
 

@@ -75,6 +75,22 @@ def dense_mlp(net: Network, c: CheckpointConfig, h: Value, x: Value, prefix: str
     return net.linear(made, "mlp.proj", [down], split=Split.ROW, bias=c.mlp_bias, add_to=x, scale=scale)
 
 
+def plain_mlp(
+    net: Network,
+    c: CheckpointConfig,
+    h: Value,
+    x: Value,
+    prefix: str,
+    names: tuple[str, str] = ("up_proj", "down_proj"),
+) -> Value:
+    """Declares `x` plus the output of the MLP `prefix` for `h`, which has two linear layers and no gate."""
+    up = whole(f"{prefix}.{names[0]}", "mlp_h_to_4h", c.intermediate_size)
+    activation = Activation(c.hidden_act)
+    made = net.linear(h, "mlp.fc", [up], split=Split.COLUMN, bias=c.mlp_bias, activation=activation)
+    down = whole(f"{prefix}.{names[1]}", "mlp_4h_to_h", c.hidden_size)
+    return net.linear(made, "mlp.proj", [down], split=Split.ROW, bias=c.mlp_bias, add_to=x)
+
+
 Mlp = Callable[[int, Value, Value], Value]
 """Arguments: a layer's number, its normalised rows, and the residual stream, to which it adds."""
 
@@ -157,3 +173,33 @@ def declare_llama_like(
     with net.scope("head"):
         h = net.rms_norm(x, f"{decoder}.norm", "transformer.ln_f", plus_one=plus_one, logit_rows=True)
         net.lm_head(h, "lm_head", f"{decoder}.embed_tokens", scale=factors.logits)
+
+
+def declare_with_layer_norms(
+    net: Network,
+    c: CheckpointConfig,
+    *,
+    mlp_names: tuple[str, str] = ("up_proj", "down_proj"),
+    plus_one: bool = False,
+) -> None:
+    """Declares a network of Llama's shape with layer norms, and MLPs without a gate.
+
+    mlp_names: names of an MLP's two linear layers.
+    plus_one: True if the model stores norm weights as differences from one.
+    """
+    x = net.embedding(f"{MODEL}.embed_tokens")
+    rotary = net.rotary()
+    for layer in net.layers():
+        p = f"{MODEL}.layers.{layer}"
+        with net.scope("attention"):
+            h = net.layer_norm(x, f"{p}.input_layernorm", "input_layernorm", plus_one=plus_one)
+            qkv = net.linear(h, "attention.qkv", qkv_parts(c, f"{p}.self_attn"), split=Split.COLUMN, bias=c.attn_bias)
+            attended = net.attention(qkv, rotary, window=c.window_of(layer))
+            dense = whole(f"{p}.self_attn.o_proj", "attn_dense", c.hidden_size)
+            x = net.linear(attended, "attention.dense", [dense], split=Split.ROW, bias=c.attn_dense_bias, add_to=x)
+        with net.scope("mlp"):
+            h = net.layer_norm(x, f"{p}.post_attention_layernorm", "post_layernorm", plus_one=plus_one)
+            x = plain_mlp(net, c, h, x, f"{p}.mlp", mlp_names)
+    with net.scope("head"):
+        h = net.layer_norm(x, f"{MODEL}.norm", "transformer.ln_f", plus_one=plus_one, logit_rows=True)
+        net.lm_head(h, "lm_head", f"{MODEL}.embed_tokens")

@@ -11,7 +11,6 @@ _GEMMA3N = (
     "several residual streams (AltUp), low-rank residuals (LAuReL), norms of values, keys and values that several "
     "layers share, and embeddings for each layer"
 )
-_SQUARED_RELU = "a squared ReLU"
 _NORMS_AFTER_ROTATION = "norms of heads after the rotation"
 _LLAMA4 = (
     "experts whose inputs the router scales, norms of heads after the rotation, attention within chunks, and queries "
@@ -29,9 +28,6 @@ MISSING_OPS: Final = {
     "Gemma4UnifiedForCausalLM": _GEMMA4,
     "Gemma4UnifiedForConditionalGeneration": _GEMMA4,
     "ApertusForCausalLM": "the activation xIELU",
-    "ArceeForCausalLM": _SQUARED_RELU,
-    "Jais2ForCausalLM": _SQUARED_RELU,
-    "NemotronForCausalLM": _SQUARED_RELU,
     "HunYuanDenseV1ForCausalLM": _NORMS_AFTER_ROTATION,
     "HunYuanMoEV1ForCausalLM": _NORMS_AFTER_ROTATION,
     "Llama4ForCausalLM": _LLAMA4,
@@ -43,7 +39,7 @@ MISSING_OPS: Final = {
     "Mamba2ForCausalLM": _MAMBA2,
     "BambaForCausalLM": _MAMBA2,
     "FalconH1ForCausalLM": _MAMBA2,
-    "NemotronHForCausalLM": f"{_MAMBA2}, and {_SQUARED_RELU}",
+    "NemotronHForCausalLM": _MAMBA2,
     "MambaForCausalLM": "Mamba's selective scan",
     "JambaForCausalLM": "Mamba's selective scan",
     "DeepseekV2ForCausalLM": _LATENT_ATTENTION,

@@ -51,6 +51,7 @@ from .qwen3_moe import QWEN3_MOE, QWEN3_VL_MOE
 from .qwen_vl import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 from .roberta import ROBERTA, XLM_ROBERTA
 from .smollm3 import SMOLLM3
+from .squared_relu import ARCEE, JAIS2, NEMOTRON
 from .stablelm import STABLELM
 from .starcoder2 import STARCODER2
 from .t5 import T5
@@ -91,6 +92,9 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         COHERE,
         COHERE2,
         STARCODER2,
+        ARCEE,
+        NEMOTRON,
+        JAIS2,
         GLM,
         GLM4,
         PHI,

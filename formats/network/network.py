@@ -161,11 +161,13 @@ class Network(DeclaredRecurrence):
         name: str,
         *,
         bias: bool = True,
+        plus_one: bool = False,
         logit_rows: bool = False,
         is_stream: bool = False,
     ) -> Value:
         """Declares a layer norm of `x`, in the dtype that linear layers read.
 
+        plus_one: True if the model stores its weight as the difference from one.
         is_stream: True makes a residual stream in float32; linear layers read it through cast().
         """
         output = self._value("normed", x.width, RowKind.LOGITS if logit_rows else x.rows)
@@ -174,7 +176,7 @@ class Network(DeclaredRecurrence):
                 scope=self._scope,
                 input=self._read(x),
                 output=output,
-                weight=self._vector(source, f"{name}.weight", x.width),
+                weight=self._vector(source, f"{name}.weight", x.width, plus_one=plus_one),
                 bias=self._vector(source, f"{name}.bias", x.width) if bias else None,
                 epsilon=self.config.norm_epsilon,
                 gather_logit_rows=logit_rows,

@@ -509,6 +509,7 @@ _PLAIN: dict[LinearEpilogue, Callable[[torch.Tensor], torch.Tensor]] = {
     LinearEpilogue.GELU: _gelu,
     LinearEpilogue.GELU_TANH: _gelu_tanh,
     LinearEpilogue.RELU: torch.relu,
+    LinearEpilogue.RELU_SQUARED: lambda y: torch.relu(y).square(),
 }
 
 

@@ -17,10 +17,10 @@ namespace {
 namespace data = boost::unit_test::data;
 
 constexpr LinearEpilogue kEpilogues[] = {
-    LinearEpilogue::kStore,          LinearEpilogue::kSiluMul, LinearEpilogue::kGeluMul,
-    LinearEpilogue::kGeluTanhMul,    LinearEpilogue::kGelu,    LinearEpilogue::kGeluTanh,
-    LinearEpilogue::kRelu,           LinearEpilogue::kReluMul, LinearEpilogue::kReluMulRelu,
-    LinearEpilogue::kClampedSiluMul,
+    LinearEpilogue::kStore,          LinearEpilogue::kSiluMul,     LinearEpilogue::kGeluMul,
+    LinearEpilogue::kGeluTanhMul,    LinearEpilogue::kGelu,        LinearEpilogue::kGeluTanh,
+    LinearEpilogue::kRelu,           LinearEpilogue::kReluMul,     LinearEpilogue::kReluMulRelu,
+    LinearEpilogue::kClampedSiluMul, LinearEpilogue::kReluSquared,
 };
 
 double sigmoid(double x) {
@@ -52,6 +52,8 @@ double finished(LinearEpilogue epilogue, double y, double linear, double thresho
       return gelu_tanh(y);
     case LinearEpilogue::kRelu:
       return std::max(y, 0.0);
+    case LinearEpilogue::kReluSquared:
+      return std::max(y, 0.0) * std::max(y, 0.0);
     case LinearEpilogue::kReluMul:
       return y > threshold ? y * linear : 0;
     case LinearEpilogue::kReluMulRelu:
@@ -107,7 +109,8 @@ class FinishCase {
         // Values next to a bound may fall on either side of it.
         if (is_relu_gated(epilogue_) && std::abs(y - kThreshold) < 1e-5) continue;
         const double expected = finished(epilogue_, y, linear, kThreshold);
-        const double extra = (std::abs(y) + 1) * (std::abs(linear) + 1) * 0x1p-20;
+        const double factor = epilogue_ == LinearEpilogue::kReluSquared ? y : linear;
+        const double extra = (std::abs(y) + 1) * (std::abs(factor) + 1) * 0x1p-20;
         const auto bits = output[token * width_ + column];
         wrong += static_cast<std::int64_t>(!is_rounded(expected, dtype_, bits, extra));
       }

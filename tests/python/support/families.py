@@ -12,6 +12,7 @@ import transformers
 FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
 LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 ATTENTION = LLAMA[:4]
+UNGATED = [*ATTENTION, "up_proj", "down_proj"]
 EXPERTS = ("experts.gate_up_proj", "experts.down_proj", "mlp.gate.weight")
 # Odd sizes: no width is a multiple of a panel's 64 columns, and widths differ.
 SIZES = {
@@ -157,6 +158,9 @@ FAMILIES = {
         transformers.Starcoder2Config, ["q_proj", "k_proj", "v_proj", "o_proj", "c_fc", "c_proj"],
         {**SIZES, "sliding_window": 20},
     ),
+    "arcee": Family(transformers.ArceeConfig, UNGATED, {**SIZES, "mlp_bias": True, "intermediate_size": 128}),
+    "nemotron": Family(transformers.NemotronConfig, UNGATED, {**SIZES, "rope_parameters": HALF_ROTATED}),
+    "jais2": Family(transformers.Jais2Config, UNGATED, SIZES),
     "glm": Family(
         transformers.GlmConfig, ["q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"],
         {**SIZES, "head_dim": 12},

@@ -411,6 +411,8 @@ struct KernelTable {
   void (*softcap)(float cap, std::int64_t n, float* x);
   /// relu(x) = max(x, 0).
   void (*relu)(const ActivatedTile& tile);
+  /// relu(x)^2.
+  void (*relu_squared)(const ActivatedTile& tile);
   /// (x + bias) * (linear + linear_bias), but +0 if x + bias is at most the threshold, for any factor.
   void (*relu_mul)(const ActivatedTile& tile);
   /// The same with the factor max(linear + linear_bias, 0).

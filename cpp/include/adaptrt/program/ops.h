@@ -190,9 +190,10 @@ enum class LinearEpilogue : std::uint8_t {
   kReluMul,         ///< output = y0 * y1 if y0 > threshold, otherwise +0
   kReluMulRelu,     ///< the same with relu(y1)
   kClampedSiluMul,  ///< output = g sigmoid(1.702 g) (l + 1), g = min(y0, 7), l = y1 clamped to [-7, 7]
+  kReluSquared,     ///< output = relu(y)^2
 };
 
-inline constexpr LinearEpilogue kLastLinearEpilogue = LinearEpilogue::kClampedSiluMul;
+inline constexpr LinearEpilogue kLastLinearEpilogue = LinearEpilogue::kReluSquared;
 
 /// True if the gate is a ReLU.
 [[nodiscard]] constexpr bool is_relu_gated(LinearEpilogue epilogue) {
@@ -212,6 +213,7 @@ inline constexpr LinearEpilogue kLastLinearEpilogue = LinearEpilogue::kClampedSi
     case LinearEpilogue::kGelu:
     case LinearEpilogue::kGeluTanh:
     case LinearEpilogue::kRelu:
+    case LinearEpilogue::kReluSquared:
       return false;
     case LinearEpilogue::kSiluMul:
     case LinearEpilogue::kGeluMul:

@@ -89,6 +89,14 @@ struct Relu {
   static Simd::Vec for_bfloat16(Simd::Vec x) { return exact(x); }
 };
 
+struct ReluSquared {
+  static Simd::Vec exact(Simd::Vec x) {
+    const Simd::Vec positive = Relu::exact(x);
+    return Simd::mul(positive, positive);
+  }
+  static Simd::Vec for_bfloat16(Simd::Vec x) { return exact(x); }
+};
+
 /// x + bias at index i of a row.
 inline Simd::Vec biased(const float* x, const float* bias, std::int64_t i, std::int64_t lanes) {
   const Simd::Vec value = Simd::load(x + i, lanes);

@@ -25,6 +25,7 @@ void ADAPTRT_KERNEL_SET::register_rows(KernelTable* table) {
   table->gelu = &activate<Gelu>;
   table->gelu_tanh = &activate<GeluTanh>;
   table->relu = &activate<Relu>;
+  table->relu_squared = &activate<ReluSquared>;
   table->relu_mul = &relu_mul<false>;
   table->relu_mul_relu = &relu_mul<true>;
   table->close_gates = &close_gates;

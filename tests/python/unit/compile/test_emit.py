@@ -199,15 +199,16 @@ def with_activation(network: Network, activation: Activation, *, num_weights: in
 
 def test_every_activation_of_a_gate_has_its_own_epilogue(checkpoint: Checkpoint) -> None:
     epilogues = []
-    for activation in Activation:
+    gates = [activation for activation in Activation if activation is not Activation.RELU_SQUARED]
+    for activation in gates:
         body = emit(with_activation(checkpoint.network, activation, num_weights=2), lora=True).body
         epilogues.append(next(op.op.epilogue for op in body if isinstance(op.op, LinearOp) and len(op.op.parts) == 2))
-    assert len(set(epilogues)) == len(Activation)
+    assert len(set(epilogues)) == len(gates)
 
 
 def test_an_activation_that_needs_a_gate_is_refused_without_one(checkpoint: Checkpoint) -> None:
     network = with_activation(checkpoint.network, Activation.SILU, num_weights=1)
-    message = "activation of a layer with no gate is silu; expected one of gelu, gelu_tanh, relu$"
+    message = "activation of a layer with no gate is silu; expected one of gelu, gelu_tanh, relu, relu_squared$"
     with pytest.raises(ValueError, match=message):
         emit(network, lora=True)
 

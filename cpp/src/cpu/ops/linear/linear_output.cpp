@@ -23,6 +23,8 @@ auto activation_for(LinearEpilogue epilogue, const KernelTable& kernels) -> void
       return kernels.gelu_tanh;
     case LinearEpilogue::kRelu:
       return kernels.relu;
+    case LinearEpilogue::kReluSquared:
+      return kernels.relu_squared;
     case LinearEpilogue::kReluMul:
       return kernels.relu_mul;
     case LinearEpilogue::kReluMulRelu:

@@ -32,6 +32,7 @@ __device__ inline float activate(float y) {
   if constexpr (kEpilogue == LinearEpilogue::kGelu) return gelu(y);
   if constexpr (kEpilogue == LinearEpilogue::kGeluTanh) return gelu_tanh(y);
   if constexpr (kEpilogue == LinearEpilogue::kRelu) return relu(y);
+  if constexpr (kEpilogue == LinearEpilogue::kReluSquared) return relu(y) * relu(y);
   return y;
 }
 

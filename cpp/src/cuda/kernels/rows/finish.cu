@@ -119,6 +119,8 @@ void enqueue(const Finish& work, void* stream) {
       return launch_epilogue<LinearEpilogue::kReluMulRelu>(work, stream);
     case LinearEpilogue::kClampedSiluMul:
       return launch_epilogue<LinearEpilogue::kClampedSiluMul>(work, stream);
+    case LinearEpilogue::kReluSquared:
+      return launch_epilogue<LinearEpilogue::kReluSquared>(work, stream);
   }
 }
 
