@@ -7,7 +7,7 @@ from typing import Final
 from ...common.json_fields import JsonFields
 from ..checkpoint.config import CheckpointConfig
 from ..network.network import Network
-from ..network.ops import Value
+from ..network.operands import Value
 from .decoder import MODEL, declare_llama_like, declare_with_layer_norms, plain_mlp
 from .family import Features, ModelFamily, PartialRotaryConfig
 
