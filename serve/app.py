@@ -49,7 +49,7 @@ OPEN_PATHS: Final = frozenset(
 def make_app(service: Service, batches: Batches | None = None) -> FastAPI:
     """Makes the application. The service must be open. batches: None: there are no routes for files and batches."""
     app = FastAPI(title="AdaptRT", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
-    _answer_errors(app)
+    answer_errors(app)
     app.include_router(_about(service))
     app.include_router(openai_routes.routes(service))
     app.include_router(responses.routes(service))
@@ -60,7 +60,7 @@ def make_app(service: Service, batches: Batches | None = None) -> FastAPI:
     app.include_router(state_routes.routes(service))
     app.include_router(prefix_cache_routes.routes(service))
     if batches is not None:
-        app.include_router(batch_routes.routes(service, batches))
+        app.include_router(batch_routes.routes(batches, service.options.limits, service.executor.work))
     app.include_router(page_routes.routes())
     if not service.options.disable_fastapi_docs:
         app.include_router(api_schema.routes(app))
@@ -69,7 +69,7 @@ def make_app(service: Service, batches: Batches | None = None) -> FastAPI:
         policy=OriginPolicy(service.options.host, service.options.allowed_hosts),
         # Browsers send forms to other sites without asking, so uploads are guarded as well.
         guarded_paths=adapter_routes.ADAPTER_PATHS | {batch_routes.FILES_PATH, prefix_cache_routes.RESET_PATH},
-        other_type=_other_type,
+        other_type=other_type,
         respond=respond,
     )
     if service.options.api_keys:
@@ -90,7 +90,7 @@ def make_app(service: Service, batches: Batches | None = None) -> FastAPI:
     return app
 
 
-def _other_type(path: str) -> str | None:
+def other_type(path: str) -> str | None:
     """Returns the type of bodies that a path accepts in addition to JSON."""
     if path == batch_routes.FILES_PATH:
         return batch_routes.UPLOAD_TYPE
@@ -135,7 +135,9 @@ def _about(service: Service) -> APIRouter:
     return router
 
 
-def _answer_errors(app: FastAPI) -> None:
+def answer_errors(app: FastAPI) -> None:
+    """Makes an application answer errors with respond()."""
+
     @app.exception_handler(ApiError)
     async def of_api(request: Request, error: ApiError) -> Response:
         return respond(request, error)

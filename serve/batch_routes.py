@@ -18,7 +18,8 @@ from .batches import Batches
 from .errors import TOO_LARGE, ApiError
 from .http import read_json, read_query
 from .openai_fields import Fields, Metadata
-from .service import Service
+from .options import ServerLimits
+from .work import Work
 
 FILES_PATH: Final = "/v1/files"
 BATCHES_PATH: Final = "/v1/batches"
@@ -62,11 +63,15 @@ class BatchesQuery(BaseModel):
     after: str | None = None
 
 
-def routes(service: Service, batches: Batches) -> APIRouter:
-    """Makes the routes."""
+def is_batch_path(path: str) -> bool:
+    """True if routes() answer requests for a path."""
+    return any(path == route or path.startswith(f"{route}/") for route in (FILES_PATH, BATCHES_PATH))
+
+
+def routes(batches: Batches, limits: ServerLimits, work: Work) -> APIRouter:
+    """Makes the routes. Threads of `work` parse long bodies."""
     router = APIRouter()
     store = batches.store
-    limits = service.options.limits
 
     @router.post(FILES_PATH)
     async def upload(request: Request) -> Response:
@@ -96,7 +101,7 @@ def routes(service: Service, batches: Batches) -> APIRouter:
 
     @router.post(BATCHES_PATH)
     async def create(request: Request) -> Response:
-        fields = await read_json(request, BatchRequest, limits, service.executor.work)
+        fields = await read_json(request, BatchRequest, limits, work)
         purpose = store.file(fields.input_file_id).purpose
         if purpose != "batch":
             raise ApiError(

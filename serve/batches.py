@@ -25,10 +25,13 @@ from .embeddings import embed
 from .errors import ApiError
 from .http import error_response
 from .openai_fields import MAX_PRIORITY
+from .options import ServerLimits
 from .records import RequestRecord, current_request
 from .service import Service
 
 Handler: TypeAlias = Callable[[Service, Request], Awaitable[Response]]
+AnswerLine: TypeAlias = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
+"""Answers a line: from its endpoint and body to the status and body of an answer, as clients get them."""
 
 HANDLERS: Final[Mapping[str, Handler]] = {
     "/v1/chat/completions": chat,
@@ -56,21 +59,22 @@ class _Line:
 class Batches:
     """The batches of a server. Call its methods on the loop."""
 
-    def __init__(self, service: Service, store: BatchStore) -> None:
+    def __init__(self, answer_line: AnswerLine, limits: ServerLimits, store: BatchStore) -> None:
         """Called only by open()."""
         self.store: Final = store
-        self._service = service
+        self._answer_line = answer_line
+        self._limits = limits
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._free_lines = asyncio.Semaphore(service.options.limits.batch_lines)
+        self._free_lines = asyncio.Semaphore(limits.batch_lines)
 
     @classmethod
-    async def open(cls, service: Service, directory: Path) -> Batches:
+    async def open(cls, answer_line: AnswerLine, limits: ServerLimits, directory: Path) -> Batches:
         """Goes on with the batches in a directory that have not ended. Raises ConfigError if it cannot be used."""
         try:
             import python_multipart  # noqa: F401
         except ModuleNotFoundError as error:
             raise ConfigError(f"batch_dir needs {error.name}: pip install 'adaptrt[serve]'") from error
-        batches = cls(service, await asyncio.to_thread(BatchStore, directory, service.options.limits))
+        batches = cls(answer_line, limits, await asyncio.to_thread(BatchStore, directory, limits))
         for batch in batches.store.batches():
             if batch.status not in ENDED:
                 batches._start(batch)
@@ -170,7 +174,7 @@ class Batches:
         current_request.set(record)
         body = await asyncio.to_thread(self._body_of, batch, line)
         while True:
-            status, content = await self._call(HANDLERS[batch.endpoint], body)
+            status, content = await self._answer_line(batch.endpoint, body)
             if status not in _BUSY:
                 break
             if batch.status == "cancelling":
@@ -203,36 +207,6 @@ class Batches:
         else:
             batch.failed += 1
 
-    async def _call(self, handler: Handler, body: bytes) -> tuple[int, bytes]:
-        """Returns status and body of an answer, as a client gets them."""
-        request = Request({"type": "http", "method": "POST", "path": "", "headers": [], "query_string": b""})
-        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive() -> Message:
-            if messages:
-                return messages.pop()
-            disconnected: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-            return await disconnected  # which never happens
-
-        status, content = 0, bytearray()
-
-        async def send(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            else:
-                content.extend(message["body"])
-
-        request = Request(request.scope, receive)
-        try:
-            response = await handler(self._service, request)
-        except ApiError as error:
-            response = error_response(error)
-        except AdaptrtError as error:
-            response = error_response(ApiError.of(error))
-        await response(request.scope, receive, send)
-        return status, bytes(content)
-
     def _read_input(self, batch: Batch) -> tuple[list[_Line], list[dict[str, Any]]]:
         """Returns the lines of a batch's input, and the first problems."""
         lines: list[_Line] = []
@@ -243,8 +217,8 @@ class Batches:
             for number, text in enumerate(file, 1):
                 if text.strip():
                     problem = _problem(text, batch.endpoint, seen)
-                    if problem is None and len(lines) == self._service.options.limits.max_batch_lines:
-                        most = self._service.options.limits.max_batch_lines
+                    if problem is None and len(lines) == self._limits.max_batch_lines:
+                        most = self._limits.max_batch_lines
                         problem = (
                             "too_many_tasks",
                             f"the file has more than {most} requests (--max_batch_lines)",
@@ -276,6 +250,41 @@ class Batches:
             file.seek(line.begin)
             body = json.loads(file.read(line.size))["body"]
         return json.dumps({**body, "priority": MAX_PRIORITY}).encode()
+
+
+def answer_line_of(service: Service) -> AnswerLine:
+    """Returns a function that answers lines with this process's service."""
+
+    async def answer_line(endpoint: str, body: bytes) -> tuple[int, bytes]:
+        request = Request({"type": "http", "method": "POST", "path": "", "headers": [], "query_string": b""})
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Message:
+            if messages:
+                return messages.pop()
+            disconnected: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+            return await disconnected  # which never happens
+
+        status, content = 0, bytearray()
+
+        async def send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            else:
+                content.extend(message["body"])
+
+        request = Request(request.scope, receive)
+        try:
+            response = await HANDLERS[endpoint](service, request)
+        except ApiError as error:
+            response = error_response(error)
+        except AdaptrtError as error:
+            response = error_response(ApiError.of(error))
+        await response(request.scope, receive, send)
+        return status, bytes(content)
+
+    return answer_line
 
 
 def _raise_failures(tasks: set[asyncio.Task[None]]) -> None:

@@ -15,7 +15,7 @@ import uvloop
 from .._core import ConfigError
 from ..runtime.executor import Executor
 from .app import make_app
-from .batches import Batches
+from .batches import Batches, answer_line_of
 from .connections import ConnectionWatch
 from .options import ServerOptions, num_connections
 from .protocol import LimitedHttpProtocol
@@ -56,7 +56,7 @@ async def _serve(
     batches: Batches | None = None
     try:
         if options.batch_dir is not None:
-            batches = await Batches.open(service, options.batch_dir)
+            batches = await Batches.open(answer_line_of(service), options.limits, options.batch_dir)
         config = uvicorn.Config(
             make_app(service, batches),
             http=Protocol,

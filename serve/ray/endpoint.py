@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from ray.exceptions import RayActorError, RayError
@@ -15,9 +16,11 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..._core import ExecutorClosedError
+from ..._core import ConfigError, ExecutorClosedError
 from ..adapter_routes import ADAPTER_PATHS
-from ..app import OPEN_PATHS, last_frames, respond
+from ..app import OPEN_PATHS, last_frames, other_type, respond
+from ..batch_routes import FILES_PATH, is_batch_path
+from ..batches import Batches
 from ..command import keys_of, limits_of, model_names_of
 from ..errors import INTERNAL, NOT_FOUND, OVERLOADED, UNAVAILABLE, ApiError, retry_headers
 from ..http import LONG_BODY, disconnected, end_task, read_body, unless_disconnected
@@ -26,9 +29,9 @@ from ..options import ServerLimits
 from ..origin_guard import OriginGuard, OriginPolicy
 from ..prefix_cache_routes import RESET_PATH
 from ..records import RequestRecord, client_of, current_request
-from ..triton_routes import other_type
 from ..work import Work, WorkKind
 from .affinity import adapter_named, group_of, home_named
+from .batch_lines import batch_app, replicas_answer_lines
 from .calls import call_all
 from .forwarding import ForwardedRequest, MessageBatch
 from .merging import Merge, merge_of
@@ -55,6 +58,10 @@ class EndpointOptions:
     limits: ServerLimits
     adapter_affinity: bool
     """True: requests go to a replica that has their adapter."""
+    batch_dir: Path | None = None
+    """Directory of files and batches, on the endpoint's machine; None: there are no routes for them."""
+    key: str | None = None
+    """An API key for the lines of batches; None: replicas need none."""
 
 
 class Endpoint:
@@ -63,19 +70,21 @@ class Endpoint:
     def __init__(self, replicas: DeploymentHandle, flags: Mapping[str, Any], adapter_affinity: bool) -> None:
         """flags: flags of `adaptrt serve`. Calls no replica yet."""
         args = parse_flags(flags)
-        self._app: ASGIApp = EndpointApp(
-            replicas, EndpointOptions(model_names_of(args), limits_of(args), adapter_affinity)
+        keys = keys_of(args)
+        options = EndpointOptions(
+            model_names_of(args), limits_of(args), adapter_affinity, args.batch_dir, next(iter(keys), None)
         )
+        self._app: ASGIApp = EndpointApp(replicas, options)
         # Replicas would reject such requests too, but here their bodies have not been read yet. The host is empty,
         # because Serve's proxies listen.
         self._app = OriginGuard(
             self._app,
             OriginPolicy("", args.allowed_hosts),
-            ADAPTER_PATHS | {RESET_PATH},
+            ADAPTER_PATHS | {FILES_PATH, RESET_PATH},
             other_type,
             respond,
         )
-        if keys := keys_of(args):
+        if keys:
             self._app = KeyGuard(self._app, keys=keys, open_paths=OPEN_PATHS, respond=respond)
         self._app = BelowPrefix(Recorded(self._app))
 
@@ -120,6 +129,8 @@ class EndpointApp:
         self._replicas = replicas
         self._options = options
         self._work = Work(options.limits)
+        self._batches: Batches | None = None
+        self._batch_app: ASGIApp | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers as an ASGI application."""
@@ -128,6 +139,9 @@ class EndpointApp:
             return
         if scope["type"] != "http":
             raise RuntimeError(f"'{scope['type']}' is not served")
+        if self._batch_app is not None and is_batch_path(scope["path"]):
+            await self._batch_app(scope, receive, send)
+            return
         request = Request(scope, receive)
         try:
             await self._answer(request, send)
@@ -139,15 +153,33 @@ class EndpointApp:
             pass
 
     async def _live(self, receive: Receive, send: Send) -> None:
-        """Answers lifespan messages; ends the threads at the end."""
+        """Answers lifespan messages: opens the batches at the start, and ends them and the threads at the end."""
         while True:
             message = await receive()
             is_end = message["type"] == "lifespan.shutdown"
-            if is_end:
-                await self._work.close()
+            try:
+                await (self._close() if is_end else self._open_batches())
+            except ConfigError as error:
+                await send({"type": f"{message['type']}.failed", "message": str(error)})
+                return
             await send({"type": f"{message['type']}.complete"})
             if is_end:
                 return
+
+    async def _open_batches(self) -> None:
+        options = self._options
+        if options.batch_dir is None:
+            return
+        answer_line = replicas_answer_lines(
+            self._replicas, options.model_names, options.limits, key=options.key, affinity=options.adapter_affinity
+        )
+        self._batches = await Batches.open(answer_line, options.limits, options.batch_dir)
+        self._batch_app = batch_app(self._batches, options.limits, self._work)
+
+    async def _close(self) -> None:
+        if self._batches is not None:
+            await self._batches.close()
+        await self._work.close()
 
     async def _answer(self, request: Request, send: Send) -> None:
         path = request.url.path

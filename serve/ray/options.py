@@ -29,13 +29,6 @@ _NOT_HERE: Final = {
     "write_seconds": "Serve's proxies hold the connections",
     "allowed_origins": "a proxy in front of Serve answers web pages of other origins",
     "allowed_adapter_sources": "replicas load adapters only from below their own adapter roots",
-    **dict.fromkeys(
-        (
-            *("batch_dir", "max_batch_files", "max_batch_bytes", "max_batch_file_bytes", "max_batch_lines"),
-            *("max_batches", "batch_lines"),
-        ),
-        "only one server may use the directory of batches, and there are several replicas",
-    ),
     "kv_cache_dir": "only one server may use its file, and there are several replicas",
     "kv_cache_dir_bytes": "only one server may use its file, and there are several replicas",
 }

@@ -79,7 +79,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             store.put_directory(f"roots/{name}", base / "root" / name)
         with ray_serve(num_cpus=4) as address:
             made = Place(address, engine, base / "root", store)
-            run_application(APPLICATION, made.arguments())
+            run_application(APPLICATION, made.arguments(batch_dir=str(base / "batches")))
             yield made
 
 
@@ -160,6 +160,26 @@ def test_openais_client_is_answered_and_streamed_to(place: Place, expected: dict
         assert [token for piece in pieces for token in tokens_of(piece.model_dump())] == expected[model][:8]
     assert {card.id for card in client.models.list()} >= {BASE, "a0"}
     assert client.models.retrieve("a0").id == "a0"
+
+
+def test_replicas_answer_the_lines_of_a_batch(place: Place, expected: dict[str, list[int]]) -> None:
+    client = openai.OpenAI(base_url=f"{place.address}/{APPLICATION}/v1", api_key="none")
+    models = [BASE, *ADAPTERS, "nobody"]
+    lines = [{"custom_id": model, "method": "POST", "url": "/v1/completions", "body": body(model)} for model in models]
+    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    file = client.files.create(file=("lines.jsonl", content), purpose="batch")
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint="/v1/completions", completion_window="24h", metadata={"name": "a"}
+    )
+    wait_for(lambda: client.batches.retrieve(batch.id).status == "completed")
+    ended = client.batches.retrieve(batch.id)
+    assert ended.output_file_id is not None
+    assert ended.error_file_id is not None
+    results = [json.loads(line) for line in client.files.content(ended.output_file_id).text.splitlines()]
+    found = {result["custom_id"]: tokens_of(result["response"]["body"]) for result in results}
+    assert found == {model: expected[model][:8] for model in models[:-1]}
+    (failed,) = [json.loads(line) for line in client.files.content(ended.error_file_id).text.splitlines()]
+    assert (failed["custom_id"], failed["response"]["status_code"]) == ("nobody", 404)
 
 
 def test_errors_keep_their_form_and_status(http: httpx.Client) -> None:

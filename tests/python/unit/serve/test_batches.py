@@ -21,7 +21,7 @@ from adaptrt.serve import batches as batches_module
 from adaptrt.serve.app import make_app
 from adaptrt.serve.batch_routes import BatchRequest, _upload
 from adaptrt.serve.batch_store import BATCH_SECONDS, Batch, BatchStore
-from adaptrt.serve.batches import HANDLERS, Batches
+from adaptrt.serve.batches import HANDLERS, Batches, answer_line_of
 from adaptrt.serve.errors import ApiError
 from adaptrt.serve.metrics import ServiceMetrics
 from adaptrt.serve.options import ServerLimits, ServerOptions
@@ -73,6 +73,10 @@ def service(**limits: Any) -> Any:
     return SimpleNamespace(options=options, metrics=ServiceMetrics(), executor=SimpleNamespace(work=None))
 
 
+async def opened(service: Any, directory: Path) -> Batches:
+    return await Batches.open(answer_line_of(service), service.options.limits, directory)
+
+
 def stored(store: BatchStore, content: bytes, purpose: str = "batch") -> str:
     return store.add_file("in.jsonl", purpose, io.BytesIO(content), len(content)).id
 
@@ -92,7 +96,7 @@ def results(store: BatchStore, file_id: str | None) -> dict[str, Any]:
 
 def test_a_batch_answers_every_line_once(tmp_path: Path, model: Model) -> None:
     async def main() -> None:
-        batches = await Batches.open(service(batch_lines=2), tmp_path)
+        batches = await opened(service(batch_lines=2), tmp_path)
         model.num_busy = 3  # the server has no room for some lines at first
         content = jsonl(line("a", priority=-5), line("bad"), line("c"), line("d")) + b"\n"
         batch = await batches.create(URL, stored(batches.store, content), {"of": "me"})
@@ -121,7 +125,7 @@ def test_a_batch_answers_every_line_once(tmp_path: Path, model: Model) -> None:
 
 def test_a_server_goes_on_with_the_lines_that_have_no_result(tmp_path: Path, model: Model) -> None:
     async def killed() -> str:
-        batches = await Batches.open(service(batch_lines=1), tmp_path)
+        batches = await opened(service(batch_lines=1), tmp_path)
         batch = await batches.create(URL, stored(batches.store, jsonl(*map(line, "abcd"))), None)
         while batch.completed < 2:
             await asyncio.sleep(0)
@@ -138,7 +142,7 @@ def test_a_server_goes_on_with_the_lines_that_have_no_result(tmp_path: Path, mod
             file.write(b'{"custom_id": "x", "resp')  # a killed server may leave part of a line
         model.bodies.clear()
         model.is_open.set()
-        batches = await Batches.open(service(), tmp_path)
+        batches = await opened(service(), tmp_path)
         batch = await ended(batches, batches.store.batch(batch_id))
         assert (batch.status, batch.completed, batch.failed) == ("completed", 4, 0)
         assert results(batches.store, batch.output_file_id).keys() == set("abcd")
@@ -146,7 +150,7 @@ def test_a_server_goes_on_with_the_lines_that_have_no_result(tmp_path: Path, mod
         used = sum(info.bytes for info in batches.store.files())
         assert batches.store._num_bytes == used
         await batches.close()
-        again = await Batches.open(service(), tmp_path)
+        again = await opened(service(), tmp_path)
         assert again.store.batch(batch_id).content() == batch.content()
         assert [info.id for info in again.store.files()] == [info.id for info in batches.store.files()]
         await again.close()
@@ -163,7 +167,7 @@ def test_results_become_files_even_if_the_server_is_killed_meanwhile(tmp_path: P
         store.save(batch)
         (tmp_path / "files" / "file-leftover").write_text("no description")
         store.close()
-        batches = await Batches.open(service(), tmp_path)
+        batches = await opened(service(), tmp_path)
         done = await ended(batches, batch)
         assert done.status == "completed"
         assert results(batches.store, done.output_file_id).keys() == {"a"}
@@ -176,7 +180,7 @@ def test_results_become_files_even_if_the_server_is_killed_meanwhile(tmp_path: P
 
 def test_a_batch_is_cancelled_after_its_running_lines(tmp_path: Path, model: Model) -> None:
     async def main() -> None:
-        batches = await Batches.open(service(batch_lines=1), tmp_path)
+        batches = await opened(service(batch_lines=1), tmp_path)
         batch = await batches.create(URL, stored(batches.store, jsonl(*map(line, "abc"))), None)
         model.is_open.clear()
         while not model.num_begun:
@@ -202,7 +206,7 @@ def test_a_batch_is_cancelled_after_its_running_lines(tmp_path: Path, model: Mod
 
 def test_lines_that_did_not_run_in_time_are_errors(tmp_path: Path, model: Model) -> None:
     async def main() -> None:
-        batches = await Batches.open(service(), tmp_path)
+        batches = await opened(service(), tmp_path)
         store = batches.store
         batch = store.add_batch(URL, stored(store, jsonl(line("a"), line("b"))), None)
         batch.expires_at = 0
@@ -236,7 +240,7 @@ def test_a_batch_with_a_wrong_line_runs_none(
     tmp_path: Path, model: Model, content: bytes, code: str, number: int | None
 ) -> None:
     async def main() -> None:
-        batches = await Batches.open(service(max_batch_lines=3), tmp_path)
+        batches = await opened(service(max_batch_lines=3), tmp_path)
         done = await ended(batches, await batches.create(URL, stored(batches.store, content), None))
         assert (done.status, done.output_file_id, model.bodies) == ("failed", None, [])
         (error,) = done.errors
@@ -249,7 +253,7 @@ def test_a_batch_with_a_wrong_line_runs_none(
 def test_results_that_exceed_the_quota_fail_the_batch(tmp_path: Path, model: Model) -> None:
     async def main() -> None:
         content = jsonl(*map(line, "abc"))
-        batches = await Batches.open(service(max_batch_bytes=len(content) + 300, batch_lines=1), tmp_path)
+        batches = await opened(service(max_batch_bytes=len(content) + 300, batch_lines=1), tmp_path)
         done = await ended(batches, await batches.create(URL, stored(batches.store, content), None))
         assert (done.status, done.errors[0]["code"], done.completed) == ("failed", "quota_exceeded", 1)
         assert len(results(batches.store, done.output_file_id)) == 1
@@ -282,7 +286,7 @@ def test_routes(tmp_path: Path) -> None:
         def _start(self, batch: Batch) -> None:
             """Runs nothing."""
 
-    app = make_app(made, Stopped(made, store))
+    app = make_app(made, Stopped(answer_line_of(made), limits, store))
     client = TestClient(app, base_url="http://localhost")
 
     def upload(content: bytes = b"{}\n", **fields: Any) -> Any:
@@ -360,7 +364,7 @@ def test_an_upload_that_is_too_large_is_not_read_to_its_end(tmp_path: Path) -> N
         request = Request({"type": "http", "method": "POST", "path": "/v1/files", "headers": headers}, receive)
         store = BatchStore(tmp_path, ServerLimits())
         with pytest.raises(ApiError, match="the file has more than 100000 bytes") as refused:
-            await _upload(request, Batches(service(), store), 100_000)
+            await _upload(request, Batches(answer_line_of(service()), ServerLimits(), store), 100_000)
         assert refused.value.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
         assert list((tmp_path / "files").iterdir()) == []
         store.close()

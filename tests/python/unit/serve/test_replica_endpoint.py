@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import sys
 import threading
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from starlette.types import ASGIApp, Message
 
@@ -19,14 +22,17 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from adaptrt._core import ConfigError
+from adaptrt.serve import batches as batches_module
+from adaptrt.serve.batch_store import BatchStore
 from adaptrt.serve.http import LONG_BODY
 from adaptrt.serve.options import ServerLimits
 from adaptrt.serve.ray import build_app, coordinator, endpoint
 from adaptrt.serve.ray.adapter_changes import Refusal
 from adaptrt.serve.ray.affinity import group_of
+from adaptrt.serve.ray.batch_lines import replicas_answer_lines
 from adaptrt.serve.ray.calls import Answers
 from adaptrt.serve.ray.endpoint import BelowPrefix, EndpointApp, EndpointOptions
-from adaptrt.serve.ray.forwarding import WholeAnswer
+from adaptrt.serve.ray.forwarding import ForwardedRequest, WholeAnswer
 
 OPTIONS = EndpointOptions(("base",), ServerLimits(max_body_bytes=1000), adapter_affinity=True)
 START: Message = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
@@ -217,6 +223,97 @@ def test_long_bodies_wait_for_the_threads_for_texts(monkeypatch: pytest.MonkeyPa
     asyncio.run(main())
     assert statuses == {"/refused": 429, "/running": 200, "/later": 200}
     assert clients == ["/running", "/later"]
+
+
+class LineHandle:
+    """Handle of replicas that answer whole requests with their body, after these errors."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self._errors = list(errors)
+        self.groups: list[str] = []
+        self.requests: list[ForwardedRequest] = []
+
+    def options(self, *, method_name: str, multiplexed_model_id: str) -> LineHandle:
+        assert method_name == "whole_answer"
+        self.groups.append(multiplexed_model_id)
+        return self
+
+    async def remote(self, request: ForwardedRequest) -> WholeAnswer:
+        self.requests.append(request)
+        if self._errors:
+            raise self._errors.pop(0)
+        return WholeAnswer("r", 200, (), request.body)
+
+
+async def lifespan(app: ASGIApp, until_end: asyncio.Event, ready: asyncio.Event) -> list[str]:
+    """Runs an application's lifespan; returns the types of its messages."""
+    sent: list[str] = []
+    messages = ["lifespan.startup", "lifespan.shutdown"]
+
+    async def receive() -> Message:
+        if len(messages) == 1:
+            await until_end.wait()
+        return {"type": messages.pop(0)}
+
+    async def send(message: Message) -> None:
+        sent.append(message["type"])
+        ready.set()
+
+    await app({"type": "lifespan"}, receive, send)
+    return sent
+
+
+def test_lines_of_batches_go_to_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches_module, "RETRY_SECONDS", 0.001)
+    handle = LineHandle(
+        DeploymentUnavailableError("d"), BackPressureError(num_queued_requests=3, max_queued_requests=2)
+    )
+    app = EndpointApp(handle, dataclasses.replace(OPTIONS, batch_dir=tmp_path, key="secret"))
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": {"model": model, "prompt": "a"}}
+        for number, model in enumerate(("base", "x"))
+    ]
+
+    async def main() -> tuple[list[str], dict[str, Any]]:
+        until_end, ready = asyncio.Event(), asyncio.Event()
+        living = asyncio.create_task(lifespan(app, until_end, ready))
+        await ready.wait()
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://e") as client:
+            content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+            file = await client.post("/v1/files", files={"file": ("a", content)}, data={"purpose": "batch"})
+            wanted = {"input_file_id": file.json()["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+            batch = (await client.post("/v1/batches", json=wanted)).json()
+            while batch["status"] != "completed":
+                await asyncio.sleep(0.001)
+                batch = (await client.get(f"/v1/batches/{batch['id']}")).json()
+            text = (await client.get(f"/v1/files/{batch['output_file_id']}/content")).text
+        until_end.set()
+        return await living, {one["custom_id"]: one for one in map(json.loads, text.splitlines())}
+
+    messages, results = asyncio.run(main())
+    assert messages == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    assert {id: one["response"]["body"]["model"] for id, one in results.items()} == {"0": "base", "1": "x"}
+    assert set(handle.groups) == {"", group_of("x")}
+    assert len(handle.requests) == 4  # two are tried again
+    for request in handle.requests:
+        headers = dict(request.headers)
+        assert (request.path, headers[b"authorization"]) == ("/v1/completions", b"Bearer secret")
+        assert headers[b"x-request-id"].decode() in {one["response"]["request_id"] for one in results.values()}
+
+
+def test_a_line_that_fails_at_its_replica_is_an_error_of_the_line() -> None:
+    handle = LineHandle(RayTaskError("whole_answer", "traceback", ValueError("a defect")))
+    answer_line = replicas_answer_lines(handle, ("base",), OPTIONS.limits, key=None, affinity=False)
+    status, content = asyncio.run(answer_line("/v1/completions", b"{}"))
+    assert (status, json.loads(content)["error"]["type"]) == (500, "InternalServerError")
+    assert handle.groups == [""]
+
+
+def test_an_endpoint_does_not_start_with_a_directory_that_is_in_use(tmp_path: Path) -> None:
+    store = BatchStore(tmp_path, OPTIONS.limits)
+    app = EndpointApp(LineHandle(), dataclasses.replace(OPTIONS, batch_dir=tmp_path))
+    assert asyncio.run(lifespan(app, asyncio.Event(), asyncio.Event())) == ["lifespan.startup.failed"]
+    store.close()
 
 
 def test_a_closed_endpoint_answers_that_it_shuts_down() -> None:
