@@ -261,7 +261,7 @@ def test_broken_config_files(content: bytes, reason: str, lora: Path) -> None:
         ("base_model.model.model.layers.0.mlp.experts.3.gate_proj.lora_A.weight", "belongs to experts"),
         ("base_model.model.model.layers.0.block_sparse_moe.experts.0.w1.lora_A.weight", "belongs to experts"),
         ("base_model.model.model.vision_tower.layers.0.self_attn.q_proj.lora_A.weight", "belongs to the vision tower"),
-        ("base_model.model.encoder.layers.0.self_attn.q_proj.lora_A.weight", "layers of a decoder"),
+        ("base_model.model.model.audio_tower.layers.0.self_attn.q_proj.lora_A.weight", "layers of a decoder"),
         ("base_model.model.model.layers.0.cross_attn.q_proj.lora_A.weight", "layers of a decoder"),
         (PREFIX + "lora_diag", "variant of LoRA"),
         ("base_model.model.model.layers.00.self_attn.q_proj.lora_A.weight", "not a tensor of a known module"),

@@ -118,7 +118,7 @@ def tag(**changes: Any) -> str:
 @pytest.mark.parametrize(
     ("guide", "message"),
     [
-        ("{", "the guide cannot be compiled"),
+        ("{", "the guide is not JSON"),
         ("[]", "the guide is not a structural tag"),
         (tag(triggers=None), "the guide is not a structural tag"),
         (tag(more=1), "the guide is not a structural tag"),
