@@ -25,7 +25,7 @@ WITHOUT_JSON = {
 def client(**options: Any) -> TestClient:
     service: Any = SimpleNamespace(
         options=ServerOptions(**options), metrics=ServiceMetrics(),
-        executor=SimpleNamespace(executor=SimpleNamespace(is_alive=True)),
+        executor=SimpleNamespace(executor=SimpleNamespace(is_alive=True), work=None),
     )  # fmt: skip
     batches: Any = SimpleNamespace(store=None)
     return TestClient(make_app(service, batches), base_url="http://localhost")
