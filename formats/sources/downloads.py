@@ -61,6 +61,17 @@ class CachedDownload:
     last_used: datetime.datetime
 
 
+def find_download(cache: EntryCache[CachedDownload], key: str) -> CachedDownload | None:
+    """The entry of a cache with a key, even if it is damaged; None if there is none."""
+    if not cache.has(key):
+        return None
+    fields = cache.description(key)
+    name, kind = fields.get("name"), fields.get("kind")
+    if not isinstance(name, str) or not isinstance(kind, str):
+        name, kind = "not known", "damaged"
+    return CachedDownload(key, cache.place(key) / FILES_DIRECTORY, name, kind, cache.size(key), cache.last_use(key))
+
+
 @dataclass(frozen=True)
 class Download:
     """Downloaded files, and the lease that keeps them."""
@@ -84,13 +95,7 @@ class DownloadCache(EntryCache[CachedDownload]):
 
     def find(self, key: str) -> CachedDownload | None:
         """The entry with a key, even if it is damaged; None if there is none."""
-        if not self.has(key):
-            return None
-        fields = self.description(key)
-        name, kind = fields.get("name"), fields.get("kind")
-        if not isinstance(name, str) or not isinstance(kind, str):
-            name, kind = "not known", "damaged"
-        return CachedDownload(key, self.place(key) / FILES_DIRECTORY, name, kind, self.size(key), self.last_use(key))
+        return find_download(self, key)
 
     def fetch(
         self,

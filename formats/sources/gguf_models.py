@@ -20,7 +20,7 @@ from ..gguf import gguf_file
 from ..gguf.adapter_directory import write_adapter_directory
 from ..gguf.gguf_file import part_paths
 from ..gguf.model_directory import write_model_directory
-from .downloads import FILES_DIRECTORY, CachedDownload
+from .downloads import FILES_DIRECTORY, CachedDownload, find_download
 from .kind import Kind
 from .lease import Lease
 
@@ -37,14 +37,7 @@ class GgufModels(EntryCache[CachedDownload]):
 
     def find(self, key: str) -> CachedDownload | None:
         """The entry with a key, even if it is damaged; None if there is none."""
-        if not self.has(key):
-            return None
-        fields = self.description(key)
-        name, kind = fields.get("name"), fields.get("kind")
-        if not isinstance(name, str) or not isinstance(kind, str):
-            name, kind = "not known", "damaged"
-        files = self.place(key) / FILES_DIRECTORY
-        return CachedDownload(key, files, name, kind, self.size(key), self.last_use(key))
+        return find_download(self, key)
 
     def directory_of(self, path: Path, kind: Kind) -> tuple[Path, Lease]:
         """Returns the directory of a GGUF file, written on first use, and the lease that keeps it.

@@ -8,6 +8,7 @@ from typing import Final
 from .form import CallForm, CallGrammar, CallRule, Functions, literal
 from .json_text import read_arguments, read_value
 from .reader import SPACE, Marks, Steps, TextReader
+from .section import Section
 from .sink import PartSink
 
 _BEGIN: Final = "<｜tool▁calls▁begin｜>"
@@ -18,7 +19,7 @@ _SEPARATOR: Final = "<｜tool▁sep｜>"
 _TYPE: Final = "function"
 _FENCE: Final = "```json"
 _FENCE_END: Final = "```"
-_BEGINS: Final = Marks(_BEGIN, _CALL)
+_SECTION: Final = Section(_BEGIN, _END, _CALL)
 _NAME_ENDS: Final = Marks(_SEPARATOR, _CALL_END)
 _FENCES: Final = Marks(_FENCE, _CALL_END)
 
@@ -36,19 +37,7 @@ class DeepSeekForm(CallForm):
 
     def read(self, reader: TextReader, sink: PartSink, functions: Functions) -> Steps[None]:
         """See CallForm."""
-        while mark := (yield from reader.until(_BEGINS, sink.text)):
-            before = reader.take(len(mark))
-            if mark == _BEGIN:
-                before += yield from reader.take_while(SPACE)
-                if not (yield from reader.skip(_CALL)):
-                    sink.text(before)
-                    continue
-                before += _CALL
-            if not (yield from _read_call(reader, sink, functions, before)):
-                continue
-            space = yield from reader.take_while(SPACE)
-            if not (yield from reader.skip(_END)):
-                sink.text(space)
+        return _SECTION.read(reader, sink, functions, _read_call)
 
     def grammar(self, calls: Sequence[CallRule], *, is_single: bool, token: Callable[[str], str]) -> CallGrammar:
         """See CallForm."""

@@ -9,6 +9,7 @@ from typing import Final
 from .form import CallForm, CallGrammar, CallRule, Functions, literal
 from .json_text import read_arguments, read_value
 from .reader import SPACE, Marks, Steps, TextReader
+from .section import Section
 from .sink import PartSink
 
 _BEGIN: Final = "<|tool_calls_section_begin|>"
@@ -16,7 +17,7 @@ _END: Final = "<|tool_calls_section_end|>"
 _CALL: Final = "<|tool_call_begin|>"
 _ARGUMENTS: Final = "<|tool_call_argument_begin|>"
 _CALL_END: Final = "<|tool_call_end|>"
-_BEGINS: Final = Marks(_BEGIN, _CALL)
+_SECTION: Final = Section(_BEGIN, _END, _CALL)
 _ID_ENDS: Final = Marks(_ARGUMENTS, _CALL_END)
 _PREFIX: Final = "functions."
 _ID: Final = re.compile(r"\s*(?:functions\.)?(?P<name>[^\s:]+)(?::[0-9]+)?\s*")
@@ -31,19 +32,7 @@ class KimiForm(CallForm):
 
     def read(self, reader: TextReader, sink: PartSink, functions: Functions) -> Steps[None]:
         """See CallForm."""
-        while mark := (yield from reader.until(_BEGINS, sink.text)):
-            before = reader.take(len(mark))
-            if mark == _BEGIN:
-                before += yield from reader.take_while(SPACE)
-                if not (yield from reader.skip(_CALL)):
-                    sink.text(before)
-                    continue
-                before += _CALL
-            if not (yield from _read_call(reader, sink, functions, before)):
-                continue
-            space = yield from reader.take_while(SPACE)
-            if not (yield from reader.skip(_END)):
-                sink.text(space)
+        return _SECTION.read(reader, sink, functions, _read_call)
 
     def grammar(self, calls: Sequence[CallRule], *, is_single: bool, token: Callable[[str], str]) -> CallGrammar:
         """See CallForm."""
