@@ -133,7 +133,7 @@ class ServedAdapters:
     async def _add_found(self, name: str, directory: Path | Source) -> bool:
         """Adds an adapter from below a root. Raises ApiError."""
         try:
-            add = self._executor.executor.add_adapter
+            add = self._executor.add_adapter
             await self._work.run_shared(WorkKind.ADAPTERS, name, add, name, directory)
         except AdaptrtError as error:
             # Another request may have added an adapter of this name in the meantime.
@@ -280,7 +280,7 @@ class ServedAdapters:
             try:
                 return self._executor.submit(request, name)
             except PeftTaskNotCachedError:
-                load = self._executor.executor.load_adapter
+                load = self._executor.load_adapter
                 await self._work.run_shared(WorkKind.ADAPTERS, name, load, name)
         raise ApiError.of(
             PeftTaskNotCachedError(f"adapter '{name}' was evicted {TRIES} times before its request began")
@@ -309,7 +309,7 @@ class ServedAdapters:
 
     async def _add(self, name: str, directory: Path | Source, *, replace: bool) -> None:
         try:
-            add = self._executor.executor.add_adapter
+            add = self._executor.add_adapter
             await self._work.run_alone(WorkKind.ADAPTERS, name, add, name, directory, replace=replace)
             self._forget_source(name)
         except AdaptrtError as error:

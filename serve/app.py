@@ -42,7 +42,8 @@ OPEN_PATHS: Final = frozenset(
         *(api_schema.SCHEMA_PATH, api_schema.DOCS_PATH),
     }
 )
-"""Paths that need no key: health, pages, the schema, and metrics. Metrics show no more than names of running adapters.
+"""Paths that need no key: health, pages, the schema, and metrics. Metrics show no more than names of adapters that are
+in use or cached, which --max-named-adapters 0 hides.
 """
 
 

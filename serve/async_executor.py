@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -112,6 +114,9 @@ class GenerationObserver(Protocol):
     def on_loss(self, request_id: int) -> None:
         """Called when the executor ended before the request did."""
 
+    def on_adapter_load(self, seconds: float) -> None:
+        """Called, in any thread, after an adapter was read and cached."""
+
 
 class AsyncExecutor:
     """An executor for asyncio. A single thread takes the responses of all requests and hands them to the loop.
@@ -155,6 +160,20 @@ class AsyncExecutor:
         """
         if not self.executor.has_compiled_guide(guide):
             await self.work.run(WorkKind.GUIDES, self.executor.check_guide, guide)
+
+    def add_adapter(self, name: str, directory: str | os.PathLike[str], *, replace: bool = False) -> None:
+        """Calls Executor.add_adapter, and tells the observer how long it took. Reads files: call it in a thread."""
+        self._timed(lambda: self.executor.add_adapter(name, directory, replace=replace))
+
+    def load_adapter(self, name: str) -> None:
+        """Calls Executor.load_adapter in the same way."""
+        self._timed(lambda: self.executor.load_adapter(name))
+
+    def _timed(self, load: Callable[[], object]) -> None:
+        began = time.monotonic()
+        load()
+        if self._observer is not None:
+            self._observer.on_adapter_load(time.monotonic() - began)
 
     def submit(self, request: Request, adapter: str | None = None) -> Generation:
         """Queues a request. Its adapter must be cached. `adapter`: the name that observers are told.

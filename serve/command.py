@@ -71,6 +71,7 @@ WORK_LIMITS: Final = (
     "download_cache_bytes",
     "file_threads",
     "max_waiting_work",
+    "max_named_adapters",
 )
 
 
@@ -324,6 +325,7 @@ def _add_limits(group: Any) -> None:
             integer(1),
             "maximum number of calls that wait for the threads of one kind; further ones are answered with 429",
         ),
+        ("max_named_adapters", integer(0), "maximum number of adapters that metrics name; 0: none"),
     ):
         default = getattr(defaults, name)
         group.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=f"{text} (default: {default})")

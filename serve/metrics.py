@@ -18,11 +18,9 @@ from .._core import KvCacheStats, LoraCacheStats, Request, Response, SecondLevel
 from .._version import __version__
 from .async_executor import AsyncExecutor
 from .records import FINISH_REASONS, GenerationRecord, current_request
+from .residency import residency_metrics
 from .statistics import ExecutorStatistics
 from .work import Work, WorkKind
-
-MAX_NAMED_ADAPTERS: Final = 64
-"""Maximum number of adapter names in a label of vllm:lora_requests_info."""
 
 _FIRST_TOKEN_BUCKETS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0
@@ -30,6 +28,7 @@ _FIRST_TOKEN_BUCKETS: Final = (
 _BETWEEN_TOKENS_BUCKETS: Final = (
     0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5
 )  # fmt: skip
+_LOAD_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _WHOLE_BUCKETS: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
@@ -53,6 +52,12 @@ class ServiceMetrics:
         )
         self._whole = self._histogram(
             "generation_duration_seconds", "Time from the queue to the end of a generation.", _WHOLE_BUCKETS
+        )
+        self._adapter_loads = Histogram(
+            "vllm:lora_adapter_load_seconds",
+            "Time to read an adapter, convert it and put it into the host level.",
+            buckets=_LOAD_BUCKETS,
+            registry=self.registry,
         )
         self._running: dict[int, GenerationRecord] = {}
 
@@ -101,6 +106,10 @@ class ServiceMetrics:
         record.end(None)
         self._count_end(request_id, record, time.monotonic())
 
+    def on_adapter_load(self, seconds: float) -> None:
+        """See GenerationObserver. May be called in any thread."""
+        self._adapter_loads.observe(seconds)
+
     def _count_tokens(self, record: GenerationRecord, sequence: int, num_tokens: int, now: float) -> None:
         if record.first_token is None:
             record.first_token = now
@@ -128,13 +137,19 @@ class ExecutorCollector(Collector):
     """Metrics that are read from the executor, on the loop, when metrics are requested."""
 
     def __init__(
-        self, executor: AsyncExecutor, statistics: ExecutorStatistics, metrics: ServiceMetrics, model_name: str
+        self,
+        executor: AsyncExecutor,
+        statistics: ExecutorStatistics,
+        metrics: ServiceMetrics,
+        model_name: str,
+        max_named_adapters: int,
     ) -> None:
-        """Reads nothing until metrics are requested."""
+        """Reads nothing until metrics are requested. max_named_adapters: see ServerLimits."""
         self._executor = executor
         self._statistics = statistics
         self._metrics = metrics
         self._model_name = model_name
+        self._max_named_adapters = max_named_adapters
 
     def collect(self) -> Iterator[Metric]:
         """Yields all metrics. Raises ExecutorClosedError."""
@@ -167,7 +182,9 @@ class ExecutorCollector(Collector):
             adapters.add_metric(["waiting"], len(waiting))
             yield adapters
             yield self._lora_requests(running, waiting)
-            yield from _lora_cache_metrics(self._executor.executor.lora_cache_stats())
+            stats = self._executor.executor.lora_cache_stats()
+            yield from _lora_cache_metrics(stats)
+            yield from self._residency(stats)
 
     def _about(self) -> Metric:
         info = self._executor.executor.engine_info
@@ -211,8 +228,23 @@ class ExecutorCollector(Collector):
         )
         # A batch may have a different adapter for every sequence, so max_lora is the maximum batch size.
         max_lora = str(self._executor.executor.engine_info.max_batch_size)
-        family.add_metric([max_lora, _listed(running), _listed(waiting)], time.time())
+        family.add_metric([max_lora, self._listed(running), self._listed(waiting)], time.time())
         return family
+
+    def _residency(self, stats: LoraCacheStats) -> Iterator[Metric]:
+        executor = self._executor.executor
+        named = ((adapter.name, adapter.task_id) for adapter in executor.adapters.list())
+        yield from residency_metrics(
+            named,
+            executor.list_adapters(),
+            stats,
+            most_named=self._max_named_adapters,
+            room=executor.engine_info.max_batch_size,
+        )
+
+    def _listed(self, adapters: Sequence[str]) -> str:
+        """Joins the first names, sorted. Skips names with a comma, which the list cannot express."""
+        return ",".join(sorted(name for name in adapters if "," not in name)[: self._max_named_adapters])
 
 
 def routes(registry: CollectorRegistry) -> APIRouter:
@@ -225,11 +257,6 @@ def routes(registry: CollectorRegistry) -> APIRouter:
         return HttpResponse(encode(registry), headers={"Content-Type": content_type})
 
     return router
-
-
-def _listed(adapters: Sequence[str]) -> str:
-    """Joins at most MAX_NAMED_ADAPTERS names, sorted. Skips names with a comma, which the list cannot express."""
-    return ",".join(sorted(name for name in adapters if "," not in name)[:MAX_NAMED_ADAPTERS])
 
 
 def _work_metrics(work: Work) -> Iterator[Metric]:

@@ -101,6 +101,9 @@ class ServerLimits:
     max_waiting_work: int = 1024
     """Number of calls that may wait for the threads of one kind; further ones are answered with 429."""
 
+    max_named_adapters: int = 64
+    """Number of adapters that metrics name: in each list of a label, and with a series of their own."""
+
     @property
     def template(self) -> TemplateLimits:
         """Limits of chat templates."""

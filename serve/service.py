@@ -77,7 +77,8 @@ class Service:
         asynchronous = AsyncExecutor(executor, metrics, options.limits)
         statistics = ExecutorStatistics(asynchronous)
         model_names = options.served_model_name or (engine_dir.name,)
-        metrics.registry.register(ExecutorCollector(asynchronous, statistics, metrics, model_names[0]))
+        named = options.limits.max_named_adapters
+        metrics.registry.register(ExecutorCollector(asynchronous, statistics, metrics, model_names[0], named))
         adapters = make_adapters(asynchronous, options, frozenset(model_names))
         tokenizers = ServedTokenizers(asynchronous, Tokenizers(of_model, executor.adapters))
         start = decoder_start(executor.engine)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Final
 
 from fastapi import APIRouter
@@ -18,21 +16,12 @@ from .._version import __version__
 from .adapter_names import LONGEST_NAME
 from .adapter_roots import RootNames
 from .http import read_query
+from .residency import AdapterState, Level, adapter_states
 from .service import Service
 
 DEFAULT_ROWS: Final = 100
 MAX_ROWS: Final = 1000
 """Maximum number of adapters in one snapshot."""
-
-
-class Level(str, Enum):
-    """The best level that an adapter is on. An adapter on the device level is on the host level as well."""
-
-    DEVICE = "device"
-    HOST = "host"
-    DISK = "disk"
-    UNLOADED = "unloaded"
-    """The adapter lies below a root, and no request has asked for it."""
 
 
 class StateQuery(BaseModel):
@@ -46,35 +35,6 @@ class StateQuery(BaseModel):
     first: int = Field(0, ge=0, le=1 << 31)
     """Number of matching adapters to skip."""
     limit: int = Field(DEFAULT_ROWS, ge=0, le=MAX_ROWS)
-
-
-@dataclass(frozen=True)
-class AdapterState:
-    """One adapter in the list."""
-
-    name: str | None
-    """Name; None: an adapter that clients know only by task_id, or an unloaded one that still runs."""
-    task_id: int | None
-    """None: the adapter is not loaded."""
-    level: Level
-    is_pinned: bool = False
-    num_users: int = 0
-    """Number of requests that run with it."""
-
-    @property
-    def shown_name(self) -> str:
-        """Text that the search compares."""
-        return f"task {self.task_id}" if self.name is None else self.name
-
-    def fields(self) -> dict[str, Any]:
-        """Returns the fields for JSON. Ids of named adapters exceed JavaScript's exact integers, so ids are texts."""
-        return {
-            "name": self.name,
-            "task_id": None if self.task_id is None else str(self.task_id),
-            "level": self.level.value,
-            "pinned": self.is_pinned,
-            "users": self.num_users,
-        }
 
 
 def routes(service: Service) -> APIRouter:
@@ -155,7 +115,7 @@ def _adapters(service: Service, query: StateQuery, not_loaded: RootNames) -> dic
     states = [*_adapter_states(service), *unloaded]
     searched = query.search.casefold()
     matching = [
-        state for state in states if searched in state.shown_name.casefold() and query.level in (None, state.level)
+        state for state in states if searched in _shown_name(state).casefold() and query.level in (None, state.level)
     ]
     counts = Counter(state.level for state in states)
     return {
@@ -164,26 +124,29 @@ def _adapters(service: Service, query: StateQuery, not_loaded: RootNames) -> dic
         "all_listed": not_loaded.is_complete,
         "matching": len(matching),
         "first": query.first,
-        "list": [state.fields() for state in matching[query.first : query.first + query.limit]],
+        "list": [_row(state) for state in matching[query.first : query.first + query.limit]],
     }
 
 
 def _adapter_states(service: Service) -> Iterator[AdapterState]:
-    """Yields named adapters in the order in which they were added, then the others. Adapters of virtual tokens are in
-    no cache.
-    """
     entries = service.executor.executor.list_adapters() if _has_lora(service) else []
-    cached = {entry.task_id: entry for entry in entries}
-    for adapter in service.adapters.list():
-        entry = cached.pop(adapter.task_id, None)
-        if entry is None:
-            yield AdapterState(adapter.name, adapter.task_id, Level.DISK)
-        else:
-            level = Level.DEVICE if entry.on_device else Level.HOST
-            yield AdapterState(adapter.name, adapter.task_id, level, entry.pinned, entry.users)
-    for task_id, entry in sorted(cached.items()):
-        level = Level.DEVICE if entry.on_device else Level.HOST
-        yield AdapterState(None, task_id, level, entry.pinned, entry.users)
+    return adapter_states(((adapter.name, adapter.task_id) for adapter in service.adapters.list()), entries)
+
+
+def _shown_name(state: AdapterState) -> str:
+    """Returns the text that the search compares."""
+    return f"task {state.task_id}" if state.name is None else state.name
+
+
+def _row(state: AdapterState) -> dict[str, Any]:
+    """Returns the fields for JSON. Ids of named adapters exceed JavaScript's exact integers, so ids are texts."""
+    return {
+        "name": state.name,
+        "task_id": None if state.task_id is None else str(state.task_id),
+        "level": state.level.value,
+        "pinned": state.is_pinned,
+        "users": state.num_users,
+    }
 
 
 def _has_lora(service: Service) -> bool:

@@ -98,6 +98,9 @@ def test_known_requests_are_counted(address: str) -> None:
     assert grown("adaptrt_lora_loads_total") == 1
     assert grown("adaptrt_lora_cache_hits_total|level=host") == 2
     assert after["adaptrt_lora_cache_adapters|level=device"] == 1
+    assert after[f"vllm:lora_adapter_loaded|adapter_name={ADAPTER}|level=gpu|pinned=false|rank=0"] == 1
+    assert after["vllm:num_gpu_loaded_lora_adapters"] == 1 < after["vllm:max_gpu_lora_adapters"]
+    assert after["vllm:lora_adapter_load_seconds_count"] == 1
     assert after["adaptrt_requests_running"] == after["adaptrt_requests_waiting"] == 0
     assert after["vllm:kv_cache_usage_perc|model_name=base"] == 0
     assert after["adaptrt_kv_cache_blocks"] > 0

@@ -17,15 +17,17 @@ from adaptrt._core import (
     FinishReason,
     IterationStats,
     KvCacheStats,
+    LoraCacheEntry,
     LoraCacheStats,
     SecondLevelStats,
     SpeculationStats,
     StatePoolStats,
 )
-from adaptrt.serve.metrics import MAX_NAMED_ADAPTERS, ExecutorCollector, ServiceMetrics
+from adaptrt.serve.metrics import ExecutorCollector, ServiceMetrics
 from adaptrt.serve.statistics import ExecutorStatistics
 from adaptrt.serve.work import WorkKind
 
+MAX_NAMED_ADAPTERS = 64
 DASHBOARD = Path(__file__).parents[4] / "docs" / "grafana" / "adaptrt.json"
 
 WORK = {WorkKind.GUIDES: (5, 2), WorkKind.FILES: (0, 1)}
@@ -37,6 +39,9 @@ class MadeUp:
 
     def __init__(self) -> None:
         self.steps: list[IterationStats] = []
+        self.named: list[str] = []
+        """Names of adapters; their task_ids are their indices."""
+        self.cached: list[LoraCacheEntry] = []
         self.metrics = ServiceMetrics()
         core = SimpleNamespace(
             get_latest_iteration_stats=self.take_steps,
@@ -49,14 +54,21 @@ class MadeUp:
             engine_info=SimpleNamespace(
                 dtype=DType.FLOAT32, kernels="avx2", max_batch_size=8, lora=SimpleNamespace(target_modules=[1])
             ),
+            adapters=SimpleNamespace(list=self.list_named),
+            list_adapters=lambda: self.cached,
         )  # fmt: skip
         self.work = SimpleNamespace(
             counts=lambda kind: WORK.get(kind, (0, 0)), num_refused=lambda kind: len(kind.value)
         )
         self.executor: Any = SimpleNamespace(executor=core, num_running=0, work=self.work)
         self.metrics.registry.register(
-            ExecutorCollector(self.executor, ExecutorStatistics(self.executor), self.metrics, "demo")
+            ExecutorCollector(
+                self.executor, ExecutorStatistics(self.executor), self.metrics, "demo", MAX_NAMED_ADAPTERS
+            )
         )
+
+    def list_named(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(name=name, task_id=i) for i, name in enumerate(self.named)]
 
     def take_steps(self) -> list[IterationStats]:
         steps, self.steps = self.steps, []
@@ -267,6 +279,48 @@ def test_the_gateway_sees_which_adapters_run_and_wait() -> None:
     assert gateway(made) == ([], [])
 
 
+def loaded(made: MadeUp) -> dict[str, tuple[str, str]]:
+    """Returns level and pinned of each adapter, as a router reads them."""
+    found = {}
+    for name, value in made.samples().items():
+        labels = re.fullmatch(
+            r'vllm:lora_adapter_loaded\{adapter_name="(.*)",level="(.*)",pinned="(.*)",rank="0"\}', name
+        )
+        if labels:
+            assert value == 1
+            found[labels[1]] = (labels[2], labels[3])
+    return found
+
+
+def test_a_router_sees_which_adapters_are_cached_on_which_level() -> None:
+    made = MadeUp()
+    assert loaded(made) == {}
+    samples = made.samples()
+    assert samples["vllm:num_gpu_loaded_lora_adapters"] == 8
+    assert samples["vllm:num_cpu_loaded_lora_adapters"] == 7
+    made.named = ["idle", "warm", "on disk", "pinned"]
+    made.cached = [
+        LoraCacheEntry(task_id=0, on_device=True, device_pages=1),
+        LoraCacheEntry(task_id=1, device_pages=1),
+        LoraCacheEntry(task_id=3, on_device=True, pinned=True, device_pages=2),
+        LoraCacheEntry(task_id=99, on_device=True, device_pages=0),  # known by its number only
+    ]
+    assert loaded(made) == {"idle": ("gpu", "false"), "warm": ("cpu", "false"), "pinned": ("gpu", "true")}
+    # 2 of 5 pages are free, and the mean adapter takes one page.
+    assert made.samples()["vllm:max_gpu_lora_adapters"] == 8 + 2
+    made.metrics.on_adapter_load(0.02)
+    assert made.samples()['vllm:lora_adapter_load_seconds_bucket{le="0.025"}'] == 1
+
+
+def test_few_adapters_have_a_series_and_those_on_the_device_come_first() -> None:
+    made = MadeUp()
+    made.named = [f"adapter-{i:04}" for i in range(1000)]
+    made.cached = [LoraCacheEntry(task_id=i, on_device=i >= 990, pinned=i == 500, users=i == 7) for i in range(1000)]
+    found = loaded(made)
+    assert len(found) == MAX_NAMED_ADAPTERS
+    assert {f"adapter-{i:04}" for i in (*range(990, 1000), 500, 7, 0, 1)} <= set(found)
+
+
 def test_labels_are_bounded_however_many_adapters_there_are() -> None:
     made = MadeUp()
     few = len(made.samples())
@@ -289,6 +343,7 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
     newest.kv_cache_stats = kv_cache
     newest.speculation_stats = SpeculationStats(9, 4, DraftEngineStats(mem_usage=77, error="failed"))
     made.steps = [newest]
+    made.named, made.cached = ["sql"], [LoraCacheEntry(task_id=0)]
     made.metrics.count_request("openai", "ok")
     there = {re.sub(r"\{.*", "", name) for name in made.samples()}
     dashboard = json.loads(DASHBOARD.read_text())
