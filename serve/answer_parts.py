@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,12 @@ class CallEnd:
     """A call's arguments are complete."""
 
     index: int
+
+
+def parsed_arguments(text: str) -> Any:
+    """Returns the arguments of a complete call. Halves of surrogate pairs, which UTF-8 cannot encode, become U+FFFD."""
+    written = json.dumps(json.loads(text), ensure_ascii=False)
+    return json.loads(written.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
 
 AnswerPart: TypeAlias = TextPart | ReasoningPart | CallBegin | CallArguments | CallEnd

@@ -30,6 +30,9 @@ from .adapter_routes import (
 )
 from .batch_routes import BATCHES_PATH, BatchRequest
 from .messages_fields import CountRequest, MessagesRequest
+from .ollama_fields import OllamaChatRequest, OllamaEmbeddingsRequest, OllamaEmbedRequest, OllamaGenerateRequest
+from .ollama_models import SHOW_PATH, OllamaShowRequest
+from .ollama_routes import CHAT_PATH, EMBED_PATH, EMBEDDINGS_PATH, GENERATE_PATH
 from .openai_chat_fields import ChatRequest, TokenizeRequest
 from .openai_fields import (
     ClassificationRequest,
@@ -51,6 +54,11 @@ BODIES: Final[Mapping[str, type[BaseModel]]] = {
     "/v1/responses": ResponseRequest,
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountRequest,
+    CHAT_PATH: OllamaChatRequest,
+    GENERATE_PATH: OllamaGenerateRequest,
+    EMBED_PATH: OllamaEmbedRequest,
+    EMBEDDINGS_PATH: OllamaEmbeddingsRequest,
+    SHOW_PATH: OllamaShowRequest,
     "/v1/embeddings": EmbeddingRequest,
     "/classify": ClassificationRequest,
     "/score": ScoreRequest,

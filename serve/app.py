@@ -19,6 +19,7 @@ from . import (
     batch_routes,
     messages,
     metrics,
+    ollama_routes,
     openai_routes,
     page_routes,
     prefix_cache_routes,
@@ -28,7 +29,7 @@ from . import (
 )
 from .batches import Batches
 from .errors import BAD_REQUEST, INTERNAL, NOT_FOUND, ApiError
-from .http import CLIENT_CLOSED_REQUEST, data_frame, error_response, health_response
+from .http import CLIENT_CLOSED_REQUEST, data_frame, error_response, health_response, json_line
 from .key_guard import KeyGuard
 from .openai_answers import DONE
 from .origin_guard import OriginGuard, OriginPolicy
@@ -39,7 +40,7 @@ from .service import Service
 OPEN_PATHS: Final = frozenset(
     {
         *("/", "/health", "/ping", "/version", "/metrics", "/v2/health/live", "/v2/health/ready"),
-        *(api_schema.SCHEMA_PATH, api_schema.DOCS_PATH),
+        *(api_schema.SCHEMA_PATH, api_schema.DOCS_PATH, ollama_routes.VERSION_PATH),
     }
 )
 """Paths that need no key: health, pages, the schema, and metrics. Metrics show no more than names of adapters that are
@@ -55,6 +56,7 @@ def make_app(service: Service, batches: Batches | None = None) -> FastAPI:
     app.include_router(openai_routes.routes(service))
     app.include_router(responses.routes(service))
     app.include_router(messages.routes(service))
+    app.include_router(ollama_routes.routes(service))
     app.include_router(adapter_routes.routes(service))
     app.include_router(triton_routes.routes(service))
     app.include_router(metrics.routes(service.metrics.registry))
@@ -107,6 +109,8 @@ def respond(request: Request, error: ApiError) -> Response:
         return triton_routes.error_response(error)
     if messages.is_messages_path(request.url.path):
         return messages.error_response(error)
+    if ollama_routes.is_ollama_path(request.url.path):
+        return ollama_routes.error_response(error)
     return error_response(error)
 
 
@@ -116,6 +120,8 @@ def last_frames(path: str, error: ApiError) -> bytes:
         return data_frame({"error": str(error)})
     if messages.is_messages_path(path):
         return b"event: error\n" + data_frame(messages.error_body(error))
+    if ollama_routes.is_ollama_path(path):
+        return json_line(ollama_routes.error_body(error))
     return data_frame(error.body()) + DONE
 
 

@@ -10,9 +10,11 @@ from typing import Final
 
 from ..runtime.adapter_tokenizers import TextTokenizer
 from .answer_form import answer_form_of
-from .answer_parts import AnswerPart, AnswerSplitter, CallBegin
+from .answer_parts import AnswerPart, AnswerSplitter, CallBegin, PlainText
 from .generation import TextGeneration, TextPiece, TextRequest
 from .openai_chat_fields import ChatRequest
+from .openai_fields import CompletionRequest
+from .openai_guides import guide_of
 from .openai_requests import (
     adapter_of,
     answer_length,
@@ -90,6 +92,35 @@ class Conversation:
             guide=form.guide,
         )
         return cls(adapter, tokenizer, request, form.make_splitter, form.has_reasoning)
+
+    @classmethod
+    async def of_prompt(cls, service: Service, fields: CompletionRequest, max_tokens: int | None) -> Conversation:
+        """Makes a conversation of the only prompt of a completion, which no template writes. Raises like of().
+
+        max_tokens: of the answer, cut to the context; None: the rest of the context.
+        """
+        adapter = await adapter_of(service, fields)
+        own = await service.tokenizers.of(adapter)
+        (prompt,) = fields.prompt
+        if isinstance(prompt, str):
+            prompt = await service.prompts.tokenize(
+                prompt, adapter, add_special_tokens=fields.add_special_tokens, param="prompt"
+            )
+        lengths = await service.lengths_of(adapter)
+        if max_tokens is not None:
+            max_tokens = min(max_tokens, max(1, service.room_for_answer(lengths, len(prompt))))
+        request = text_request(
+            service,
+            fields,
+            prompt=prompt,
+            adapter=adapter,
+            own=own,
+            embedding_bias=embedding_bias_of(fields, await service.vocab_size_of(adapter)),
+            max_tokens=answer_length(service, len(prompt), max_tokens, lengths=lengths, param="prompt"),
+            top_log_probs=fields.logprobs,
+            guide=guide_of(fields),
+        )
+        return cls(adapter, own, request, PlainText)
 
     async def start(self, service: Service, stack: AsyncExitStack) -> TextGeneration:
         """Queues the request; `stack` ends it. Raises the same errors as start_all."""

@@ -170,9 +170,24 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+class LineStream(EventStream):
+    """Lines of JSON until the last line or until the client disconnects."""
+
+    media_type = "application/x-ndjson"
+
+
+STREAM_TYPES: Final = (EventStream.media_type, LineStream.media_type)
+"""Content types of answers that are streams."""
+
+
 def data_frame(content: Any) -> bytes:
     """Makes one event with JSON in it."""
     return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+def json_line(content: Any) -> bytes:
+    """Makes one line with JSON in it."""
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
 async def disconnected(receive: Receive) -> None:

@@ -80,14 +80,22 @@ async def frame(content: dict[str, Any], *, event: str | None = None) -> bytes:
 
     event: the event's name; None: it has none. Raises ValueError for a number that JSON cannot express.
     """
+    name = b"" if event is None else f"event: {event}\n".encode()
+    return b"".join([name, b"data: ", *await _stream_parts(content), b"\n\n"])
+
+
+async def line(content: dict[str, Any]) -> bytes:
+    """Makes a line of a stream of JSON. Accepts and raises the same as frame()."""
+    return b"".join([*await _stream_parts(content), b"\n"])
+
+
+async def _stream_parts(content: dict[str, Any]) -> list[bytes]:
     try:
-        parts = [_ENCODER.encode(content).encode()]
+        return [_ENCODER.encode(content).encode()]
     except _ItemsError:
-        parts = await json_parts(
+        return await json_parts(
             {name: Items(value) if isinstance(value, list) else value for name, value in content.items()}
         )
-    name = b"" if event is None else f"event: {event}\n".encode()
-    return b"".join([name, b"data: ", *parts, b"\n\n"])
 
 
 class _ItemsError(Exception):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from typing import Any, Final, TypeAlias
 
-from .answer_parts import CallArguments, CallBegin, CallEnd, ReasoningPart, TextPart
+from .answer_parts import CallArguments, CallBegin, CallEnd, ReasoningPart, TextPart, parsed_arguments
 from .conversation import SplitAnswer
 from .generation import TextPiece
 
@@ -18,12 +17,6 @@ _DELTAS: Final = {
     "tool_use": ("input_json_delta", "partial_json"),
 }
 """Type and field of a block's deltas by the block's type."""
-
-
-def _parsed(arguments: str) -> Any:
-    """Returns the input of a call. Halves of surrogate pairs, which UTF-8 cannot encode, become U+FFFD."""
-    text = json.dumps(json.loads(arguments), ensure_ascii=False)
-    return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
 
 class MessageAnswer:
@@ -83,7 +76,7 @@ class MessageAnswer:
             elif isinstance(part, CallEnd):
                 assert self._open is not None
                 self._has_calls = True
-                self._open["input"] = _parsed("".join(self._written))
+                self._open["input"] = parsed_arguments("".join(self._written))
                 events += self._close()
         self._num_thinking_tokens = split.num_reasoning_tokens
         if piece.finish_reason is not None:

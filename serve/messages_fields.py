@@ -12,7 +12,7 @@ from ..common.shown_value import shown
 from ..runtime.sampling_fields import INT32_MAX
 from .openai_chat_fields import CacheControl, ChatRequest, Message
 from .openai_fields import Fields, FiniteObject, SamplingFields, Stops, only, sampling_values
-from .turns import ASSISTANT, Turns, content_of
+from .turns import ASSISTANT, THINKING_VARIABLES, Turns, content_of
 
 _KINDS: Final[dict[str, tuple[str, ...]]] = {
     "user": ("text", "tool_result"),
@@ -20,8 +20,6 @@ _KINDS: Final[dict[str, tuple[str, ...]]] = {
     "system": ("text",),
 }
 """Types of blocks by the role of their message."""
-_THINKING_VARIABLES: Final = ("enable_thinking", "thinking")
-"""Variables by which templates turn reasoning on and off: Qwen3's and GLM's, and that of Granite and DeepSeek."""
 
 
 def _blocks(value: Any, kinds: Sequence[str]) -> Any:
@@ -244,7 +242,7 @@ def chat_of(fields: CountRequest) -> ChatRequest:
     """Translates a request to a chat. Raises pydantic's ValidationError for fields that contradict each other."""
     variables = fields.chat_template_kwargs
     if fields.thinking is not None:
-        variables = dict.fromkeys(_THINKING_VARIABLES, fields.thinking.type != "disabled") | variables
+        variables = dict.fromkeys(THINKING_VARIABLES, fields.thinking.type != "disabled") | variables
     form = fields.output_config.format
     choice = fields.tool_choice
     is_continued = fields.messages[-1].role == ASSISTANT

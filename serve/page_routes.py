@@ -20,7 +20,9 @@ def routes() -> APIRouter:
     page = PAGE_FILE.read_text(encoding="utf-8")
     headers = page_headers(page)
 
+    # Ollama's clients ask with HEAD if the server runs.
     @router.get("/")
+    @router.head("/")
     async def show() -> Response:
         return HTMLResponse(page, headers=headers)
 

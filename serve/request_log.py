@@ -19,11 +19,12 @@ from .adapter_routes import ADAPTER_PATHS
 from .errors import ApiError
 from .messages import is_messages_path
 from .metrics import ServiceMetrics
+from .ollama_routes import is_ollama_path
 from .records import REQUEST_IDS, RequestRecord, client_of, current_request, is_request_id
 
 REQUEST_ID_HEADER: Final = "x-request-id"
 _LOG: Final = logging.getLogger("adaptrt.requests")
-SURFACES: Final = ("openai", "anthropic", "triton", "adapters", "other")
+SURFACES: Final = ("openai", "anthropic", "ollama", "triton", "adapters", "other")
 
 
 class RequestRecorder:
@@ -87,6 +88,8 @@ def surface_of(path: str) -> str:
         return "triton"
     if is_messages_path(path):
         return "anthropic"
+    if is_ollama_path(path):
+        return "ollama"
     return "openai" if path.startswith("/v1/") else "other"
 
 

@@ -19,6 +19,7 @@ from .http import read_query
 from .residency import AdapterState, Level, adapter_states
 from .service import Service
 
+STATE_PATH: Final = "/api/state"
 DEFAULT_ROWS: Final = 100
 MAX_ROWS: Final = 1000
 """Maximum number of adapters in one snapshot."""
@@ -41,7 +42,7 @@ def routes(service: Service) -> APIRouter:
     """Makes the route."""
     router = APIRouter()
 
-    @router.get("/api/state")
+    @router.get(STATE_PATH)
     async def state(request: Request) -> JSONResponse:
         query = read_query(request, StateQuery)
         not_loaded = await service.adapters.not_loaded()
@@ -112,7 +113,7 @@ def _lora_cache(service: Service) -> dict[str, Any] | None:
 
 def _adapters(service: Service, query: StateQuery, not_loaded: RootNames) -> dict[str, Any]:
     unloaded = (AdapterState(name, None, Level.UNLOADED) for name in not_loaded.names)
-    states = [*_adapter_states(service), *unloaded]
+    states = [*states_of(service), *unloaded]
     searched = query.search.casefold()
     matching = [
         state for state in states if searched in _shown_name(state).casefold() and query.level in (None, state.level)
@@ -128,7 +129,8 @@ def _adapters(service: Service, query: StateQuery, not_loaded: RootNames) -> dic
     }
 
 
-def _adapter_states(service: Service) -> Iterator[AdapterState]:
+def states_of(service: Service) -> Iterator[AdapterState]:
+    """Yields the state of each known adapter."""
     entries = service.executor.executor.list_adapters() if _has_lora(service) else []
     return adapter_states(((adapter.name, adapter.task_id) for adapter in service.adapters.list()), entries)
 

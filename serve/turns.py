@@ -8,6 +8,8 @@ from typing import Any, Final
 from .openai_chat_fields import CalledFunction, Message, ToolCall
 
 ASSISTANT: Final = "assistant"
+THINKING_VARIABLES: Final = ("enable_thinking", "thinking")
+"""Variables by which templates turn reasoning on and off: Qwen3's and GLM's, and that of Granite and DeepSeek."""
 
 
 class Turns:

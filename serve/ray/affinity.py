@@ -8,10 +8,11 @@ import zlib
 from collections.abc import Collection
 from typing import Any, Final
 
-from .. import messages
+from .. import messages, ollama_models, ollama_routes
 from ..adapter_names import is_name
 from ..errors import ApiError
 from ..http import check_json_size
+from ..ollama_fields import plain_name
 from ..options import ServerLimits
 from ..response_store import home_in
 
@@ -20,13 +21,18 @@ NUM_GROUPS: Final = 4096
 routed by, and clients may send any number of names.
 """
 _ADAPTER_FIELDS: Final = ("adapter_id", "lora_path", "model")
-_OPENAI_PATHS: Final = frozenset(
+_MODEL_PATHS: Final = frozenset(
     {
         "/v1/completions",
         "/v1/chat/completions",
         "/v1/responses",
         messages.PATH,
         messages.COUNT_PATH,
+        ollama_routes.CHAT_PATH,
+        ollama_routes.GENERATE_PATH,
+        ollama_routes.EMBED_PATH,
+        ollama_routes.EMBEDDINGS_PATH,
+        ollama_models.SHOW_PATH,
         "/v1/embeddings",
         "/classify",
         "/pooling",
@@ -39,6 +45,7 @@ _OPENAI_PATHS: Final = frozenset(
         "/detokenize",
     }
 )
+"""Paths whose bodies name a model."""
 _RESPONSES: Final = "/v1/responses"
 _PREVIOUS: Final = "previous_response_id"
 _TRITON_PATH: Final = re.compile(r"/v2/models/(.+?)(?:/versions/[^/]+)?/(?:infer|generate|generate_stream)")
@@ -57,7 +64,7 @@ def adapter_named(path: str, body: bytes, model_names: Collection[str], limits: 
     named = _TRITON_PATH.fullmatch(path)
     if named is not None:
         return _without_base(named.group(1), model_names)
-    if path not in _OPENAI_PATHS:
+    if path not in _MODEL_PATHS:
         return None
     try:
         check_json_size(body, limits)
@@ -69,10 +76,15 @@ def adapter_named(path: str, body: bytes, model_names: Collection[str], limits: 
     lora_request = fields.get("lora_request")
     asked = lora_request.get("lora_name") if isinstance(lora_request, dict) else None
     for name in (asked, *map(fields.get, _ADAPTER_FIELDS)):
-        adapter = _without_base(name, model_names)
+        adapter = _without_base(_untagged(path, name), model_names)
         if adapter is not None:
             return adapter
     return None
+
+
+def _untagged(path: str, name: Any) -> Any:
+    is_tagged = isinstance(name, str) and ollama_routes.is_ollama_path(path)
+    return plain_name(name) if is_tagged else name
 
 
 def home_named(path: str, body: bytes, limits: ServerLimits) -> str:

@@ -23,7 +23,7 @@ from ..batch_routes import FILES_PATH, is_batch_path
 from ..batches import Batches
 from ..command import keys_of, limits_of, model_names_of
 from ..errors import INTERNAL, NOT_FOUND, OVERLOADED, UNAVAILABLE, ApiError, retry_headers
-from ..http import LONG_BODY, disconnected, end_task, read_body, unless_disconnected
+from ..http import LONG_BODY, STREAM_TYPES, disconnected, end_task, read_body, unless_disconnected
 from ..key_guard import KeyGuard
 from ..options import ServerLimits
 from ..origin_guard import OriginGuard, OriginPolicy
@@ -45,7 +45,7 @@ HEALTH_SECONDS: Final = 5.0
 MERGE_SECONDS: Final = 30.0
 _PAGE_PATHS: Final = frozenset({"/", "/api/state"})
 _PAGE_ELSEWHERE: Final = "shows a single server, and there are several; see /metrics and Ray's dashboard"
-_EVENT_STREAM: Final = b"text/event-stream"
+_STREAM_TYPES: Final = tuple(name.encode() for name in STREAM_TYPES)
 _LOG: Final = logging.getLogger("adaptrt.endpoint")
 
 
@@ -276,7 +276,7 @@ class _PassedAnswer:
         for message in batch:
             if message["type"] == "http.response.start":
                 self._has_begun = True
-                self._is_stream = any(name.lower() == b"content-type" and value.startswith(_EVENT_STREAM)
+                self._is_stream = any(name.lower() == b"content-type" and value.startswith(_STREAM_TYPES)
                                       for name, value in message["headers"])  # fmt: skip
             await self._send(message)
         return True

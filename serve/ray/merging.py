@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
+from ..ollama_models import PS_PATH, TAGS_PATH
 from ..prefix_cache_routes import RESET_PATH
 from .forwarding import WholeAnswer
 
@@ -30,6 +31,8 @@ def merge_of(method: str, path: str) -> Merge | None:
         return _merged_models
     if method == "GET" and path.startswith(f"{_MODELS}/"):
         return _first_found
+    if method == "GET" and path in (TAGS_PATH, PS_PATH):
+        return _merged_tags
     if method == "POST" and path == "/v2/repository/index":
         return _merged_index
     if method == "POST" and path == RESET_PATH:
@@ -64,6 +67,10 @@ class _Families(Collector):
 
 def _merged_models(answers: Sequence[WholeAnswer]) -> Response:
     return _merged_json(answers, lambda content: content["data"], "id", lambda rows: {"object": "list", "data": rows})
+
+
+def _merged_tags(answers: Sequence[WholeAnswer]) -> Response:
+    return _merged_json(answers, lambda content: content["models"], "name", lambda rows: {"models": rows})
 
 
 def _merged_index(answers: Sequence[WholeAnswer]) -> Response:

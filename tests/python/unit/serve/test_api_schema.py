@@ -12,13 +12,15 @@ from fastapi.testclient import TestClient
 from adaptrt.serve.api_schema import BODIES
 from adaptrt.serve.app import make_app
 from adaptrt.serve.metrics import ServiceMetrics
+from adaptrt.serve.ollama_fields import OllamaFields
+from adaptrt.serve.ollama_models import OllamaShowRequest
 from adaptrt.serve.openai_fields import CompletionRequest, ModelFields
 from adaptrt.serve.options import ServerOptions
-from adaptrt.serve.ray.affinity import _OPENAI_PATHS
+from adaptrt.serve.ray.affinity import _MODEL_PATHS
 
 WITHOUT_JSON = {
     *("/ping", "/v1/responses/{response_id}/cancel", "/v1/files", "/v1/batches/{batch_id}/cancel"),
-    "/reset_prefix_cache",
+    *("/reset_prefix_cache", "/api/pull", "/api/push"),
 }
 
 
@@ -51,7 +53,8 @@ def test_every_route_with_a_body_shows_its_fields(schema: Any) -> None:
 
 def test_replicas_know_the_routes_of_requests_that_name_adapters() -> None:
     """Requests with an adapter go to a replica that has it."""
-    assert {path for path, model in BODIES.items() if issubclass(model, ModelFields)} == _OPENAI_PATHS
+    named = (ModelFields, OllamaFields, OllamaShowRequest)
+    assert {path for path, model in BODIES.items() if issubclass(model, named)} == _MODEL_PATHS
 
 
 def test_fields_have_types_bounds_defaults_and_docstrings(schema: Any) -> None:

@@ -1,7 +1,7 @@
 """Tables of all fields of requests: each arrives in the executor's request or in the answer, or has no effect.
 
-The tables of /v1/responses and /v1/messages are next to their translation: test_responses_fields.py and
-test_messages_fields.py.
+The tables of /v1/responses, /v1/messages and Ollama's routes are next to their translation: test_responses_fields.py,
+test_messages_fields.py and test_ollama_fields.py.
 """
 
 from __future__ import annotations
@@ -472,6 +472,7 @@ def test_every_body_has_a_table() -> None:
     elsewhere = {"BatchRequest", "CountRequest", "LoraRequest", "MessagesRequest", "ResponseRequest"}
     bodies = {cls.__name__ for cls in subclasses(Fields) if cls.__name__.endswith("Request")}
     tables: list[type[Fields]] = [*BODIES, ClassificationRequest]
+    elsewhere |= {f"Ollama{name}Request" for name in ("Chat", "Generate", "Embed", "Embeddings", "Show")}
     assert bodies == elsewhere | {cls.__name__ for cls in tables}
 
 

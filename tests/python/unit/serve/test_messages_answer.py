@@ -196,6 +196,7 @@ def test_errors_have_anthropics_form(status: int, kind: str) -> None:
             "/v1/messages",
             b'event: error\ndata: {"type":"error","error":{"type":"invalid_request_error","message":"no"}}\n\n',
         ),
+        ("/api/chat", b'{"error":"no"}\n'),
         ("/v2/models/m/generate_stream", b'data: {"error":"no"}\n\n'),
         (
             "/v1/responses",

@@ -37,6 +37,8 @@ NAMES = ("base", "other")
         ("/v1/responses", {"model": "fr"}, "fr"),
         ("/v1/messages", {"model": "fr"}, "fr"),
         ("/v1/messages/count_tokens", {"model": "fr"}, "fr"),
+        ("/api/chat", {"model": "fr:latest"}, "fr"),
+        ("/api/show", {"model": "base:latest"}, None),
         ("/v1/completions", {"model": "base"}, None),
         ("/v1/completions", {"model": "other", "lora_path": "fr"}, "fr"),
         ("/v1/completions", {"adapter_id": "fr"}, "fr"),
@@ -215,6 +217,8 @@ def test_lists_of_models_are_merged() -> None:
     assert json.loads(response.body) == {"object": "list", "data": [{"id": "base"}, {"id": "x"}, {"id": "y"}]}
     index = merged("POST", "/v2/repository/index", whole("a", [{"name": "x"}]), whole("b", [{"name": "y"}]))
     assert json.loads(index.body) == [{"name": "x"}, {"name": "y"}]
+    tags = merged("GET", "/api/tags", whole("a", {"models": [{"name": "x"}]}), whole("b", {"models": [{"name": "x"}]}))
+    assert json.loads(tags.body) == {"models": [{"name": "x"}]}
     found = merged("GET", "/v1/models/x", whole("a", {"error": 1}, 404), whole("b", {"id": "x"}))
     assert (found.status_code, json.loads(found.body)) == (200, {"id": "x"})
     assert merged("GET", "/v1/models/x", whole("a", {}, 404), whole("b", {}, 404)).status_code == 404

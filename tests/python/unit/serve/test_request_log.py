@@ -137,6 +137,8 @@ def test_a_client_may_name_its_request(client: TestClient, caplog: pytest.LogCap
         ("/v1/chat/completions", "openai"),
         ("/v1/load_lora_adapter", "adapters"),
         ("/unload_lora_adapter", "adapters"),
+        ("/api/chat", "ollama"),
+        ("/api/state", "other"),
         ("/v2", "triton"),
         ("/v2x", "other"),
         ("/metrics", "other"),

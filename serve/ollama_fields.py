@@ -1,0 +1,269 @@
+"""Bodies of Ollama's routes that generate or embed, and their translation to chats and completions."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field, PlainValidator, model_validator
+
+from ..common.shown_value import shown
+from ..runtime.sampling_fields import INT32_MAX, MAX_LOG_PROBS
+from .ollama_options import OllamaOptions
+from .openai_chat_fields import CalledFunction, ChatRequest, Message, Tool, ToolCall
+from .openai_fields import CompletionRequest, Fields, FiniteObject, never, only
+from .turns import ASSISTANT, THINKING_VARIABLES
+
+_LATEST: Final = ":latest"
+"""Tag that Ollama's clients add to names without one."""
+_DURATION: Final = re.compile(r"-?(?:\d+(?:\.\d*)?(?:ns|us|µs|ms|s|m|h))+|-?\d+(?:\.\d*)?")
+_ZERO: Final = re.compile(r"-?(?:0+(?:\.0*)?(?:ns|us|µs|ms|s|m|h)?)+")
+_JSON: Final = "json"
+_TEXT_ONLY: Final = "models read text only"
+_NO_IMAGES: Final = "the model makes no images"
+
+
+def plain_name(name: str) -> str:
+    """Returns a model's name without the tag `latest`."""
+    return name.removesuffix(_LATEST)
+
+
+def _keep_alive(value: Any) -> Any:
+    if isinstance(value, str) and _DURATION.fullmatch(value):
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value
+    raise ValueError(f"is {shown(value)}; expected a number of seconds, or a duration such as '5m'")
+
+
+def _format(value: Any) -> Any:
+    if value in ("", _JSON) or isinstance(value, dict):
+        return value
+    raise ValueError(f"is {shown(value)}; expected 'json', a JSON schema, or ''")
+
+
+def _texts(value: Any) -> Any:
+    return [value] if isinstance(value, str) and value else [] if value == "" else value
+
+
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+ModelName = Annotated[str, Field(min_length=1)]
+KeepAlive = Annotated[float | str, PlainValidator(_keep_alive)]
+NoImages = Annotated[list[Any], only([], _TEXT_ONLY)]
+Think = bool | Literal["low", "medium", "high", "max"]
+
+
+class OllamaCalledFunction(Fields):
+    """A function that the assistant called."""
+
+    index: int = 0
+    """No effect: calls have the order of the list."""
+    name: Annotated[str, Field(min_length=1)]
+    arguments: FiniteObject = Field(default_factory=dict)
+
+
+class OllamaCall(Fields):
+    """A call in an assistant's message."""
+
+    id: str = ""
+    function: OllamaCalledFunction
+
+
+class OllamaMessage(Fields):
+    """One message of the conversation."""
+
+    role: Annotated[Literal["system", "user", "assistant", "tool"], BeforeValidator(_lower)]
+    content: str = ""
+    thinking: str | None = None
+    images: NoImages = Field(default_factory=list)
+    tool_calls: list[OllamaCall] = Field(default_factory=list)
+    tool_name: str | None = None
+    """Name of the function whose result the message has."""
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _of_its_role(self) -> OllamaMessage:
+        owners = {"thinking": ASSISTANT, "tool_calls": ASSISTANT, "tool_name": "tool", "tool_call_id": "tool"}
+        for name, role in owners.items():
+            if getattr(self, name) and self.role != role:
+                raise ValueError(f"{name} is given with role '{self.role}'; expected it with role '{role}' only")
+        return self
+
+
+class OllamaFields(Fields):
+    """Shared fields of all requests that run the model."""
+
+    model: ModelName
+    """An adapter's name or the base model's, with or without the tag `latest`."""
+    keep_alive: KeepAlive | None = None
+    """No effect: the model stays loaded. 0 without a prompt asks to unload it, which is refused."""
+    options: OllamaOptions = Field(default_factory=OllamaOptions)
+
+    @property
+    def unloads(self) -> bool:
+        """True if keep_alive is 0."""
+        return self.keep_alive is not None and _ZERO.fullmatch(str(self.keep_alive)) is not None
+
+
+class OllamaGenerationFields(OllamaFields):
+    """Shared fields of chats and prompts."""
+
+    stream: bool = True
+    format: Annotated[dict[str, Any] | str, PlainValidator(_format)] = ""
+    """The form of the answer: 'json' for any object, or a JSON schema."""
+    think: Think | None = None
+    """Turns reasoning on or off, or says how much; None: the model decides."""
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOG_PROBS)] = 0
+    truncate: Annotated[bool, only(False, "a prompt that does not fit is refused")] = False
+    shift: Annotated[bool, only(False, "an answer ends where the context ends")] = False
+
+
+class OllamaChatRequest(OllamaGenerationFields):
+    """Body of POST /api/chat."""
+
+    messages: list[OllamaMessage] = Field(default_factory=list)
+    """Without messages, the model is only loaded."""
+    tools: list[Tool] = Field(default_factory=list)
+
+
+class OllamaGenerateRequest(OllamaGenerationFields):
+    """Body of POST /api/generate."""
+
+    prompt: str = ""
+    """Without a prompt, the model is only loaded."""
+    system: str = ""
+    raw: bool = False
+    """True: the prompt is not written by the chat template."""
+    suffix: Annotated[str, only("", "text is not inserted between a prompt and a suffix")] = ""
+    template: Annotated[str, only("", "the model's own template writes prompts")] = ""
+    context: Annotated[list[Any], only([], "give the conversation to /api/chat")] = Field(default_factory=list)
+    images: NoImages = Field(default_factory=list)
+    width: Annotated[int | None, never(_NO_IMAGES)] = None
+    height: Annotated[int | None, never(_NO_IMAGES)] = None
+    steps: Annotated[int | None, never(_NO_IMAGES)] = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> OllamaGenerateRequest:
+        if self.raw and self.system:
+            raise ValueError("raw is true with system; expected one of them: no template writes the prompt")
+        if self.raw and self.think:
+            raise ValueError("raw is true with think; expected one of them: no template writes the prompt")
+        return self
+
+
+class OllamaEmbedRequest(OllamaFields):
+    """Body of POST /api/embed. Its options are checked and change nothing."""
+
+    input: Annotated[list[str], BeforeValidator(_texts)]
+    truncate: bool = True
+    """True: a text that is too long loses its end. False: it is refused."""
+    dimensions: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    """Number of first dimensions to return. Needs --cut_embeddings on the server."""
+
+
+class OllamaEmbeddingsRequest(OllamaFields):
+    """Body of POST /api/embeddings, the older route for one text. Its options are checked and change nothing."""
+
+    prompt: str = ""
+
+
+def chat_of(fields: OllamaChatRequest, adapter: str | None) -> ChatRequest:
+    """Translates a chat. adapter: the model's; None: the base. Raises pydantic's ValidationError."""
+    last = fields.messages[-1]
+    is_continued = last.role == ASSISTANT and not last.tool_calls
+    return ChatRequest.model_validate(
+        {
+            **_chat_fields(fields, adapter),
+            "messages": _messages(fields.messages),
+            "tools": fields.tools or None,
+            # A last message of the assistant is the beginning of the answer.
+            "add_generation_prompt": not is_continued,
+            "continue_final_message": is_continued,
+        }
+    )
+
+
+def chat_of_prompt(fields: OllamaGenerateRequest, adapter: str | None) -> ChatRequest:
+    """Translates a prompt that the chat template writes. Raises like chat_of()."""
+    system = [Message(role="system", content=fields.system)] if fields.system else []
+    messages = [*system, Message(role="user", content=fields.prompt)]
+    return ChatRequest.model_validate({**_chat_fields(fields, adapter), "messages": messages})
+
+
+def completion_of(fields: OllamaGenerateRequest, adapter: str | None) -> CompletionRequest:
+    """Translates a prompt that no template writes. Raises like chat_of()."""
+    top = {"logprobs": fields.top_logprobs} if fields.logprobs else {}
+    return CompletionRequest.model_validate({**_shared(fields, adapter), "prompt": fields.prompt, **top})
+
+
+def _chat_fields(fields: OllamaGenerationFields, adapter: str | None) -> dict[str, Any]:
+    variables = {} if fields.think is None else dict.fromkeys(THINKING_VARIABLES, bool(fields.think))
+    return {
+        **_shared(fields, adapter),
+        "chat_template_kwargs": variables,
+        "reasoning_effort": fields.think if isinstance(fields.think, str) else None,
+        "logprobs": fields.logprobs,
+        "top_logprobs": fields.top_logprobs if fields.logprobs else 0,
+        "max_completion_tokens": fields.options.answer_tokens,
+    }
+
+
+def _shared(fields: OllamaGenerationFields, adapter: str | None) -> dict[str, Any]:
+    return {
+        **fields.options.sampling(),
+        "model": adapter,
+        "stream": fields.stream,
+        "response_format": _response_format(fields.format),
+    }
+
+
+def _response_format(form: dict[str, Any] | str) -> dict[str, Any] | None:
+    if isinstance(form, dict):
+        return {"type": "json_schema", "json_schema": {"name": "answer", "schema": form}}
+    return {"type": "json_object"} if form == _JSON else None
+
+
+def _messages(given: Sequence[OllamaMessage]) -> list[Message]:
+    """Translates messages. Calls and results without ids get ids, which some templates need."""
+    messages = []
+    waiting: deque[tuple[str, str]] = deque()
+    """Name and id of each call that has no result yet."""
+    num_calls = 0
+    for message in given:
+        if message.role == "tool":
+            call_id = message.tool_call_id or _taken(waiting, message.tool_name)
+            messages.append(Message(role="tool", content=message.content, name=message.tool_name, tool_call_id=call_id))
+            continue
+        calls = []
+        for call in message.tool_calls:
+            num_calls += 1
+            # Mistral's templates require nine letters and digits.
+            call_id = call.id or f"call{num_calls:05d}"
+            arguments = json.dumps(call.function.arguments, ensure_ascii=False)
+            calls.append(ToolCall(id=call_id, function=CalledFunction(name=call.function.name, arguments=arguments)))
+            waiting.append((call.function.name, call_id))
+        messages.append(
+            Message(
+                role=message.role,
+                content=None if calls and not message.content else message.content,
+                tool_calls=calls or None,
+                reasoning_content=message.thinking or None,
+            )
+        )
+    return messages
+
+
+def _taken(waiting: deque[tuple[str, str]], name: str | None) -> str | None:
+    """Takes the id of the first call that waits for a result; only of this function if the result names one."""
+    for call in waiting:
+        if name in (None, call[0]):
+            waiting.remove(call)
+            return call[1]
+    return None
