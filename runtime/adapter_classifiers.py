@@ -12,6 +12,7 @@ from ..formats.adapter.one_version import one_version
 from ..formats.adapter.peft_reader import read_classifier_head, read_pooler
 from ..formats.adapter.pooler import AdaptedPooler
 from ..formats.adapter.recognise import CONFIG_FILE, MAX_CONFIG_BYTES
+from .adapter_versions import without_versions
 from .classifier import AdaptedClassifier, adapted_classifier, engine_classifier
 from .engine import LoadedEngine
 from .named_adapter import AdapterSum, NamedAdapter, check_unchanged
@@ -36,7 +37,7 @@ class AdapterClassifiers:
             if own is not None:
                 return own
         if self._engine_classifier is None:
-            adapter = "" if name is None else f", nor is adapter '{name}'"
+            adapter = "" if name is None else f", nor is adapter '{without_versions(name)}'"
             raise RequestError(
                 f"{self._engine.directory}: the model is no classifier{adapter}; accepted: models for classification, "
                 "and adapters of task_type SEQ_CLS or TOKEN_CLS"

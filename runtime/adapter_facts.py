@@ -17,6 +17,10 @@ class AdapterFacts:
     The files determine all values, so threads that read the same file at once write the same value.
     """
 
+    digest: str | None = None
+    """adapter_digest() of the files: identifies this version of the adapter."""
+    num_bytes: int = 0
+    """Size of the files; 0 as long as the digest is not known."""
     terms: AdapterTerms | None = None
     invocation_tokens: tuple[int, ...] | None = None
     num_virtual_tokens: int | None = None

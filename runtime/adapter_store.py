@@ -8,10 +8,11 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace as with_fields
 from pathlib import Path
 from typing import Final
 
-from .._core import AdapterError, LoraConfig, PromptTuningConfig
+from .._core import AdapterError, AdaptrtError, LoraConfig, PromptTuningConfig
 from ..formats.adapter.adapter_copy import adapter_files
 from ..formats.adapter.convert import ConvertedAdapter
 from ..formats.adapter.invocation import find_start, invocation_tokens
@@ -19,9 +20,19 @@ from ..formats.adapter.one_version import one_version
 from ..formats.adapter.terms import AdapterTerms, may_have_terms
 from ..formats.sources import Source
 from ..formats.sources.base_model import warn_of_other_base
+from ..formats.sources.lease import Lease
 from ..formats.sources.sum_of_names import parse_sum
 from .adapter_classifiers import AdapterClassifiers
 from .adapter_facts import ReadyAdapter
+from .adapter_versions import (
+    OldVersions,
+    VersionHold,
+    VersionLimits,
+    choose_version,
+    has_whole_digest,
+    parse_version,
+    version_name,
+)
 from .classifier import AdaptedClassifier
 from .engine import LoadedEngine
 from .lora_config import adapter_of_directory, sum_of_directories
@@ -32,6 +43,7 @@ from .named_adapter import (
     UnknownAdapterError,
     check_unchanged,
     checksum_of,
+    read_digest,
 )
 from .prompt_tuning import num_virtual_tokens, prompt_of_directory
 
@@ -48,7 +60,10 @@ _MAX_PROMPTS: Final = 64
 class AdapterStore:
     """The third level of the LoRA cache: adapters on disk by name, read on demand.
 
-    The store begins with the adapters that the engine carries; others are added and removed. Thread-safe.
+    The store begins with the adapters that the engine carries; others are added, replaced and removed. Thread-safe.
+
+    Each version of an adapter has its own task_id, so no version's weights, KV or states are taken for another's. A
+    replaced version can still be asked for by its digest, within `version_limits`.
 
     Lock order: first changing() of one name, held while files are read; then the lock of the tables of names, under
     which no file is read and no other lock is taken. A thread changes only one name at a time.
@@ -56,7 +71,9 @@ class AdapterStore:
 
     def __init__(self, engine: LoadedEngine) -> None:
         """Reads no adapter yet."""
+        self.version_limits = VersionLimits()
         self._engine = engine
+        self._old = OldVersions()
         self._adapters: dict[str, NamedAdapter] = {}
         for name, checksum in zip(engine.adapters, engine.config.adapter_checksums, strict=True):
             task_id = FIRST_NAMED_TASK_ID + len(self._adapters)
@@ -85,23 +102,78 @@ class AdapterStore:
         with self._changed:
             return name in self._adapters
 
-    def get(self, name: str) -> NamedAdapter:
-        """Returns the adapter of this name. Raises UnknownAdapterError for an unknown name."""
+    def plain_name(self, name: str) -> str:
+        """Returns the adapter's name in NAME@DIGITS; other names as they are."""
         with self._changed:
-            if name in self._adapters:
-                return self._adapters[name]
-            some = [f"'{name}'" for name in list(self._adapters)[:_NAMES_SHOWN]]
-            more = len(self._adapters) - len(some)
+            parsed = None if name in self._adapters else parse_version(name)
+            return parsed[0] if parsed is not None and parsed[0] in self._adapters else name
+
+    def list_old(self) -> tuple[NamedAdapter, ...]:
+        """Returns the old versions that requests can ask for; the one that was asked for longest ago first."""
+        with self._changed:
+            return (*self._old,)
+
+    def has_version(self, name: str) -> bool:
+        """True if `name` is NAME@DIGITS of a version, current or old, whose digest is known.
+
+        Raises AdapterError if the digits begin the digests of several versions.
+        """
+        with self._changed:
+            return self._find_version(name) is not None
+
+    def version_name(self, name: str) -> str | None:
+        """Returns NAME@DIGEST of the version that `name` stands for now; of sums, the sum of its terms' versions.
+
+        None: call prepare(), which reads a digest that is not known. Raises AdapterError for an unknown name.
+        """
+        found = self.find(name)
+        if isinstance(found, NamedAdapter):
+            return version_name(found)
+        terms = [(version_name(adapter), weight) for adapter, weight in found.terms]
+        if any(version is None for version, _ in terms):
+            return None
+        return "+".join(f"{version}:{weight!r}" for version, weight in terms)
+
+    def hold(self, name: str) -> tuple[VersionHold, ...]:
+        """Keeps the versions that `name` stands for from ending as long as the result exists."""
+        found = self.find(name)
+        with self._changed:
+            return tuple(self._old.hold(adapter) for adapter in found.adapters)
+
+    def _find_version(self, name: str) -> NamedAdapter | None:
+        parsed = parse_version(name)
+        if parsed is None:
+            return None
+        current = self._adapters.get(parsed[0])
+        found = choose_version(name, [*self._old.of(parsed[0]), *(() if current is None else (current,))])
+        if found is not None:
+            self._old.mark_used(found)
+        return found
+
+    def get(self, name: str) -> NamedAdapter:
+        """Returns the adapter of this name, or the version NAME@DIGITS. Raises UnknownAdapterError for an unknown name,
+        AdapterError for digits that begin the digests of several versions.
+        """
+        with self._changed:
+            found = self._adapters.get(name) or self._find_version(name)
+            if found is not None:
+                return found
+            raise self._unknown(name)
+
+    def _unknown(self, name: str) -> UnknownAdapterError:
+        some = [f"'{name}'" for name in list(self._adapters)[:_NAMES_SHOWN]]
+        more = len(self._adapters) - len(some)
         known = ", ".join(some) + (f" and {more} more" if more else "") if some else "none"
-        raise UnknownAdapterError(f"{self._engine.directory}: has no adapter named '{name}'; it has: {known}", name)
+        return UnknownAdapterError(f"{self._engine.directory}: has no adapter named '{name}'; it has: {known}", name)
 
     def find(self, name: str) -> NamedAdapter | AdapterSum:
         """Returns the adapter of this name, or the weighted sum that the name describes (see sum_of_names.py). Raises
         AdapterError for neither.
         """
         with self._changed:
-            if name in self._adapters:
-                return self._adapters[name]
+            found = self._adapters.get(name) or self._find_version(name)
+            if found is not None:
+                return found
         named = parse_sum(name)
         if named is None:
             return self.get(name)
@@ -141,7 +213,7 @@ class AdapterStore:
         unknown name.
         """
         found = self.find(name)
-        if any(adapter.facts.is_classifier is None for adapter in found.adapters):
+        if any(adapter.facts.is_classifier is None or adapter.facts.digest is None for adapter in found.adapters):
             return None
         if not isinstance(found, NamedAdapter):
             return ReadyAdapter(AdapterTerms(), None, 0)  # weighted sums have none
@@ -162,6 +234,7 @@ class AdapterStore:
         found = self.find(name)
         for adapter in found.adapters:
             self._classifiers.is_classifier(adapter)
+            self._read_digest(adapter)
         if not isinstance(found, NamedAdapter):
             return ReadyAdapter(AdapterTerms(), None, 0)
         prompt = self._prompt_of(found)
@@ -169,6 +242,12 @@ class AdapterStore:
         if prompt is None:
             self._invocation_tokens(found)
         return ReadyAdapter(terms, prompt, 0 if prompt is None else num_virtual_tokens(prompt))
+
+    def _read_digest(self, adapter: NamedAdapter) -> None:
+        if adapter.facts.digest is None:
+            with one_version(adapter.directory, adapter_files):
+                check_unchanged(adapter, self._engine)
+                read_digest(adapter)
 
     def _invocation_tokens(self, adapter: NamedAdapter) -> tuple[int, ...]:
         tokens = adapter.facts.invocation_tokens
@@ -273,10 +352,15 @@ class AdapterStore:
             raise AdapterError(f"{directory}: the name of an adapter is empty")
         if parse_sum(name) is not None:
             raise AdapterError(f"name of an adapter is '{name}', which is a weighted sum; expected another name")
+        if has_whole_digest(name):
+            raise AdapterError(f"name of an adapter is '{name}', which is a version's; expected another name")
         with self._changed:
             known = self._adapters.get(name)
         if known is not None and not replace:
             raise AdapterError(f"adapter '{name}' is {known.directory} already; replace it, or choose another name")
+        if known is not None:
+            with contextlib.suppress(AdaptrtError):  # no request can ask for a version that cannot be read
+                self._read_digest(known)
         lease = directory.lease if isinstance(directory, Source) else None
         directory = Path(directory).absolute()  # the process may change its working directory later
         if not directory.is_dir():
@@ -286,26 +370,57 @@ class AdapterStore:
         with one_version(directory, adapter_files):
             checksum = checksum_of(name, directory)
             warn_of_other_base(name, directory, self._engine.config.source)
-            task_id = self._new_task_id() if known is None else known.task_id
-            adapter = NamedAdapter(name, task_id, directory, checksum, int(time.time()), lease=lease)
+            adapter = NamedAdapter(name, self._new_task_id(), directory, checksum, int(time.time()), lease=lease)
+            read_digest(adapter)
+            adapter = with_fields(adapter, task_id=self._task_id_of_content(adapter))
             if self._read_prompt(adapter) is not None:
                 self._classifiers.is_classifier(adapter)
                 adapter.facts.terms = AdapterTerms()
                 return adapter, None
             converted = self._convert(adapter)
-            config = LoraConfig(task_id, converted.weights, converted.config, replace=known is not None)
+            config = LoraConfig(adapter.task_id, converted.weights, converted.config)
             self._classifiers.head_of(adapter)
         return adapter, config
 
-    def keep(self, adapter: NamedAdapter) -> None:
-        """Makes the adapter known under its name."""
+    def keep(self, adapter: NamedAdapter) -> tuple[NamedAdapter, ...]:
+        """Makes the adapter known under its name. The one that had the name before becomes an old version.
+
+        Returns the versions that have ended, whose weights the caller removes from the cache.
+        """
+        ended = []
         with self._changed:
             before = self._adapters.get(adapter.name)
-            if before is not None and before != adapter:
-                self._prompts.pop(before, None)
-            if before is not None and before.lease is not None and before.lease is not adapter.lease:
-                before.lease.release()
             self._adapters[adapter.name] = adapter
+            assert adapter.facts.digest is not None  # read() has read it
+            same = self._old.take(adapter.name, adapter.facts.digest)
+            if before is not None and before.task_id != adapter.task_id:
+                if before.facts.digest is None:
+                    ended.append(before)
+                else:
+                    self._old.add(before)
+                before = None
+            ended += self._old.take_excess(self.version_limits)
+        for one in (before, same, *ended):
+            if one is not None:
+                self._release(one, unless=adapter.lease)
+        return tuple(ended)
+
+    def _release(self, adapter: NamedAdapter, unless: Lease | None = None) -> None:
+        """Forgets what is kept for an adapter that requests can no longer ask for. unless: a lease that goes on."""
+        with self._changed:
+            if self._adapters.get(adapter.name) != adapter:
+                self._prompts.pop(adapter, None)
+        if adapter.lease is not None and adapter.lease is not unless:
+            adapter.lease.release()
+
+    def _task_id_of_content(self, adapter: NamedAdapter) -> int:
+        """Returns the task_id of the version with the same name and files if it is known, else the adapter's own."""
+        with self._changed:
+            current = self._adapters.get(adapter.name)
+            known = [*self._old.of(adapter.name), *(() if current is None else (current,))]
+            digests = (None, adapter.facts.digest)
+            same = [one.task_id for one in known if one.checksum == adapter.checksum and one.facts.digest in digests]
+            return same[0] if same else adapter.task_id
 
     def classifier_for(self, name: str | None) -> AdaptedClassifier:
         """Returns the classifier of the adapter `name`, or of no adapter: the adapter's own head, or else the model's.
@@ -325,20 +440,29 @@ class AdapterStore:
         """
         return self._classifiers.known(None if name is None else self.find(name))
 
-    def remove(self, name: str) -> NamedAdapter:
-        """Removes the adapter of this name. Raises AdapterError for an unknown name."""
+    def versions(self, name: str) -> tuple[NamedAdapter, ...]:
+        """Returns the adapter of this name and its old versions. Raises UnknownAdapterError for an unknown name."""
         with self._changed:
-            adapter = self.get(name)
-            del self._adapters[name]
-            self._prompts.pop(adapter, None)
-        if adapter.lease is not None:
-            adapter.lease.release()
-        return adapter
+            if name not in self._adapters:
+                raise self._unknown(name)
+            return (self._adapters[name], *self._old.of(name))
+
+    def remove(self, name: str) -> None:
+        """Removes the adapter of this name and its old versions. Raises AdapterError for an unknown name."""
+        with self._changed:
+            if name not in self._adapters:
+                raise self._unknown(name)
+            removed = [self._adapters.pop(name), *self._old.take_all(name)]
+        for one in removed:
+            self._release(one)
 
     @contextlib.contextmanager
     def changing(self, name: str) -> Iterator[None]:
-        """Keeps other threads from reading, replacing or removing the adapter `name`. Waits until none of them does."""
+        """Keeps other threads from reading, replacing or removing the adapter `name` or a version of it. Waits until
+        none of them does.
+        """
         with self._changed:
+            name = self.plain_name(name)
             self._changed.wait_for(lambda: name not in self._changing)
             self._changing.add(name)
         try:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, overload
 from .. import _core
 from .._core import (
     AdapterError,
+    AdaptrtError,
     ConfigError,
     ExecutorConfig,
     GuidedDecodingParams,
@@ -210,10 +211,10 @@ class Executor(_core.Executor, metaclass=ExecutorType):
         named.lora_config = self._adapters.for_request(adapter, request.input_token_ids)
         if named.lora_config is None:
             return super().enqueue_request(named)
-        drafts = self._draft_adapters
-        has_draft_adapter = drafts is not None and request.draft_lora_config is None and adapter in drafts.names
+        drafts, own_name = self._draft_adapters, self._adapters.plain_name(adapter)
+        has_draft_adapter = drafts is not None and request.draft_lora_config is None and own_name in drafts.names
         if drafts is not None and has_draft_adapter:
-            named.draft_lora_config = drafts.reference(adapter)
+            named.draft_lora_config = drafts.reference(own_name)
         try:
             return super().enqueue_request(named)
         except PeftTaskNotCachedError:
@@ -221,7 +222,7 @@ class Executor(_core.Executor, metaclass=ExecutorType):
                 active_from = named.lora_config.active_from
                 named.lora_config = self._adapters.load(adapter, active_from=active_from)
                 if drafts is not None and has_draft_adapter:
-                    named.draft_lora_config = drafts.load(adapter)
+                    named.draft_lora_config = drafts.load(own_name)
                 return super().enqueue_request(named)
 
     def enqueue_requests(self, requests: Sequence[Request]) -> list[int]:
@@ -283,8 +284,8 @@ class Executor(_core.Executor, metaclass=ExecutorType):
 
         directory: the adapter's directory, or a name of the Hub or of an object store (docs/names.md), which may cause
             a download. A Path is always a directory.
-        replace: True: accepts a name that is known already. Running requests keep the old adapter; new ones get the
-            new one.
+        replace: True: accepts a name that is known already. Running requests keep the old version; new ones get the
+            new one, unless they ask for NAME@DIGEST.
 
         Raises AdapterError for a taken name and for an adapter that cannot be served, LoraCacheFullError, EngineError
         if its files cannot be read. Nothing has changed then.
@@ -292,18 +293,41 @@ class Executor(_core.Executor, metaclass=ExecutorType):
         source = find_adapter(directory)  # A download must not hold up other requests for this name.
         with self._adapters.changing(name):
             adapter, config = self._adapters.read(name, source, replace=replace)
-            if config is None:
-                self._unload(adapter)  # the adapter that had the name before
-            else:
-                super().put_adapter(config)
-            self._adapters.keep(adapter)
+            if config is not None:
+                self._put_version(config, name)
+            ended = self._adapters.keep(adapter)
+        for one in ended:
+            self._unload(one)
         return adapter
+
+    def _put_version(self, config: LoraConfig, name: str) -> None:
+        """Caches a new version of the adapter `name`. If the old one is pinned, pins the new one instead.
+
+        Raises LoraCacheFullError; the old one is pinned as before then.
+        """
+        old = self._adapters.get(name).task_id if self._adapters.knows(name) else config.task_id
+        is_pinned = old != config.task_id and any(one.pinned for one in self.list_adapters() if one.task_id == old)
+        if not is_pinned:
+            super().put_adapter(config)
+            return
+        # Its room may be needed for the new version.
+        super().unpin_adapter(old)
+        try:
+            super().put_adapter(config)
+            super().pin_adapter(config.task_id)
+        except AdaptrtError:
+            with contextlib.suppress(PeftTaskNotCachedError):
+                super().unload_adapter(config.task_id)
+            self._cache_adapter(name)
+            super().pin_adapter(old)
+            raise
 
     def remove_adapter(self, name: str) -> None:
         """Removes an adapter from all cache levels. Running requests keep it. Raises AdapterError if it is unknown."""
         with self._adapters.changing(name):
             # The name goes last: a known name must have its adapter, even if the cache refuses to unload it.
-            self._unload(self._adapters.get(name))
+            for version in self._adapters.versions(name):
+                self._unload(version)
             self._adapters.remove(name)
 
     def _unload(self, adapter: NamedAdapter) -> None:
@@ -318,12 +342,14 @@ class Executor(_core.Executor, metaclass=ExecutorType):
         Raises like AdapterStore.load, and LoraCacheFullError.
         """
         with self._adapters.changing(name):
-            if self._adapters.prompt_of(name) is not None:
-                return
-            try:
-                super().put_adapter(self._adapters.reference(name))
-            except PeftTaskNotCachedError:
-                super().put_adapter(self._adapters.load(name))
+            if self._adapters.prompt_of(name) is None:
+                self._cache_adapter(name)
+
+    def _cache_adapter(self, name: str) -> None:
+        try:
+            super().put_adapter(self._adapters.reference(name))
+        except PeftTaskNotCachedError:
+            super().put_adapter(self._adapters.load(name))
 
     def pin_named_adapter(self, name: str) -> None:
         """Caches an adapter like load_adapter and keeps it on both levels. Has no effect on virtual tokens, which are

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from .._core import AdapterError, RequestError
 from ..common.shown_value import shown
-from ..formats.sources import LocalName, parse_name, weighted_sum_name
+from ..formats.sources import LocalName, Source, parse_name, weighted_sum_name
 from ..formats.sources.sum_of_names import parse_sum
 from .executor import Executor
 from .lora_request import LoRARequest, is_lora_request
@@ -41,37 +41,36 @@ class LoadedAdapters:
             state dict of torch or numpy tensors, as peft.get_peft_model_state_dict() returns it, alone or as
             LoraTensors. Adapters in memory are copied, and equal the adapter that save_pretrained() writes.
         config: for a state dict alone: the PeftConfig, or the fields of adapter_config.json.
-        replace: True: accepts a name that is known already. Running requests keep the old adapter.
+        replace: True: accepts a name that is known already. Running requests keep the old version, and others can ask
+            for it as NAME@DIGEST.
 
         Raises AdapterError for a taken name and for an adapter that cannot be served, LoraCacheFullError, EngineError
         if its files cannot be read. Nothing has changed then.
         """
-        source: str | Path
+        source: str | Path | Source
         if isinstance(lora, str | os.PathLike):
             if config is not None:
                 raise AdapterError("config is given with a directory, which has its own; expected none")
             source, is_own = lora if isinstance(lora, str) else Path(lora), False
         else:
-            source, is_own = self._memory.write(lora, config), True
-        before = self._executor.adapters.get(name) if self._executor.adapters.knows(name) else None
+            source, is_own = self._memory.source(self._memory.write(lora, config)), True
         try:
             adapter = self._executor.add_adapter(name, source, replace=replace)
         except BaseException:
             if is_own:
                 self._memory.remove(Path(source))
             raise
-        if before is not None:
-            self._memory.remove(before.directory)
         if not is_own:
             self._sources[name] = os.fspath(source), adapter.directory
         return adapter
 
     def unload_lora(self, name: str) -> None:
-        """Removes an adapter from all cache levels. Running requests keep it. Raises AdapterError if it is unknown."""
-        directory = self._executor.adapters.get(name).directory
+        """Removes an adapter and its old versions from all cache levels. Running requests keep them.
+
+        Raises AdapterError if it is unknown.
+        """
         self._executor.remove_adapter(name)
         self._sources.pop(name, None)
-        self._memory.remove(directory)
 
     def list_loras(self) -> list[str]:
         """Returns the names of the adapters: those that the engine carries, and loaded ones.

@@ -22,6 +22,8 @@ from safetensors.numpy import save_file as save_numpy
 from .._core import AdapterError
 from ..common.shown_value import shown
 from ..formats.adapter.recognise import CONFIG_FILE, SAFETENSORS_FILE
+from ..formats.sources import Source
+from ..formats.sources.lease import Lease
 
 _MEMORY: Final = Path("/dev/shm")
 """Linux's directory of files in memory."""
@@ -35,6 +37,20 @@ class LoraTensors:
     """Tensors of torch or numpy by name, as peft.get_peft_model_state_dict() returns them."""
     config: Any
     """The PeftConfig, or the fields of adapter_config.json."""
+
+
+class DirectoryLease(Lease):
+    """Keeps a directory of MemoryAdapters until it is released."""
+
+    def __init__(self, memory: MemoryAdapters, directory: Path) -> None:
+        """directory: a result of write()."""
+        self._file = None
+        self._memory = memory
+        self._directory = directory
+
+    def release(self) -> None:
+        """Deletes the directory."""
+        self._memory.remove(self._directory)
 
 
 class MemoryAdapters:
@@ -66,6 +82,12 @@ class MemoryAdapters:
             self.remove(directory)
             raise
         return directory
+
+    def source(self, directory: Path) -> Source:
+        """Returns a directory of write() as a source. The directory is deleted when no request can ask for the adapter
+        any more.
+        """
+        return Source(str(directory), directory, lease=DirectoryLease(self, directory))
 
     def remove(self, directory: Path) -> None:
         """Deletes a directory of write(). Does nothing for another directory."""

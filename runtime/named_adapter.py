@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, SupportsIndex
 
 from .._core import AdapterError, EngineError
-from ..formats.adapter.adapter_copy import adapter_checksum
+from ..formats.adapter.adapter_copy import adapter_checksum, adapter_digest
 from ..formats.sources.lease import Lease
 from .adapter_facts import AdapterFacts
 from .engine import LoadedEngine
@@ -51,7 +51,7 @@ class NamedAdapter:
     """Time when the adapter was added, in seconds since the epoch."""
     facts: AdapterFacts = field(default_factory=AdapterFacts, compare=False, repr=False)
     lease: Lease | None = field(default=None, compare=False, repr=False)
-    """Keeps downloaded files as long as the adapter is known."""
+    """Keeps files as long as requests can ask for the adapter."""
 
     @property
     def adapters(self) -> tuple[NamedAdapter, ...]:
@@ -86,6 +86,14 @@ def check_unchanged(adapter: NamedAdapter, engine: LoadedEngine) -> None:
     else:
         since = "after it was added. Add it again with replace"
     raise EngineError(f"{adapter.directory}: adapter '{adapter.name}' was changed {since}")
+
+
+def read_digest(adapter: NamedAdapter) -> None:
+    """Reads the digest of the adapter's files into its facts. Raises EngineError for files that cannot be read."""
+    try:
+        adapter.facts.digest, adapter.facts.num_bytes = adapter_digest(adapter.directory)
+    except OSError as error:
+        raise EngineError(f"{adapter.directory}: adapter '{adapter.name}' cannot be read: {error}") from error
 
 
 def checksum_of(name: str, directory: Path) -> str:

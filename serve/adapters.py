@@ -16,6 +16,7 @@ from ..formats.sources.downloads import CacheFullError
 from ..formats.sources.grammar import remote_name
 from ..formats.sources.sum_of_names import parse_sum
 from ..runtime.adapter_facts import ReadyAdapter
+from ..runtime.adapter_versions import parse_version, without_versions
 from ..runtime.named_adapter import UnknownAdapterError
 from ..runtime.prompt_tuning import behind_virtual_tokens
 from .adapter_names import name_problem
@@ -23,6 +24,7 @@ from .adapter_roots import AdapterRoots, RootNames, is_path_of_name
 from .async_executor import AsyncExecutor, Generation
 from .errors import INVALID_USER_INPUT, ApiError
 from .options import ServerOptions
+from .records import current_request
 from .remote_adapters import RemoteAdapters
 from .work import WorkKind
 
@@ -117,7 +119,29 @@ class ServedAdapters:
         named = parse_sum(name)
         return named is not None and all([await self._find_one(term) for term in named.names])
 
+    async def current_version(self, name: str) -> str | None:
+        """Returns NAME@DIGEST for an adapter, a version or a weighted sum; None if it does not exist, like find().
+
+        The result keeps its meaning if the adapter is replaced: the version stays at least until the request that this
+        task answers ends. Raises like find().
+        """
+        if not await self.find(name):
+            return None
+        try:
+            version = self._store.version_name(name)
+            if version is None:
+                await self._work.run_shared(WorkKind.ADAPTERS, name, self._store.prepare, name)
+                version = self._store.version_name(name)
+            record = current_request.get()
+            if record is not None and version is not None:
+                record.versions += self._store.hold(version)
+        except AdaptrtError as error:
+            raise ApiError.of(error) from error
+        return version
+
     async def _find_one(self, name: str) -> bool:
+        if not self.knows(name) and await self._find_version(name):
+            return True
         if self.knows(name):
             if name in self._last_found:
                 self._note_found(name)
@@ -129,6 +153,21 @@ class ServedAdapters:
             source = await self._download(self._remote.find, name)
             return (source is not None and await self._add_found(name, source)) or self.knows(name)
         return (directory is not None and await self._add_found(name, directory)) or self.knows(name)
+
+    async def _find_version(self, name: str) -> bool:
+        """True if `name` is NAME@DIGITS of a version that requests can ask for. Finds the adapter below the roots."""
+        parsed = parse_version(name)
+        if parsed is None:
+            return False
+        try:
+            if not self._store.has_version(name) and await self._find_one(parsed[0]):
+                await self.ready(parsed[0])  # reads the digest
+            if parsed[0] in self._last_found:
+                self._note_found(parsed[0])
+            found = self._store.has_version(name)
+        except AdaptrtError as error:
+            raise ApiError.of(error) from error
+        return found
 
     async def _add_found(self, name: str, directory: Path | Source) -> bool:
         """Adds an adapter from below a root. Raises ApiError."""
@@ -265,6 +304,7 @@ class ServedAdapters:
         """
         if name is None:
             return self._executor.submit(request)
+        shown = without_versions(name)
         for _ in range(TRIES):
             ready = await self.ready(name)
             # No await between here and submit(): the name must keep its meaning.
@@ -272,18 +312,18 @@ class ServedAdapters:
                 self._store.refuse_classifier(name)
             if ready.prompt is not None:
                 vocab_size = self._executor.executor.engine_info.vocab_size
-                tuned = behind_virtual_tokens(request, ready.prompt, vocab_size, name)
-                generation = self._executor.submit(tuned, name)
+                tuned = behind_virtual_tokens(request, ready.prompt, vocab_size, shown)
+                generation = self._executor.submit(tuned, shown)
                 generation.num_virtual_tokens = ready.num_virtual_tokens
                 return generation
             request.lora_config = self._store.for_request(name, request.input_token_ids)
             try:
-                return self._executor.submit(request, name)
+                return self._executor.submit(request, shown)
             except PeftTaskNotCachedError:
                 load = self._executor.load_adapter
                 await self._work.run_shared(WorkKind.ADAPTERS, name, load, name)
         raise ApiError.of(
-            PeftTaskNotCachedError(f"adapter '{name}' was evicted {TRIES} times before its request began")
+            PeftTaskNotCachedError(f"adapter '{shown}' was evicted {TRIES} times before its request began")
         )
 
     async def submit_task(self, request: Request, lora: LoraConfig) -> Generation:

@@ -58,7 +58,7 @@ class ChatAnswer:
         self._head = {
             "id": answer_id("chatcmpl"),
             "created": int(time.time()),
-            "model": service.model_names[0] if conversation.adapter is None else conversation.adapter,
+            "model": service.shown_model(conversation.adapter),
         }
 
     async def whole(self, pieces: Sequence[TextPiece]) -> dict[str, Any]:

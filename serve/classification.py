@@ -125,7 +125,7 @@ async def classifier_for(service: Service, adapter: str | None) -> AdaptedClassi
 
 
 def _model(service: Service, adapter: str | None) -> str:
-    return service.model_names[0] if adapter is None else adapter
+    return service.shown_model(adapter)
 
 
 def _answer(

@@ -69,6 +69,8 @@ WORK_LIMITS: Final = (
     "download_threads",
     "max_download_bytes",
     "download_cache_bytes",
+    "max_old_versions",
+    "max_old_version_bytes",
     "file_threads",
     "max_waiting_work",
     "max_named_adapters",
@@ -309,6 +311,12 @@ def _add_limits(group: Any) -> None:
             integer(1),
             "maximum size of the cache of downloads; the least recently used ones are deleted",
         ),
+        (
+            "max_old_versions",
+            integer(0),
+            "maximum number of replaced versions of adapters that requests can still ask for as NAME@DIGEST",
+        ),
+        ("max_old_version_bytes", integer(0), "maximum size of the files of these versions"),
         (
             "file_threads",
             integer(1, MAX_WORK_THREADS),

@@ -174,7 +174,7 @@ class _Answer:
             "id": answer_id("cmpl"),
             "object": "text_completion",
             "created": int(time.time()),
-            "model": service.model_names[0] if adapter is None else adapter,
+            "model": service.shown_model(adapter),
         }
 
     async def requests(self, vocab_size: int) -> list[TextRequest]:

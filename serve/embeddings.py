@@ -42,7 +42,7 @@ async def _answered(service: Service, fields: EmbeddingRequest) -> Response:
         {
             "object": "list",
             "data": data,
-            "model": service.model_names[0] if adapter is None else adapter,
+            "model": service.shown_model(adapter),
             "usage": {"prompt_tokens": pooled.num_tokens, "total_tokens": pooled.num_tokens},
         }
     )

@@ -18,6 +18,7 @@ from .._core import (
     RequestError,
     StepError,
 )
+from ..runtime.adapter_versions import without_versions
 from ..runtime.named_adapter import UnknownAdapterError
 from ..runtime.text_bound import TextTooLongError
 
@@ -71,7 +72,7 @@ class ApiError(Exception):
         """Converts an error of the executor, the builder or an adapter's reader."""
         if isinstance(error, UnknownAdapterError):
             # The message does not tell clients where the engine lies, nor which adapters others use.
-            return cls.not_found(f"The adapter '{error.name}' does not exist.", param="model")
+            return cls.not_found(f"The adapter '{without_versions(error.name)}' does not exist.", param="model")
         for error_type, status, kind in _ANSWERS:
             if isinstance(error, error_type):
                 param = error.field if isinstance(error, TextTooLongError) else None

@@ -81,7 +81,7 @@ async def _answered(service: Service, fields: MessagesRequest) -> Response:
     chat = await _translated(service, fields)
     conversation = await Conversation.of(service, chat, cuts_answer=True, is_budget_target=True)
     request = conversation.request
-    model = service.model_names[0] if conversation.adapter is None else conversation.adapter
+    model = service.shown_model(conversation.adapter)
     answer = MessageAnswer(model, len(request.prompt), is_cut=request.max_tokens < fields.max_tokens)
     split = SplitAnswer(conversation.make_splitter())
     async with AsyncExitStack() as stack:

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from .._core import DType, RequestError
+from ..runtime.adapter_versions import without_versions
 from .embeddings import params_of
 from .http import read_json, unless_disconnected
 from .json_answer import Items, JsonAnswer
@@ -178,7 +179,7 @@ async def _facts(service: Service, adapter: str | None) -> dict[str, Any]:
     """Returns the answer of /api/show."""
     directory, created, parent = service.engine_dir, service.created, ""
     for known in service.adapters.list():
-        if known.name == adapter:
+        if adapter is not None and known.name == without_versions(adapter):
             directory, created, parent = known.path, known.created, service.model_names[0]
     template = await service.prompts.template_of(adapter)
     text = "" if template is None else template.text(with_tools=False)

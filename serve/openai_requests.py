@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from .._core import GuidedDecodingParams, RequestError, SamplingConfig
 from ..runtime.adapter_tokenizers import TextTokenizer, Truncation
+from ..runtime.adapter_versions import without_versions
 from ..runtime.logit_bias import logit_bias_row
 from ..runtime.pooled import FloatArray
 from ..runtime.sampling_params import drawing_config
@@ -47,7 +48,8 @@ async def read_fields(service: Service, request: Request, kind: type[Read]) -> R
 
 
 async def adapter_of(service: Service, fields: ModelFields) -> str | None:
-    """Returns the adapter that a request names in any of its fields; None: the base model.
+    """Returns the version of the adapter that a request names in any of its fields, as NAME@DIGEST; None: the base
+    model.
 
     Raises ApiError for an unknown adapter, and for two different names.
     """
@@ -58,22 +60,24 @@ async def adapter_of(service: Service, fields: ModelFields) -> str | None:
         name: str | None = getattr(fields, field)
         if name is None:
             continue
-        if not await service.adapters.find(name):
+        version = await service.adapters.current_version(name)
+        if version is None:
             raise ApiError.not_found(f"The adapter '{name}' does not exist.", param=field)
-        named[field] = name
+        named[field] = version
     if fields.lora_request is not None:
         named["lora_request"] = await _adapter_of_lora_request(service, fields.lora_request)
     adapters = {name for name in named.values() if name is not None}
     if len(adapters) > 1:
-        said = " and ".join(f"{field} '{name}'" for field, name in named.items() if name is not None)
+        said = " and ".join(f"{field} '{without_versions(name)}'" for field, name in named.items() if name is not None)
         raise ApiError(f"{said} are different adapters; expected the same adapter in all fields")
     return adapters.pop() if adapters else None
 
 
-async def _adapter_of_lora_request(service: Service, asked: LoraRequest) -> str:
-    """Returns the adapter that lora_request names. Loads it from its path if the server may load adapters.
+async def _adapter_of_lora_request(service: Service, asked: LoraRequest) -> str | None:
+    """Returns the version of the adapter that lora_request names.
 
-    Raises ApiError for an unknown adapter, and for one that was loaded from another path.
+    Loads the adapter from its path if the server may load adapters. Raises ApiError for an unknown adapter, and for one
+    that was loaded from another path.
     """
     name, path = asked.lora_name, asked.lora_path
     if not await service.adapters.find(name):
@@ -86,7 +90,7 @@ async def _adapter_of_lora_request(service: Service, asked: LoraRequest) -> str:
             "expected that directory, or no path",
             param="lora_request.lora_path",
         )
-    return name
+    return await service.adapters.current_version(name)
 
 
 def text_request(

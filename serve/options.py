@@ -10,6 +10,7 @@ from typing import Final
 from .._core import ConfigError
 from ..formats.sources import HubName, ObjectName, Source
 from ..formats.sources.allowed import AllowedSources
+from ..runtime.adapter_versions import VersionLimits
 from ..runtime.template_limits import DEFAULT_LIMITS, TemplateLimits
 from .places import Place
 
@@ -92,6 +93,10 @@ class ServerLimits:
     """Size of an adapter that a request has downloaded."""
     download_cache_bytes: int = 32 << 30
     """Size of the cache of downloads, which requests fill."""
+    max_old_versions: int = VersionLimits.max_versions
+    """Number of replaced versions of adapters that requests can still ask for."""
+    max_old_version_bytes: int = VersionLimits.max_bytes
+    """Size of the files of these versions."""
     file_threads: int = 4
     """Threads that look for adapters and read tokenizers and chat templates."""
     max_stored_responses: int = 1000
@@ -103,6 +108,11 @@ class ServerLimits:
 
     max_named_adapters: int = 64
     """Number of adapters that metrics name: in each list of a label, and with a series of their own."""
+
+    @property
+    def versions(self) -> VersionLimits:
+        """Limits of old versions of adapters."""
+        return VersionLimits(self.max_old_versions, self.max_old_version_bytes)
 
     @property
     def template(self) -> TemplateLimits:

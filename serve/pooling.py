@@ -54,7 +54,7 @@ async def _answered(service: Service, fields: PoolingRequest) -> Response:
             "id": answer_id("pool"),
             "object": "list",
             "created": int(time.time()),
-            "model": service.model_names[0] if adapter is None else adapter,
+            "model": service.shown_model(adapter),
             "data": data,
             "usage": {"prompt_tokens": pooled.num_tokens, "total_tokens": pooled.num_tokens},
         }

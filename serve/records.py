@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from starlette.types import Scope
 
 from .._core import FinishReason
+from ..runtime.adapter_versions import VersionHold
 
 _FINISH_REASONS = {
     FinishReason.END_ID: "stop",
@@ -72,6 +73,8 @@ class RequestRecord:
     is_complete: bool = False
     """True if the whole answer has been sent."""
     generations: list[GenerationRecord] = field(default_factory=list)
+    versions: list[VersionHold] = field(default_factory=list)
+    """Keeps the adapters' versions that answer the request."""
 
     def name(self, request_id: str | None) -> None:
         """Takes an id that a field of the request gives. A header's precedes it."""

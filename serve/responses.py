@@ -238,7 +238,7 @@ class Responses:
                 sampling[name] = recommended[name]
         form = fields.text.format
         return {
-            "model": self._service.model_names[0] if conversation.adapter is None else conversation.adapter,
+            "model": self._service.shown_model(conversation.adapter),
             "background": False,
             "instructions": fields.instructions,
             "max_output_tokens": fields.max_output_tokens,

@@ -11,6 +11,7 @@ from typing import TypeAlias
 from .._core import ConfigError, EngineInfo
 from ..formats.adapter.adapter_copy import TOKENIZER_FILE
 from ..runtime.adapter_tokenizers import Tokenizers, read_tokenizer
+from ..runtime.adapter_versions import without_versions
 from ..runtime.executor import Executor
 from ..runtime.llm_options import recommended_sampling
 from ..runtime.sampling_defaults import SamplingDefaults
@@ -79,6 +80,7 @@ class Service:
         model_names = options.served_model_name or (engine_dir.name,)
         named = options.limits.max_named_adapters
         metrics.registry.register(ExecutorCollector(asynchronous, statistics, metrics, model_names[0], named))
+        executor.adapters.version_limits = options.limits.versions
         adapters = make_adapters(asynchronous, options, frozenset(model_names))
         tokenizers = ServedTokenizers(asynchronous, Tokenizers(of_model, executor.adapters))
         start = decoder_start(executor.engine)
@@ -148,17 +150,23 @@ class Service:
         return lengths.whole - (num_prompt_tokens if self.decoder_start is None else len(self.decoder_start))
 
     async def adapter_of(self, model: str) -> str | None:
-        """Returns the adapter that a request's `model` names; None: the base model.
+        """Returns the version of the adapter that a request's `model` names, as NAME@DIGEST; None: the base model.
 
-        Accepts an adapter's name, the base model's, and SGLang's "base:adapter". Raises ApiError for an unknown name.
+        Accepts an adapter's name, a version's, the base model's, and SGLang's "base:adapter". Raises ApiError for an
+        unknown name.
         """
         if model in self.model_names:
             return None
         base, colon, adapter = model.partition(":")
         name = adapter if colon and base in self.model_names else model
-        if await self.adapters.find(name):
-            return name
+        version = await self.adapters.current_version(name)
+        if version is not None:
+            return version
         raise ApiError.not_found(f"The model '{model}' does not exist.", param="model")
+
+    def shown_model(self, adapter: str | None) -> str:
+        """Returns the name that an answer shows: the adapter's without its digest, or the base model's first one."""
+        return self.model_names[0] if adapter is None else without_versions(adapter)
 
     async def close(self) -> None:
         """Shuts the executor down; running requests fail."""

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from .._core import AdaptrtError
 from .._version import __version__
 from ..runtime.adapter_tokenizers import TextTokenizer
+from ..runtime.adapter_versions import without_versions
 from ..runtime.text_bound import max_prompt_tokens
 from .async_executor import Generation
 from .errors import ApiError
@@ -258,7 +259,7 @@ class _Surface:
             return await self._service.adapters.submit(asked.request, adapter)
         if adapter is not None:
             raise ApiError(
-                f"input 'lora_task_id' names an adapter, and so does the model's name, '{adapter}'",
+                f"input 'lora_task_id' names an adapter, and so does the model's name, '{without_versions(adapter)}'",
                 param="lora_task_id",
             )
         return await self._service.adapters.submit_task(asked.request, asked.lora)

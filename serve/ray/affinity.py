@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Collection
 from typing import Any, Final
 
+from ...runtime.adapter_versions import parse_version
 from .. import messages, ollama_models, ollama_routes
 from ..adapter_names import is_name
 from ..errors import ApiError
@@ -107,4 +108,7 @@ def _without_base(model: Any, model_names: Collection[str]) -> str | None:
         return None
     base, colon, adapter = model.partition(":")
     name = adapter if colon and base in model_names else model
+    # All versions of an adapter have one place.
+    version = parse_version(name)
+    name = name if version is None else version[0]
     return name if is_name(name) else None

@@ -10,6 +10,7 @@ from typing import Final
 
 from ..._core import AdaptrtError, Request
 from ...formats.sources import Source
+from ...runtime.adapter_versions import without_versions
 from ..adapters import ServedAdapters, unknown_adapter
 from ..async_executor import AsyncExecutor, Generation
 from ..errors import ApiError
@@ -68,7 +69,7 @@ class SharedAdapters(ServedAdapters):
     async def submit(self, request: Request, name: str | None) -> Generation:
         """Like ServedAdapters.submit. Also tells the router that the adapter is used here."""
         if name is not None:
-            await self._mark_present(name)
+            await self._mark_present(without_versions(name))
         return await super().submit(request, name)
 
     async def check(self, change: AdapterChange) -> Outcome:

@@ -96,8 +96,10 @@ def test_a_model_is_read_again_where_it_replaces(llm: adaptrt.LLM, trained: peft
     assert results(llm, "tuned") == before
     llm.load_lora("tuned", trained, replace=True)
     assert results(llm, "tuned") != before
-    assert not first.exists()
+    (old,) = llm.executor.adapters.list_old()
+    assert results(llm, f"tuned@{str(old.facts.digest)[:8]}") == before
     llm.unload_lora("tuned")
+    assert not first.exists()
 
 
 def test_refused_adapters_leave_nothing_behind(llm: adaptrt.LLM, adapter: Path, trained: peft.PeftModel) -> None:

@@ -32,7 +32,7 @@ def answer(**fields: Any) -> ChatAnswer:
     asked = ChatRequest.model_validate(
         {"messages": [{"role": "user", "content": "a"}], "tools": [FUNCTION], **fields}, strict=True
     )
-    service = cast(Service, SimpleNamespace(model_names=("base",)))
+    service = cast(Service, SimpleNamespace(shown_model=lambda adapter: "base"))
     own = TextTokenizer(Vocabulary(TOKENIZER), (), longest_token(TOKENIZER))
     request = TextRequest([1], None, 1)
 
@@ -112,7 +112,7 @@ def test_arguments_and_reasoning_arrive_as_the_model_writes_them() -> None:
 
     def made() -> ChatAnswer:
         own = TextTokenizer(Vocabulary(TOKENIZER), (), longest_token(TOKENIZER))
-        service = cast(Service, SimpleNamespace(model_names=("base",)))
+        service = cast(Service, SimpleNamespace(shown_model=lambda adapter: "base"))
         return ChatAnswer(
             service, asked, Conversation(None, own, TextRequest([1], None, 1), Scripted, has_reasoning=True)
         )

@@ -13,7 +13,7 @@ from adaptrt.serve import classification
 from adaptrt.serve.json_answer import JsonAnswer, json_parts
 from adaptrt.serve.openai_fields import RerankRequest, ScoreRequest
 
-SERVICE: Any = SimpleNamespace(model_names=("base", "other"))
+SERVICE: Any = SimpleNamespace(shown_model=lambda adapter: adapter or "base")
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ import pytest
 from tokenizers import Tokenizer, processors
 
 import adaptrt
+from adaptrt.runtime.adapter_versions import without_versions
 from adaptrt.serve import classification
 from adaptrt.serve.adapters import ServedAdapters
 from adaptrt.serve.app import make_app
@@ -140,10 +141,10 @@ def sampling(name: str, value: Any) -> dict[str, Row]:
 
 
 MODELS = rows(
-    model=(ADAPTER, lambda seen: seen.text.adapter == ADAPTER),
-    adapter_id=(ADAPTER, lambda seen: seen.text.adapter == ADAPTER),
-    lora_path=(ADAPTER, lambda seen: seen.text.adapter == ADAPTER),
-    lora_request=({"lora_name": ADAPTER}, lambda seen: seen.text.adapter == ADAPTER),
+    model=(ADAPTER, lambda seen: without_versions(seen.text.adapter or "") == ADAPTER),
+    adapter_id=(ADAPTER, lambda seen: without_versions(seen.text.adapter or "") == ADAPTER),
+    lora_path=(ADAPTER, lambda seen: without_versions(seen.text.adapter or "") == ADAPTER),
+    lora_request=({"lora_name": ADAPTER}, lambda seen: without_versions(seen.text.adapter or "") == ADAPTER),
 )
 JSON_GUIDE = {"guided_json": {"type": "integer"}}
 BEAMS = {"use_beam_search": True, "n": 2}
@@ -425,7 +426,7 @@ def watch(patch: pytest.MonkeyPatch, server: Server) -> None:
 
     def submitted(self: ServedAdapters, request: adaptrt.Request, name: str | None) -> Any:
         server.seen.pooled.append(request)
-        server.seen.adapters.append(name)
+        server.seen.adapters.append(None if name is None else without_versions(name))
         return submit(self, request, name)
 
     async def scored(_service: Any, _fields: Any, pairs: list[tuple[str, str]], _param: str) -> Any:

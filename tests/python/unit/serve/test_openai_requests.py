@@ -168,6 +168,9 @@ class Adapters:
     async def find(self, name: str) -> bool:
         return name == "a" or name in dict(self.loaded)
 
+    async def current_version(self, name: str) -> str | None:
+        return name if await self.find(name) else None
+
     def is_from(self, name: str, path: str) -> bool:
         return (name, path) == ("a", "/adapters/a")
 

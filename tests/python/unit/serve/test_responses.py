@@ -53,6 +53,7 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...] = (), **limits: Any) -> None:
         options = ServerOptions(limits=ServerLimits(**limits), api_keys=keys, response_home=HOME)
         service: Any = SimpleNamespace(
+            shown_model=lambda adapter: adapter or "base",
             executor=SimpleNamespace(work=SimpleNamespace(run=self._run)),
             options=options,
             model_names=("base",),
