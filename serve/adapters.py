@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -300,8 +300,30 @@ class ServedAdapters:
 
         The adapter's virtual tokens precede the prompt in all results; Generation.num_virtual_tokens is their number.
 
-        Raises ApiError, and AdaptrtError as Executor.enqueue_request does.
+        Raises ApiError, also if the request's tenant may not have it, and AdaptrtError as Executor.enqueue_request
+        does.
         """
+        return await self._admit(request, name, lambda: self._submit(request, name))
+
+    async def _admit(
+        self, request: Request, name: str | None, submit: Callable[[], Awaitable[Generation]]
+    ) -> Generation:
+        """Calls `submit` once the request's tenant may have it."""
+        gate = self._executor.gate
+        if gate is None:
+            return await submit()
+        admitted = await gate.enter(request, name)
+        try:
+            generation = await submit()
+        except BaseException:
+            admitted.end()
+            raise
+        # No response can arrive before this: the loop has not run since the request was queued.
+        generation.admitted = admitted
+        admitted.begin()
+        return generation
+
+    async def _submit(self, request: Request, name: str | None) -> Generation:
         if name is None:
             return self._executor.submit(request)
         shown = without_versions(name)
@@ -330,8 +352,12 @@ class ServedAdapters:
         """Queues a request with an adapter that a client sends under its own task_id. Stores the adapter first if the
         request has its weights.
 
-        Raises AdaptrtError as Executor.put_adapter and Executor.enqueue_request do.
+        Raises ApiError if the request's tenant may not have it, and AdaptrtError as Executor.put_adapter and
+        Executor.enqueue_request do.
         """
+        return await self._admit(request, str(lora.task_id), lambda: self._submit_task(request, lora))
+
+    async def _submit_task(self, request: Request, lora: LoraConfig) -> Generation:
         request.lora_config = LoraConfig(lora.task_id)
         for _ in range(TRIES):
             if lora.weights is not None:

@@ -10,13 +10,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from .._core import AdaptrtError, ExecutorClosedError, GuidedDecodingParams, Request, RequestError, Response, Result
 from ..runtime.executor import Executor
 from .options import ServerLimits
 from .time_slices import TimeSlices
 from .work import Work, WorkKind
+
+if TYPE_CHECKING:
+    from .tenant_gate import Admitted, TenantGate
 
 MANY_RESULTS: Final = 64
 
@@ -29,6 +32,8 @@ class Generation:
         self.request_id: Final = request_id
         self.num_virtual_tokens = 0
         """Number of virtual tokens that the adapter puts before the prompt."""
+        self.admitted: Admitted | None = None
+        """The tenant's request that this is; None: the server has no tenants."""
         self.on_backlog: Callable[[list[Result]], None] | None = None
         """Called on the loop with the results if MANY_RESULTS have arrived and no task waits for them. None: they stay
         here.
@@ -134,6 +139,8 @@ class AsyncExecutor:
         self.executor: Final = executor
         self.work: Final = Work(ServerLimits() if limits is None else limits)
         """Runs all work that would block the loop."""
+        self.gate: TenantGate | None = None
+        """Admits requests before submit(); None: there are no tenants, and all requests are admitted."""
         self._observer = observer
         self._generations: dict[int, Generation] = {}
         self._closed: AdaptrtError | None = None
@@ -235,6 +242,8 @@ class AsyncExecutor:
     def _hand_over(self, response: Response) -> None:
         generation = self._generations[response.request_id]
         generation.accept(response)
+        if generation.admitted is not None:
+            generation.admitted.note(response)
         if self._observer is not None:
             self._observer.on_response(response)
         if generation.is_over:
@@ -246,6 +255,8 @@ class AsyncExecutor:
             self._hand_over(self._arrived.popleft())
         for generation in self._generations.values():
             generation.fail(error)
+            if generation.admitted is not None:
+                generation.admitted.end()
             if self._observer is not None:
                 self._observer.on_loss(generation.request_id)
         self._generations.clear()

@@ -36,6 +36,7 @@ from ..runtime.ranks import is_started_by_mpi
 from .adapter_names import LONGEST_NAME, is_name, name_problem
 from .options import (
     DEFAULT_PORT,
+    DEFAULT_QUEUE,
     MAX_JSON_DEPTH,
     MOST_CONNECTIONS,
     OTHER_FILES,
@@ -45,11 +46,11 @@ from .options import (
 )
 from .places import allowed_host, allowed_origins
 from .remote_adapters import check_packages, check_root
+from .tenants import read_tenants
 from .tools.forms import ALIASES, AUTO, FORMS, NONE, REASONING_ALIASES, REASONING_FORMS
 from .vllm_flags import add_vllm_flags
 
 API_KEY_VARIABLE: Final = "ADAPTRT_API_KEY"
-DEFAULT_QUEUE: Final = 1024
 _ROOTS: Final = "a directory, s3://BUCKET/PREFIX, or hf://ORGANISATION/NAME[@REVISION][/FOLDER]"
 MAX_TEMPLATE_FILE_BYTES: Final = 1 << 22
 """Maximum size of the file of --chat_template."""
@@ -156,6 +157,10 @@ def _add_server(group: Any) -> None:
         "--batch_dir", type=Path, metavar="DIR",
         help="directory of clients' files and batches, which it serves then; it outlives the server, and only one "
         "server may use it",
+    )  # fmt: skip
+    group.add_argument(
+        "--tenants", type=Path, metavar="FILE",
+        help="JSON file with the weights and limits of tenants, by API key and adapter; SIGHUP reads it again",
     )  # fmt: skip
     group.add_argument("--log_requests", "--enable_log_requests", action="store_true", help="log one line per request")
 
@@ -389,6 +394,11 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         if getattr(args, name) is not None and args.draft_model is None:
             problems.append(f"{name} is {getattr(args, name)} without draft_model; accepted: both, or neither")
     problems += ["api_key is empty; expected a key" for key in args.api_key if not key]
+    if args.tenants is not None:
+        try:
+            read_tenants(args.tenants, keys_of(args))
+        except ConfigError as error:
+            problems.append(f"tenants: {error}")
     chat_template, template_problems = _chat_template(args)
     problems += template_problems
     modules, module_problems = _lora_modules(args, names)
@@ -415,6 +425,8 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         include_eos=args.include_eos,
         batch_dir=args.batch_dir,
         log_requests=args.log_requests,
+        tenants=args.tenants,
+        max_queue_size=args.max_queue_size,
         generation_config=args.generation_config,
         pooling_type=args.pooling_type,
         normalize_embeddings=None if args.normalize_embeddings is None else args.normalize_embeddings == "true",

@@ -85,10 +85,10 @@ class ApiError(Exception):
         return cls(message, status=HTTPStatus.NOT_FOUND, kind=NOT_FOUND, param=param)
 
     @classmethod
-    def overloaded(cls, message: str) -> ApiError:
-        """Makes an error with status 429 and the time to wait before the next try."""
-        status = HTTPStatus.TOO_MANY_REQUESTS
-        return cls(message, status=status, kind=OVERLOADED, headers=retry_headers(status))
+    def overloaded(cls, message: str, retry_after: int = RETRY_AFTER_SECONDS) -> ApiError:
+        """Makes an error with status 429. retry_after: seconds to wait before the next try."""
+        headers = {"Retry-After": str(retry_after)}
+        return cls(message, status=HTTPStatus.TOO_MANY_REQUESTS, kind=OVERLOADED, headers=headers)
 
     def body(self) -> dict[str, Any]:
         """Returns the body in OpenAI's format, with the status as `code` as in vLLM."""

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .errors import UNAUTHORIZED, ApiError
 from .records import current_request
+from .tenants import key_client
 
 
 class KeyGuard:
@@ -46,7 +47,7 @@ class KeyGuard:
                 return
             record = current_request.get()
             if record is not None:
-                record.client = f"key {key}"
+                record.client = key_client(key)
         await self._app(scope, receive, send)
 
     def _find_key(self, request: Request) -> int | None:

@@ -20,6 +20,7 @@ from .async_executor import AsyncExecutor
 from .records import FINISH_REASONS, GenerationRecord, current_request
 from .residency import residency_metrics
 from .statistics import ExecutorStatistics
+from .tenant_metrics import tenant_metrics
 from .work import Work, WorkKind
 
 _FIRST_TOKEN_BUCKETS: Final = (
@@ -162,6 +163,8 @@ class ExecutorCollector(Collector):
         yield _gauge("requests_waiting", "Executor requests that wait for their start.", num_waiting)
         yield _gauge("kv_cache_usage_ratio", "Share of all KV blocks that running requests use.", kv_usage)
         yield from _work_metrics(self._executor.work)
+        if self._executor.gate is not None:
+            yield from tenant_metrics(self._executor.gate.queue.uses)
         yield from _speculation_metrics(self._statistics.speculation())
         yield from self._for_gateway(num_running, num_waiting, kv_usage)
         if kv_cache is not None:

@@ -16,6 +16,8 @@ from .places import Place
 
 DEFAULT_PORT: Final = 8000
 """vLLM's default port, which clients' examples use."""
+DEFAULT_QUEUE: Final = 1024
+"""Number of requests that may wait by default."""
 MOST_CONNECTIONS: Final = 8192
 """Maximum number of open connections by default."""
 MAX_JSON_DEPTH: Final = 256
@@ -160,6 +162,10 @@ class ServerOptions:
     batch_dir: Path | None = None
     """Directory of files and batches; None: there are none."""
     log_requests: bool = False
+    tenants: Path | None = None
+    """File with the rules of tenants; None: there are none."""
+    max_queue_size: int = DEFAULT_QUEUE
+    """Number of requests that may wait."""
     generation_config: str = "auto"
     """Sampling of requests that do not set it: "auto": the model's; "vllm": none; a directory with the file."""
     pooling_type: str | None = None

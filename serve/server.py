@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 import uvloop
@@ -68,6 +69,9 @@ async def _serve(
             timeout_graceful_shutdown=round(options.limits.shutdown_seconds),
         )
         server = _Server(config)
+        gate = service.executor.gate
+        if gate is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: server.start_task(gate.reload()))
         host, port = listening.getsockname()[:2]
         if on_ready is not None:
             on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
@@ -88,6 +92,13 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs something while the server runs."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def main_loop(self) -> None:
         await self._ended.wait()

@@ -24,6 +24,7 @@ from .metrics import ExecutorCollector, ServiceMetrics
 from .options import ServerOptions
 from .prompts import Prompts
 from .statistics import ExecutorStatistics
+from .tenant_gate import TenantGate
 from .tokenizers_of_adapters import ServedTokenizers
 
 AdaptersMaker: TypeAlias = Callable[[AsyncExecutor, ServerOptions, frozenset[str]], ServedAdapters]
@@ -76,6 +77,7 @@ class Service:
         of_model = read_tokenizer(engine_dir / TOKENIZER_FILE, model.eos_token_id, model.vocab_size)
         metrics = ServiceMetrics()
         asynchronous = AsyncExecutor(executor, metrics, options.limits)
+        asynchronous.gate = TenantGate.of_options(options, executor.engine_info.max_batch_size)
         statistics = ExecutorStatistics(asynchronous)
         model_names = options.served_model_name or (engine_dir.name,)
         named = options.limits.max_named_adapters

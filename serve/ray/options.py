@@ -29,6 +29,7 @@ _NOT_HERE: Final = {
     "write_seconds": "Serve's proxies hold the connections",
     "allowed_origins": "a proxy in front of Serve answers web pages of other origins",
     "allowed_adapter_sources": "replicas load adapters only from below their own adapter roots",
+    "tenants": "each replica would count for itself",
     "kv_cache_dir": "only one server may use its file, and there are several replicas",
     "kv_cache_dir_bytes": "only one server may use its file, and there are several replicas",
 }

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,8 +29,19 @@ PROMTOOL = shutil.which("promtool")
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    root = tmp_path_factory.mktemp("metrics")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("metrics")
+
+
+@pytest.fixture(scope="module")
+def pids() -> list[int]:
+    """The server's process id."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def address(root: Path, pids: list[int]) -> Iterator[str]:
+    (root / "tenants.json").write_text('{"tenants": {"owner": {"api_keys": ["key"]}}}')
     model = save_model(ModelSpec(), root / "model")
     Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(model / "tokenizer.json"))
     adapter = save_adapter(model, root / "adapter", 1, r=4)
@@ -49,6 +64,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         root,
         "--kv_cache_dir_bytes",
         1 << 20,
+        "--tenants",
+        root / "tenants.json",
+        pids=pids,
     ) as started:
         yield started
 
@@ -107,6 +125,31 @@ def test_known_requests_are_counted(address: str) -> None:
     for name, value in before.items():
         if name.partition("|")[0].endswith(("_total", "_count", "_bucket", "_sum")):
             assert after[name] >= value, name
+
+
+def test_a_signal_reads_the_rules_of_tenants_again(address: str, root: Path, pids: list[int]) -> None:
+    assert generate(address, "base") == 200
+    before = scrape(address)
+    assert before["adaptrt_tenant_tokens_total|tenant=owner"] > 0
+    limit = {"api_keys": ["key"], "tokens_per_minute": 1}
+    (root / "tenants.json").write_text(json.dumps({"tenants": {"owner": limit}}))
+    os.kill(pids[0], signal.SIGHUP)
+    body = {"model": "base", "prompt": PROMPT, "max_tokens": 1}
+    headers = {"Authorization": "Bearer key"}
+    deadline = time.monotonic() + 60
+    while (answer := httpx.post(f"{address}/v1/completions", json=body, headers=headers)).status_code != 429:
+        assert answer.status_code == 200
+        assert time.monotonic() < deadline
+    assert int(answer.headers["Retry-After"]) > 60
+    assert "the tokens of owner for this minute are used; accepted: 1 a minute" in answer.json()["error"]["message"]
+    assert scrape(address)["adaptrt_tenant_requests_refused_total|rule=tokens_per_minute|tenant=owner"] == 1
+    (root / "tenants.json").write_text("{")
+    os.kill(pids[0], signal.SIGHUP)
+    assert generate(address, "base") == 429
+    (root / "tenants.json").write_text('{"tenants": {}}')
+    os.kill(pids[0], signal.SIGHUP)
+    while generate(address, "base") != 200:
+        assert time.monotonic() < deadline
 
 
 def test_a_refused_key_is_said_in_the_form_of_the_surface(address: str) -> None:

@@ -14,8 +14,11 @@ SECONDS_TO_END = 30
 
 
 @contextlib.contextmanager
-def http_server(engine: Path, *flags: object) -> Iterator[str]:
-    """Starts a server and yields its address. Any failure in it, such as an internal error, fails the test."""
+def http_server(engine: Path, *flags: object, pids: list[int] | None = None) -> Iterator[str]:
+    """Starts a server and yields its address. Any failure in it, such as an internal error, fails the test.
+
+    pids: the process's id is added to it.
+    """
     command = [sys.executable, "-m", "adaptrt.builder.cli", "serve", engine, "--port", 0, *flags]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=log, text=True)
@@ -23,6 +26,8 @@ def http_server(engine: Path, *flags: object) -> Iterator[str]:
             assert process.stdout is not None
             line = process.stdout.readline()
             assert line.startswith("serving "), _text(log)
+            if pids is not None:
+                pids.append(process.pid)
             yield line.split()[-1]
             assert process.poll() is None, _text(log)
         finally:

@@ -23,8 +23,10 @@ from adaptrt._core import (
     SpeculationStats,
     StatePoolStats,
 )
+from adaptrt.serve.admission import AdmissionQueue
 from adaptrt.serve.metrics import ExecutorCollector, ServiceMetrics
 from adaptrt.serve.statistics import ExecutorStatistics
+from adaptrt.serve.tenants import TenantRules
 from adaptrt.serve.work import WorkKind
 
 MAX_NAMED_ADAPTERS = 64
@@ -60,7 +62,7 @@ class MadeUp:
         self.work = SimpleNamespace(
             counts=lambda kind: WORK.get(kind, (0, 0)), num_refused=lambda kind: len(kind.value)
         )
-        self.executor: Any = SimpleNamespace(executor=core, num_running=0, work=self.work)
+        self.executor: Any = SimpleNamespace(executor=core, num_running=0, work=self.work, gate=None)
         self.metrics.registry.register(
             ExecutorCollector(
                 self.executor, ExecutorStatistics(self.executor), self.metrics, "demo", MAX_NAMED_ADAPTERS
@@ -343,6 +345,8 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
     newest.kv_cache_stats = kv_cache
     newest.speculation_stats = SpeculationStats(9, 4, DraftEngineStats(mem_usage=77, error="failed"))
     made.steps = [newest]
+    queue = AdmissionQueue(TenantRules(), room=1, max_waiting=1, now=0.0)
+    made.executor.gate = SimpleNamespace(queue=queue)
     made.named, made.cached = ["sql"], [LoraCacheEntry(task_id=0)]
     made.metrics.count_request("openai", "ok")
     there = {re.sub(r"\{.*", "", name) for name in made.samples()}
