@@ -312,7 +312,7 @@ class ServedAdapters:
         gate = self._executor.gate
         if gate is None:
             return await submit()
-        admitted = await gate.enter(request, name)
+        admitted = await gate.enter(request, None if name is None else without_versions(name))
         try:
             generation = await submit()
         except BaseException:

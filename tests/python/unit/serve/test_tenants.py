@@ -188,6 +188,25 @@ def test_a_gate_admits_counts_and_reloads(file: Path, caplog: pytest.LogCaptureF
     run(body)
 
 
+def test_all_versions_of_an_adapter_belong_to_its_tenant(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text(json.dumps({"tenants": {"lab": {"adapters": ["poet"]}}}))
+
+    async def body() -> None:
+        executor: Any = Executor()
+        executor.gate = TenantGate(file, ServerOptions(), room=8)
+        adapters = ServedAdapters(executor, (), frozenset())
+
+        async def submit(request: Request, name: str | None) -> Any:
+            return executor.submit(request)
+
+        monkeypatch.setattr(adapters, "_submit", submit)
+        for name in ("poet", f"poet@{'0' * 64}", "clerk"):
+            await adapters.submit(Request([1, 2], 8), name)
+        assert samples_of(executor.gate)["requests_admitted_total", "lab"] == 2
+
+    run(body)
+
+
 def test_a_request_that_fails_or_leaves_gives_its_place_back(file: Path) -> None:
     file.write_text('{"tenants": {}, "others": {"max_requests": 2}}')
 
