@@ -21,6 +21,14 @@ class AdapterFacts:
     """adapter_digest() of the files: identifies this version of the adapter."""
     num_bytes: int = 0
     """Size of the files; 0 as long as the digest is not known."""
+    source: str = ""
+    """Name, path or origin that the adapter was loaded from; empty: its directory."""
+    kind: str | None = None
+    """"lora", "dora" or "virtual_tokens"."""
+    max_rank: int | None = None
+    """Maximum rank of its modules; 0 for virtual tokens."""
+    last_used: float | None = None
+    """Time of the newest request, in seconds since the epoch; None: there was none."""
     terms: AdapterTerms | None = None
     invocation_tokens: tuple[int, ...] | None = None
     num_virtual_tokens: int | None = None

@@ -14,10 +14,10 @@ from typing import Final
 
 from .._core import AdapterError, AdaptrtError, LoraConfig, PromptTuningConfig
 from ..formats.adapter.adapter_copy import adapter_files
-from ..formats.adapter.convert import ConvertedAdapter
+from ..formats.adapter.convert import MAGNITUDE, ConvertedAdapter
 from ..formats.adapter.invocation import find_start, invocation_tokens
 from ..formats.adapter.one_version import one_version
-from ..formats.adapter.terms import AdapterTerms, may_have_terms
+from ..formats.adapter.terms import AdapterTerms, max_rank_of, may_have_terms
 from ..formats.sources import Source
 from ..formats.sources.base_model import warn_of_other_base
 from ..formats.sources.lease import Lease
@@ -133,6 +133,11 @@ class AdapterStore:
         if any(version is None for version, _ in terms):
             return None
         return "+".join(f"{version}:{weight!r}" for version, weight in terms)
+
+    def mark_used(self, name: str) -> None:
+        """Notes that a request uses the adapter, version or sum. Raises AdapterError for an unknown name."""
+        for adapter in self.find(name).adapters:
+            adapter.facts.last_used = time.time()
 
     def hold(self, name: str) -> tuple[VersionHold, ...]:
         """Keeps the versions that `name` stands for from ending as long as the result exists."""
@@ -278,6 +283,8 @@ class AdapterStore:
         converted = adapter_of_directory(adapter.directory, self._engine)
         adapter.facts.invocation_tokens = converted.invocation_tokens
         adapter.facts.terms = converted.terms
+        adapter.facts.kind = "dora" if (converted.config[0, :, 3] & MAGNITUDE).any() else "lora"
+        adapter.facts.max_rank = max_rank_of(converted.config[0])
         return converted
 
     def num_virtual_tokens(self, name: str) -> int:
@@ -312,6 +319,7 @@ class AdapterStore:
         adapter.facts.num_virtual_tokens = 0 if prompt is None else num_virtual_tokens(prompt)
         if prompt is not None:
             adapter.facts.invocation_tokens = ()
+            adapter.facts.kind, adapter.facts.max_rank = "virtual_tokens", 0
             with self._changed:
                 self._prompts[adapter] = prompt
                 if len(self._prompts) > _MAX_PROMPTS:
@@ -362,6 +370,7 @@ class AdapterStore:
             with contextlib.suppress(AdaptrtError):  # no request can ask for a version that cannot be read
                 self._read_digest(known)
         lease = directory.lease if isinstance(directory, Source) else None
+        source = directory.given if isinstance(directory, Source) else str(directory)
         directory = Path(directory).absolute()  # the process may change its working directory later
         if not directory.is_dir():
             raise AdapterError(
@@ -372,6 +381,7 @@ class AdapterStore:
             warn_of_other_base(name, directory, self._engine.config.source)
             adapter = NamedAdapter(name, self._new_task_id(), directory, checksum, int(time.time()), lease=lease)
             read_digest(adapter)
+            adapter.facts.source = source
             adapter = with_fields(adapter, task_id=self._task_id_of_content(adapter))
             if self._read_prompt(adapter) is not None:
                 self._classifiers.is_classifier(adapter)

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 from safetensors.numpy import save_file as save_numpy
@@ -27,6 +27,7 @@ from ..formats.sources.lease import Lease
 
 _MEMORY: Final = Path("/dev/shm")
 """Linux's directory of files in memory."""
+_PIECE_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class MemoryAdapters:
         source: a PeftModel, whose active adapter is written as save_pretrained() does it; LoraTensors; or their
             tensors, with their `config`.
         """
-        directory = self._new_directory()
+        directory = self.new_directory()
         try:
             if is_peft_model(source):
                 if config is not None:
@@ -87,7 +88,24 @@ class MemoryAdapters:
         """Returns a directory of write() as a source. The directory is deleted when no request can ask for the adapter
         any more.
         """
-        return Source(str(directory), directory, lease=DirectoryLease(self, directory))
+        return Source("memory", directory, lease=DirectoryLease(self, directory))
+
+    def source_of_files(self, directory: Path, files: Mapping[str, IO[bytes] | bytes], given: str) -> Source:
+        """Writes files to a directory of new_directory(), and returns it like source(). given: the source's name.
+
+        Raises OSError if there is no room; the directory is deleted then.
+        """
+        try:
+            for name, content in files.items():
+                with (directory / name).open("xb") as written:
+                    if isinstance(content, bytes):
+                        written.write(content)
+                    else:
+                        shutil.copyfileobj(content, written, _PIECE_BYTES)
+        except BaseException:
+            self.remove(directory)
+            raise
+        return Source(given, directory, lease=DirectoryLease(self, directory))
 
     def remove(self, directory: Path) -> None:
         """Deletes a directory of write(). Does nothing for another directory."""
@@ -102,7 +120,8 @@ class MemoryAdapters:
                 self._delete()
                 self._root = None
 
-    def _new_directory(self) -> Path:
+    def new_directory(self) -> Path:
+        """Creates an empty directory."""
         with self._lock:
             if self._root is None:
                 in_memory = _MEMORY if _MEMORY.is_dir() else None

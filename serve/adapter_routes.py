@@ -12,15 +12,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from ..common.shown_value import shown
+from .adapter_list import LIST_PATH, AdaptersQuery, adapter_list
 from .errors import FORBIDDEN, INVALID_USER_INPUT, ApiError
-from .http import read_json, unless_disconnected
+from .http import read_json, read_query, unless_disconnected
 from .service import Service
+from .uploaded_adapters import UploadStore
 
 LOAD_PATH: Final = "/v1/load_lora_adapter"
 UNLOAD_PATH: Final = "/v1/unload_lora_adapter"
 SGLANG_LOAD_PATH: Final = "/load_lora_adapter"
 SGLANG_UNLOAD_PATH: Final = "/unload_lora_adapter"
-ADAPTER_PATHS: Final = frozenset({LOAD_PATH, UNLOAD_PATH, SGLANG_LOAD_PATH, SGLANG_UNLOAD_PATH})
+UPLOAD_PATH: Final = "/v1/upload_lora_adapter"
+ADAPTER_PATHS: Final = frozenset({LOAD_PATH, UNLOAD_PATH, UPLOAD_PATH, SGLANG_LOAD_PATH, SGLANG_UNLOAD_PATH})
 """Paths of all routes that load or unload adapters."""
 
 
@@ -60,13 +63,28 @@ class SglangUnload(_Fields):
 
 
 def routes(service: Service) -> APIRouter:
-    """Makes the routes at ADAPTER_PATHS. They answer 403 unless the server was started with --enable-lora-loading."""
+    """Makes the routes at ADAPTER_PATHS, and the list of adapters.
+
+    The former answer 403 unless the server was started with --enable-lora-loading; uploads need --enable-lora-upload.
+    """
     router = APIRouter()
     limits = service.options.limits
+    uploads = UploadStore(limits)
+
+    @router.get(LIST_PATH)
+    async def listed(request: Request) -> Response:
+        return JSONResponse(adapter_list(service, read_query(request, AdaptersQuery)))
+
+    @router.post(UPLOAD_PATH)
+    async def upload(request: Request) -> Response:
+        _check_enabled(is_enabled=service.options.enable_lora_upload, flag="enable-lora-upload")
+        sent = await uploads.read(request, service.executor.work)
+        version = await service.adapters.load_sent(sent)
+        return JSONResponse({"id": version, "object": "adapter", "name": sent.name})
 
     @router.post(LOAD_PATH)
     async def load(request: Request) -> Response:
-        _check_enabled(service)
+        _check_enabled(is_enabled=service.options.enable_lora_loading)
         body = await read_json(request, LoadLoraAdapter, limits, service.executor.work)
         if not body.lora_name or not body.lora_path:
             raise ApiError("Both 'lora_name' and 'lora_path' must be provided.", kind=INVALID_USER_INPUT)
@@ -83,7 +101,7 @@ def routes(service: Service) -> APIRouter:
 
     @router.post(UNLOAD_PATH)
     async def unload(request: Request) -> Response:
-        _check_enabled(service)
+        _check_enabled(is_enabled=service.options.enable_lora_loading or service.options.enable_lora_upload)
         body = await read_json(request, UnloadLoraAdapter, limits, service.executor.work)
         if not body.lora_name:
             raise ApiError("'lora_name' needs to be provided to unload a LoRA adapter.", kind=INVALID_USER_INPUT)
@@ -92,7 +110,7 @@ def routes(service: Service) -> APIRouter:
 
     @router.post(SGLANG_LOAD_PATH)
     async def sglang_load(request: Request) -> Response:
-        _check_enabled(service)
+        _check_enabled(is_enabled=service.options.enable_lora_loading)
         body = await read_json(request, SglangLoad, limits, service.executor.work)
 
         async def resolve_and_load() -> None:
@@ -104,17 +122,17 @@ def routes(service: Service) -> APIRouter:
 
     @router.post(SGLANG_UNLOAD_PATH)
     async def sglang_unload(request: Request) -> Response:
-        _check_enabled(service)
+        _check_enabled(is_enabled=service.options.enable_lora_loading or service.options.enable_lora_upload)
         body = await read_json(request, SglangUnload, limits, service.executor.work)
         return await _sglang_answer(service, service.adapters.unload(body.lora_name))
 
     return router
 
 
-def _check_enabled(service: Service) -> None:
-    if not service.options.enable_lora_loading:
+def _check_enabled(*, is_enabled: bool, flag: str = "enable-lora-loading") -> None:
+    if not is_enabled:
         raise ApiError(
-            "adapters are not loaded or unloaded at run time: the server was started without --enable-lora-loading",
+            f"adapters are not loaded or unloaded in this way: the server was started without --{flag}",
             status=HTTPStatus.FORBIDDEN,
             kind=FORBIDDEN,
         )

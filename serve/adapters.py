@@ -17,7 +17,7 @@ from ..formats.sources.grammar import remote_name
 from ..formats.sources.sum_of_names import parse_sum
 from ..runtime.adapter_facts import ReadyAdapter
 from ..runtime.adapter_versions import parse_version, without_versions
-from ..runtime.named_adapter import UnknownAdapterError
+from ..runtime.named_adapter import NamedAdapter, UnknownAdapterError
 from ..runtime.prompt_tuning import behind_virtual_tokens
 from .adapter_names import name_problem
 from .adapter_roots import AdapterRoots, RootNames, is_path_of_name
@@ -26,6 +26,7 @@ from .errors import INVALID_USER_INPUT, ApiError
 from .options import ServerOptions
 from .records import current_request
 from .remote_adapters import RemoteAdapters
+from .uploaded_adapters import Upload
 from .work import WorkKind
 
 LISTED_SECONDS: Final = 5.0
@@ -84,6 +85,15 @@ class ServedAdapters:
     def list(self) -> list[ServedAdapter]:
         """Returns the known adapters in the order in which they were added."""
         return [ServedAdapter(one.name, one.task_id, one.directory, one.created) for one in self._store.list()]
+
+    def list_versions(self) -> tuple[tuple[NamedAdapter, bool], ...]:
+        """Returns the current version of each adapter with True, and its old ones with False."""
+        old = self._store.list_old()
+        rows = []
+        for one in self._store.list():
+            rows.append((one, True))
+            rows += [(version, False) for version in reversed(old) if version.name == one.name]
+        return tuple(rows)
 
     def knows(self, name: str) -> bool:
         """True if list() has an adapter of this name."""
@@ -236,6 +246,19 @@ class ServedAdapters:
         if pinned:
             await self.pin(name)
 
+    async def load_sent(self, upload: Upload) -> str:
+        """Adds an adapter that a client has sent. Returns NAME@DIGEST. Raises ApiError."""
+        try:
+            self._check_load(upload.name, replace=upload.load_inplace)
+            await self._add(upload.name, upload.source, replace=upload.load_inplace)
+        except BaseException:
+            if upload.source.lease is not None:
+                upload.source.lease.release()
+            raise
+        if upload.pinned:
+            await self.pin(upload.name)
+        return self._store.version_name(upload.name) or upload.name
+
     def _check_load(self, name: str, *, replace: bool) -> None:
         """Raises ApiError if load() would refuse the name."""
         _check_name(name, self._reserved)
@@ -327,6 +350,7 @@ class ServedAdapters:
         if name is None:
             return self._executor.submit(request)
         shown = without_versions(name)
+        self._store.mark_used(name)
         for _ in range(TRIES):
             ready = await self.ready(name)
             # No await between here and submit(): the name must keep its meaning.

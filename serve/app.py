@@ -29,7 +29,7 @@ from . import (
 )
 from .batches import Batches
 from .errors import BAD_REQUEST, INTERNAL, NOT_FOUND, ApiError
-from .http import CLIENT_CLOSED_REQUEST, data_frame, error_response, health_response, json_line
+from .http import CLIENT_CLOSED_REQUEST, UPLOAD_TYPE, data_frame, error_response, health_response, json_line
 from .key_guard import KeyGuard
 from .openai_answers import DONE
 from .origin_guard import OriginGuard, OriginPolicy
@@ -46,6 +46,9 @@ OPEN_PATHS: Final = frozenset(
 """Paths that need no key: health, pages, the schema, and metrics. Metrics show no more than names of adapters that are
 in use or cached, which --max-named-adapters 0 hides.
 """
+
+ADMIN_PATHS: Final = adapter_routes.ADAPTER_PATHS | {prefix_cache_routes.RESET_PATH}
+"""Paths that change what all clients use. They need an admin key if there are some."""
 
 
 def make_app(service: Service, batches: Batches | None = None) -> FastAPI:
@@ -71,12 +74,19 @@ def make_app(service: Service, batches: Batches | None = None) -> FastAPI:
         OriginGuard,
         policy=OriginPolicy(service.options.host, service.options.allowed_hosts),
         # Browsers send forms to other sites without asking, so uploads are guarded as well.
-        guarded_paths=adapter_routes.ADAPTER_PATHS | {batch_routes.FILES_PATH, prefix_cache_routes.RESET_PATH},
+        guarded_paths=ADMIN_PATHS | {batch_routes.FILES_PATH},
         other_type=other_type,
         respond=respond,
     )
-    if service.options.api_keys:
-        app.add_middleware(KeyGuard, keys=service.options.api_keys, open_paths=OPEN_PATHS, respond=respond)
+    if service.options.api_keys or service.options.admin_api_keys:
+        app.add_middleware(
+            KeyGuard,
+            keys=service.options.api_keys,
+            open_paths=OPEN_PATHS,
+            respond=respond,
+            admin_keys=service.options.admin_api_keys,
+            admin_paths=ADMIN_PATHS,
+        )
     if service.options.allowed_origins:
         # Preflight requests have no key.
         app.add_middleware(
@@ -95,8 +105,8 @@ def make_app(service: Service, batches: Batches | None = None) -> FastAPI:
 
 def other_type(path: str) -> str | None:
     """Returns the type of bodies that a path accepts in addition to JSON."""
-    if path == batch_routes.FILES_PATH:
-        return batch_routes.UPLOAD_TYPE
+    if path in (batch_routes.FILES_PATH, adapter_routes.UPLOAD_PATH):
+        return UPLOAD_TYPE
     return triton_routes.other_type(path)
 
 

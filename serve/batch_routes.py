@@ -11,20 +11,17 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
-from starlette.types import Message
 
 from .batch_store import FileInfo, page_of
 from .batches import Batches
 from .errors import TOO_LARGE, ApiError
-from .http import read_json, read_query
+from .http import limited_form, read_json, read_query
 from .openai_fields import Fields, Metadata
 from .options import ServerLimits
 from .work import Work
 
 FILES_PATH: Final = "/v1/files"
 BATCHES_PATH: Final = "/v1/batches"
-UPLOAD_TYPE: Final = "multipart/form-data"
-"""Content-Type of uploads."""
 MAX_FIELD_BYTES: Final = 1 << 12
 """Maximum size of a field of an upload that is not the file."""
 LONGEST_FILENAME: Final = 256
@@ -133,24 +130,8 @@ def routes(batches: Batches, limits: ServerLimits, work: Work) -> APIRouter:
 
 async def _upload(request: Request, batches: Batches, max_bytes: int) -> FileInfo:
     """Reads and stores the file of a form. Raises ApiError for a form that has anything else, or that is too large."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != UPLOAD_TYPE:
-        raise ApiError(
-            f"Content-Type is '{kind[:100]}'; expected {UPLOAD_TYPE} with file and purpose",
-            status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-        )
-    num_received = 0
-
-    async def receive() -> Message:
-        nonlocal num_received
-        message = await request.receive()
-        num_received += len(message.get("body", b""))
-        if num_received > max_bytes + OVERHEAD_BYTES:
-            raise _too_large(max_bytes)
-        return message
-
-    limited = Request(request.scope, receive)
-    async with limited.form(max_files=1, max_fields=8, max_part_size=MAX_FIELD_BYTES) as form:
+    form_of = limited_form(request, max_bytes + OVERHEAD_BYTES, "file and purpose", lambda: _too_large(max_bytes))
+    async with form_of(max_files=1, max_fields=8, max_part_size=MAX_FIELD_BYTES) as form:
         unknown = [name for name in form if name not in ("file", "purpose")]
         if unknown:
             raise ApiError(f"{unknown[0][:64]}: is not known here", param=unknown[0][:64])

@@ -51,6 +51,7 @@ from .tools.forms import ALIASES, AUTO, FORMS, NONE, REASONING_ALIASES, REASONIN
 from .vllm_flags import add_vllm_flags
 
 API_KEY_VARIABLE: Final = "ADAPTRT_API_KEY"
+ADMIN_API_KEY_VARIABLE: Final = "ADAPTRT_ADMIN_API_KEY"
 _ROOTS: Final = "a directory, s3://BUCKET/PREFIX, or hf://ORGANISATION/NAME[@REVISION][/FOLDER]"
 MAX_TEMPLATE_FILE_BYTES: Final = 1 << 22
 """Maximum size of the file of --chat_template."""
@@ -70,6 +71,8 @@ WORK_LIMITS: Final = (
     "download_threads",
     "max_download_bytes",
     "download_cache_bytes",
+    "max_adapter_upload_bytes",
+    "max_uploaded_bytes",
     "max_old_versions",
     "max_old_version_bytes",
     "file_threads",
@@ -101,6 +104,11 @@ def _add_server(group: Any) -> None:
     group.add_argument(
         "--api_key", nargs="+", default=[], metavar="KEY",
         help=f"keys, one of which clients must send; ${API_KEY_VARIABLE} may hold one too, hidden from other users",
+    )  # fmt: skip
+    group.add_argument(
+        "--admin_api_key", nargs="+", default=[], metavar="KEY",
+        help="keys, one of which clients must send to load and unload adapters and to reset the prefix cache; "
+        f"${ADMIN_API_KEY_VARIABLE} may hold one too (default: the keys of api_key)",
     )  # fmt: skip
     group.add_argument(
         "--allowed_hosts", type=allowed_host, nargs="+", default=[], metavar="NAME",
@@ -185,6 +193,9 @@ def _add_adapters(group: Any) -> None:
         "--enable_lora_loading", action="store_true",
         help="allow clients to load adapters from the roots and allowed_adapter_sources, and to unload adapters",
     )  # fmt: skip
+    group.add_argument(
+        "--enable_lora_upload", action="store_true", help="allow clients to send adapters as files, and to unload them"
+    )
 
 
 def _add_embeddings(group: Any) -> None:
@@ -316,6 +327,8 @@ def _add_limits(group: Any) -> None:
             integer(1),
             "maximum size of the cache of downloads; the least recently used ones are deleted",
         ),
+        ("max_adapter_upload_bytes", integer(1), "maximum size of an adapter that a client sends"),
+        ("max_uploaded_bytes", integer(1), "maximum size of all adapters that clients have sent"),
         (
             "max_old_versions",
             integer(0),
@@ -394,6 +407,7 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         if getattr(args, name) is not None and args.draft_model is None:
             problems.append(f"{name} is {getattr(args, name)} without draft_model; accepted: both, or neither")
     problems += ["api_key is empty; expected a key" for key in args.api_key if not key]
+    problems += ["admin_api_key is empty; expected a key" for key in args.admin_api_key if not key]
     if args.tenants is not None:
         try:
             read_tenants(args.tenants, keys_of(args))
@@ -410,12 +424,14 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         port=args.port,
         served_model_name=names,
         api_keys=keys_of(args),
+        admin_api_keys=admin_keys_of(args),
         allowed_hosts=tuple(args.allowed_hosts),
         allowed_origins=tuple(dict.fromkeys(origin for origins in args.allowed_origins for origin in origins)),
         disable_fastapi_docs=args.disable_fastapi_docs,
         adapter_roots=roots,
         allowed_adapter_sources=allowed,
         enable_lora_loading=args.enable_lora_loading,
+        enable_lora_upload=args.enable_lora_upload,
         lora_modules=modules,
         chat_template=chat_template,
         trust_request_chat_template=args.trust_request_chat_template,
@@ -524,10 +540,19 @@ def keys_of(args: argparse.Namespace) -> tuple[str, ...]:
 
     Raises ConfigError for a variable that is set and empty, which would leave the server open.
     """
-    variable = os.environ.get(API_KEY_VARIABLE)
-    if variable == "":
-        raise ConfigError(f"{API_KEY_VARIABLE} is empty; expected a key, or a variable that is not set")
-    return (*args.api_key, *([] if variable is None else [variable]))
+    return (*args.api_key, *_key_in(API_KEY_VARIABLE))
+
+
+def admin_keys_of(args: argparse.Namespace) -> tuple[str, ...]:
+    """Returns the admin keys in the same way; (): other keys suffice everywhere."""
+    return (*args.admin_api_key, *_key_in(ADMIN_API_KEY_VARIABLE))
+
+
+def _key_in(variable: str) -> tuple[str, ...]:
+    key = os.environ.get(variable)
+    if key == "":
+        raise ConfigError(f"{variable} is empty; expected a key, or a variable that is not set")
+    return () if key is None else (key,)
 
 
 def model_names_of(args: argparse.Namespace) -> tuple[str, ...]:

@@ -12,9 +12,10 @@ from http import HTTPStatus
 from typing import Any, Final, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from starlette.datastructures import FormData
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from .errors import TOO_LARGE, ApiError
 from .options import ServerLimits
@@ -29,6 +30,8 @@ PROBLEMS_SHOWN: Final = 10
 """Maximum number of a body's errors that an answer lists."""
 LONGEST_PLACE: Final = 100
 """Maximum number of characters of a field's name in an error; clients may choose the name."""
+UPLOAD_TYPE: Final = "multipart/form-data"
+"""Content-Type of uploads."""
 CLIENT_CLOSED_REQUEST: Final = 499
 """nginx's status code for a client that closed the connection before the answer."""
 _UNKNOWN: Final = "is not known here"
@@ -61,6 +64,32 @@ async def read_body(request: Request, limits: ServerLimits, *, is_json: bool = F
         if len(body) > max_bytes:
             _refuse_size("body", max_bytes)
     return bytes(body)
+
+
+def limited_form(
+    request: Request, max_bytes: int, parts: str, too_large: Callable[[], ApiError]
+) -> Callable[..., AbstractAsyncContextManager[FormData]]:
+    """Returns Request.form of an upload, which raises too_large() for a body of more than `max_bytes`.
+
+    parts: names the expected parts in errors. Raises ApiError for another Content-Type.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != UPLOAD_TYPE:
+        raise ApiError(
+            f"Content-Type is '{kind[:100]}'; expected {UPLOAD_TYPE} with {parts}",
+            status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        )
+    num_received = 0
+
+    async def receive() -> Message:
+        nonlocal num_received
+        message = await request.receive()
+        num_received += len(message.get("body", b""))
+        if num_received > max_bytes:
+            raise too_large()
+        return message
+
+    return Request(request.scope, receive).form
 
 
 async def read_json(

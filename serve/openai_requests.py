@@ -81,7 +81,9 @@ async def _adapter_of_lora_request(service: Service, asked: LoraRequest) -> str 
     """
     name, path = asked.lora_name, asked.lora_path
     if not await service.adapters.find(name):
-        if not path or not service.options.enable_lora_loading:
+        record = current_request.get()
+        may_load = service.options.enable_lora_loading and (record is None or record.may_change_adapters)
+        if not path or not may_load:
             raise ApiError.not_found(f"The adapter '{name}' does not exist.", param="lora_request.lora_name")
         await service.adapters.load(name, await service.adapters.resolve(name, path, replace=False))
     elif path and not service.adapters.is_from(name, path):

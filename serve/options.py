@@ -95,6 +95,10 @@ class ServerLimits:
     """Size of an adapter that a request has downloaded."""
     download_cache_bytes: int = 32 << 30
     """Size of the cache of downloads, which requests fill."""
+    max_adapter_upload_bytes: int = 1 << 30
+    """Size of an adapter that a client sends."""
+    max_uploaded_bytes: int = 4 << 30
+    """Size of all adapters that clients have sent, which are kept in memory where the system has a place for it."""
     max_old_versions: int = VersionLimits.max_versions
     """Number of replaced versions of adapters that requests can still ask for."""
     max_old_version_bytes: int = VersionLimits.max_bytes
@@ -134,6 +138,8 @@ class ServerOptions:
     """Names of the base model; (): the name of its directory."""
     api_keys: tuple[str, ...] = ()
     """Keys that clients must send one of; (): no key is needed."""
+    admin_api_keys: tuple[str, ...] = ()
+    """Keys without which no client changes adapters; (): api_keys suffice."""
     allowed_hosts: tuple[Place, ...] = ()
     """Names under which browsers may reach the server to load adapters, for example a reverse proxy's."""
     allowed_origins: tuple[str, ...] = ()
@@ -145,6 +151,8 @@ class ServerOptions:
     allowed_adapter_sources: AllowedSources = field(default_factory=AllowedSources)
     """Sources that clients may load adapters from, in addition to the roots."""
     enable_lora_loading: bool = False
+    enable_lora_upload: bool = False
+    """True: clients may send adapters, and unload adapters."""
     lora_modules: tuple[tuple[str, Path | Source], ...] = ()
     """Adapters that are added at the start: name and directory, which may lie anywhere."""
     chat_template: str | None = None

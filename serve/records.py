@@ -73,6 +73,8 @@ class RequestRecord:
     is_complete: bool = False
     """True if the whole answer has been sent."""
     generations: list[GenerationRecord] = field(default_factory=list)
+    may_change_adapters: bool = True
+    """False: the request's key is not an admin key, and there are some."""
     versions: list[VersionHold] = field(default_factory=list)
     """Keeps the adapters' versions that answer the request."""
 

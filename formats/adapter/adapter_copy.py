@@ -13,7 +13,9 @@ from ..._core import AdapterError
 from ...common.file_digest import Digest, add_file
 from ..template_files import TEMPLATE_FILE, additional_templates
 from .classifier_head import MODEL_CONFIG_FILE
+from .new_embeddings import SAFETENSORS as EMBEDDINGS_FILE
 from .one_version import config_and_weights, initial_files, one_version
+from .recognise import CONFIG_FILE, SAFETENSORS_FILE
 
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
@@ -30,6 +32,9 @@ _OTHER_FILES: Final = (
     TOKENIZER_FILE,
     MODEL_CONFIG_FILE,
 )
+
+SENT_FILES: Final = (CONFIG_FILE, SAFETENSORS_FILE, EMBEDDINGS_FILE, *_OTHER_FILES)
+"""Names of the files that a client may send as an adapter."""
 
 
 def copy_adapter(source: Path, destination: Path) -> str:

@@ -46,6 +46,12 @@ def terms_of(config: npt.NDArray[np.int32]) -> AdapterTerms:
     )
 
 
+def max_rank_of(config: npt.NDArray[np.int32]) -> int:
+    """Returns the maximum rank of rows [rows, 4]; 0: all rows are settings."""
+    settings = {MODULES[name].id for name in (NEW_TOKENS, ABSENT_TOKENS, ROTARY_SCALING)}
+    return max((int(row[2]) for row in config if int(row[0]) not in settings), default=0)
+
+
 def settings_of(terms: AdapterTerms) -> dict[str, int]:
     """Returns the number of each setting that differs from the default, by the name of its module."""
     found = {}

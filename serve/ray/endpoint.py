@@ -17,17 +17,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..._core import ConfigError, ExecutorClosedError
-from ..adapter_routes import ADAPTER_PATHS
-from ..app import OPEN_PATHS, last_frames, other_type, respond
+from ..app import ADMIN_PATHS, OPEN_PATHS, last_frames, other_type, respond
 from ..batch_routes import FILES_PATH, is_batch_path
 from ..batches import Batches
-from ..command import keys_of, limits_of, model_names_of
+from ..command import admin_keys_of, keys_of, limits_of, model_names_of
 from ..errors import INTERNAL, NOT_FOUND, OVERLOADED, UNAVAILABLE, ApiError, retry_headers
 from ..http import LONG_BODY, STREAM_TYPES, disconnected, end_task, read_body, unless_disconnected
 from ..key_guard import KeyGuard
 from ..options import ServerLimits
 from ..origin_guard import OriginGuard, OriginPolicy
-from ..prefix_cache_routes import RESET_PATH
 from ..records import RequestRecord, client_of, current_request
 from ..work import Work, WorkKind
 from .affinity import adapter_named, group_of, home_named
@@ -80,12 +78,13 @@ class Endpoint:
         self._app = OriginGuard(
             self._app,
             OriginPolicy("", args.allowed_hosts),
-            ADAPTER_PATHS | {FILES_PATH, RESET_PATH},
+            ADMIN_PATHS | {FILES_PATH},
             other_type,
             respond,
         )
-        if keys:
-            self._app = KeyGuard(self._app, keys=keys, open_paths=OPEN_PATHS, respond=respond)
+        admin_keys = admin_keys_of(args)
+        if keys or admin_keys:
+            self._app = KeyGuard(self._app, keys, OPEN_PATHS, respond, admin_keys, ADMIN_PATHS)
         self._app = BelowPrefix(Recorded(self._app))
 
     def __serve_build_asgi_app__(self) -> ASGIApp:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,7 @@ from ..adapters import ServedAdapters, unknown_adapter
 from ..async_executor import AsyncExecutor, Generation
 from ..errors import ApiError
 from ..remote_adapters import RemoteAdapters
+from ..uploaded_adapters import Upload
 from ..work import WorkKind
 from .adapter_changes import AdapterChange, ChangeLog, Outcome, Refusal
 
@@ -61,6 +63,15 @@ class SharedAdapters(ServedAdapters):
         """Like ServedAdapters.load, at all replicas."""
         directory = await self.directory_to_load(name, path, replace=replace)
         await self._change(AdapterChange(name, str(directory), replace, pinned, is_initial=name in self._initial))
+
+    async def load_sent(self, upload: Upload) -> str:
+        """Refuses adapters that clients send: the other replicas would not have their files."""
+        if upload.source.lease is not None:
+            upload.source.lease.release()
+        raise ApiError(
+            "replicas read adapters from directories that they share; expected /v1/load_lora_adapter with lora_path",
+            status=HTTPStatus.NOT_IMPLEMENTED,
+        )
 
     async def unload(self, name: str) -> None:
         """Like ServedAdapters.unload, at all replicas. At least one of them must know the adapter."""
