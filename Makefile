@@ -14,7 +14,7 @@ CPP_FILES = $$(git ls-files 'cpp/*.h' 'cpp/*.cpp' 'cpp/*.inl' 'cpp/*.cu' 'tests/
 
 PYTEST = cd tests && ../$(VENV)/bin/python -m pytest -c ../pyproject.toml --rootdir ..
 
-.PHONY: demo install wheel docs test test-clients nightly lint format sanitize sanitize-all bench clean
+.PHONY: demo install wheel docs test test-clients nightly lint format sanitize sanitize-inputs sanitize-all bench clean
 
 demo: $(VENV)/.installed  ## Build everything, then serve one mixed batch of adapters
 	$(VENV)/bin/python -m adaptrt.tools.demo
@@ -69,7 +69,11 @@ format: $(VENV)/.installed-dev  ## Rewrite sources in the house style
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/clang-format -i $(CPP_FILES)
 
-sanitize: $(VENV)/.installed-with-tests  ## C++ tests under ASan+UBSan and under TSan: what CI runs of them
+sanitize-inputs: $(VENV)/.installed-with-tests  ## What CI runs under ASan+UBSan: rooms that read what users send
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" && cmake --preset asan-ubsan -D ADAPTRT_SANITIZE_ALL=OFF && \
+	  cmake --build --preset asan-ubsan-inputs && ctest --preset asan-ubsan-inputs
+
+sanitize: $(VENV)/.installed-with-tests  ## C++ tests under ASan+UBSan and under TSan, without cases that repeat others
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" && for preset in asan-ubsan tsan; do \
 	  cmake --preset $$preset -D ADAPTRT_SANITIZE_ALL=OFF && cmake --build --preset $$preset && \
 	  ctest --preset $$preset || exit 1; done

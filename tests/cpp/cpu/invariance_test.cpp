@@ -32,7 +32,8 @@ BOOST_AUTO_TEST_SUITE(invariance)
 
 BOOST_DATA_TEST_CASE(any_crowd_gives_the_bits_of_a_request_alone, kernel_tables() * data::make({0, 1, 2}),
                      kernels, dtype_index) {
-  check_invariance({.dtype = kDTypes[dtype_index], .biases = true, .max_num_tokens = 400}, kernels);
+  check_invariance({.dtype = kDTypes[dtype_index], .biases = true, .max_num_tokens = 400}, kernels,
+                   crowds::kMoreThreadCounts);
 }
 
 BOOST_DATA_TEST_CASE(with_quantized_weights,

@@ -15,18 +15,10 @@
 #include "attention_step.h"
 #include "cuda/kernels/attention/decode.h"
 #include "cuda/kernels/attention/softmax.h"
+#include "print_dtype.h"
 #include "support/sanitized.h"
 
-namespace adaptrt {
-
-/// Prints names of test cases.
-static std::ostream& operator<<(std::ostream& out, DType dtype) {
-  return out << name_of(dtype);
-}
-
-}  // namespace adaptrt
-
-namespace adaptrt::cuda {
+namespace adaptrt::cuda::attention_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -402,4 +394,4 @@ BOOST_AUTO_TEST_CASE(divisors_divide) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::cuda
+}  // namespace adaptrt::cuda::attention_test

@@ -7,7 +7,7 @@
 
 #include "cuda/kernels/launch.h"
 
-namespace adaptrt::cuda {
+namespace adaptrt::cuda::emulation_test {
 namespace {
 
 using emulation::EmulationError;
@@ -286,4 +286,4 @@ BOOST_AUTO_TEST_CASE(launch_runs_a_kernel) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::cuda
+}  // namespace adaptrt::cuda::emulation_test

@@ -11,10 +11,9 @@
 #include "adaptrt/lora/modules.h"
 #include "cuda/kernels/lora/step.h"
 #include "lora_case.h"
+#include "print_dtype.h"
 
-BOOST_TEST_DONT_PRINT_LOG_VALUE(adaptrt::DType)
-
-namespace adaptrt::cuda {
+namespace adaptrt::cuda::lora_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -217,4 +216,4 @@ BOOST_AUTO_TEST_CASE(the_table_is_as_wide_as_there_are_modules) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::cuda
+}  // namespace adaptrt::cuda::lora_test

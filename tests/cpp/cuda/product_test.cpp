@@ -12,11 +12,10 @@
 #include "adaptrt/cuda/product_kernel.h"
 #include "cuda/kernels/product/tiles.h"
 #include "lora_case.h"
+#include "print_dtype.h"
 #include "rows_case.h"
 
-BOOST_TEST_DONT_PRINT_LOG_VALUE(adaptrt::DType)
-
-namespace adaptrt::cuda {
+namespace adaptrt::cuda::product_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -212,4 +211,4 @@ BOOST_AUTO_TEST_CASE(every_tile_is_chosen_and_holds_few_tokens) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::cuda
+}  // namespace adaptrt::cuda::product_test

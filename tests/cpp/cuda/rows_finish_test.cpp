@@ -6,12 +6,12 @@
 #include <cstdint>
 
 #include "adaptrt/cuda/row_kernels.h"
+#include "print_dtype.h"
 #include "rows_case.h"
 
-BOOST_TEST_DONT_PRINT_LOG_VALUE(adaptrt::DType)
 BOOST_TEST_DONT_PRINT_LOG_VALUE(adaptrt::LinearEpilogue)
 
-namespace adaptrt::cuda {
+namespace adaptrt::cuda::rows_finish_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -174,4 +174,4 @@ BOOST_DATA_TEST_CASE(finished_outputs_match_float64, data::make(kRowTypes) * dat
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::cuda
+}  // namespace adaptrt::cuda::rows_finish_test

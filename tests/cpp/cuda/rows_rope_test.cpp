@@ -11,7 +11,7 @@
 
 BOOST_TEST_DONT_PRINT_LOG_VALUE(adaptrt::RopeKind)
 
-namespace adaptrt::cuda {
+namespace adaptrt::cuda::rows_rope_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -192,4 +192,4 @@ BOOST_AUTO_TEST_CASE(rotary_angles_are_accurate_in_every_quarter) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::cuda
+}  // namespace adaptrt::cuda::rows_rope_test

@@ -10,11 +10,10 @@
 
 #include "adaptrt/core/error.h"
 #include "adaptrt/cuda/row_kernels.h"
+#include "print_dtype.h"
 #include "rows_case.h"
 
-BOOST_TEST_DONT_PRINT_LOG_VALUE(adaptrt::DType)
-
-namespace adaptrt::cuda {
+namespace adaptrt::cuda::rows_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -337,4 +336,4 @@ BOOST_AUTO_TEST_CASE(invalid_sizes_are_refused_by_name) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::cuda
+}  // namespace adaptrt::cuda::rows_test

@@ -1,4 +1,5 @@
-# Sources of adaptrt_cuda_kernels, compiled by nvcc, and by a C++ compiler for the tests' emulation.
+# Sources that nvcc compiles, and a C++ compiler for the tests' emulation. Row kernels are small: most of the time to
+# compile them goes into headers.
 set(ADAPTRT_CUDA_KERNEL_SOURCES
     lora/lora.cu
     attention/any_size.cu
@@ -6,7 +7,8 @@ set(ADAPTRT_CUDA_KERNEL_SOURCES
     attention/paged_attention.cu
     attention/prefill.cu
     attention/rotate_and_write.cu
-    product/product.cu
+    product/product.cu)
+set(ADAPTRT_CUDA_ROW_SOURCES
     rows/added_norm.cu
     rows/addition.cu
     rows/best_tokens.cu
@@ -19,6 +21,7 @@ set(ADAPTRT_CUDA_KERNEL_SOURCES
     rows/rms_norm.cu
     rows/rope_table.cu)
 list(TRANSFORM ADAPTRT_CUDA_KERNEL_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
+list(TRANSFORM ADAPTRT_CUDA_ROW_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
 # Sources for compute capability 9.0 only, compiled only by nvcc: they use instructions that no other GPU has.
 set(ADAPTRT_CUDA_HOPPER_SOURCES product/hopper.cu product/hopper_float32.cu product/tensor_map.cu)
 list(TRANSFORM ADAPTRT_CUDA_HOPPER_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
