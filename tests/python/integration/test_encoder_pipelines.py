@@ -61,6 +61,7 @@ def test_two_stages_compute_what_one_process_does(cuts: dict[str, CutEncoder], t
                 assert all(same_bits(answer, other) for answer, other in zip(batch, others, strict=True)), name
 
 
+@pytest.mark.nightly
 def test_four_stages_in_bfloat16(cuts: dict[str, CutEncoder], tmp_path: Path) -> None:
     """Some models send the encoder's output to the stages in bfloat16."""
     found = answers_of_ranks(4, some_of(cuts), tmp_path, tp_size=1, dtype=DType.BFLOAT16, pp_size=4)
@@ -69,7 +70,8 @@ def test_four_stages_in_bfloat16(cuts: dict[str, CutEncoder], tmp_path: Path) ->
         assert all(same_bits(answer, other) for answer, other in zip(answers, expected, strict=True)), name
 
 
-@pytest.mark.parametrize("fully_sharded", [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("fully_sharded", [False, True])
 def test_stages_of_two_ranks(cuts: dict[str, CutEncoder], fully_sharded: bool, tmp_path: Path) -> None:
     """Two stages of two ranks give the bits of two ranks without stages."""
     without, found = (

@@ -31,7 +31,7 @@ def cuts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CutEncoder]:
     return cuts_in(tmp_path_factory.mktemp("cuts"))
 
 
-@pytest.mark.parametrize("fully_sharded", [False, True])
+@pytest.mark.parametrize("fully_sharded", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_two_ranks_compute_what_one_does(cuts: dict[str, CutEncoder], fully_sharded: bool, tmp_path: Path) -> None:
     """Every kind of adapter in one batch and each request alone; orchestrator mode gives the same bits."""
     cuts = some_of(cuts) if fully_sharded else cuts

@@ -68,7 +68,7 @@ def test_layers_that_exchange_while_a_sum_goes_on(ranks: int, tmp_path: Path) ->
     assert all(answer.same_bits(by_itself) for answer, (by_itself,) in zip(crowd, alone, strict=True))
 
 
-@pytest.mark.parametrize(("tp_size", "moe_ep_size"), [(2, None), (2, 2), (4, 2)])
+@pytest.mark.parametrize(("tp_size", "moe_ep_size"), [(2, None), (2, 2), pytest.param(4, 2, marks=pytest.mark.nightly)])
 def test_experts(tp_size: int, moe_ep_size: int | None, tmp_path: Path) -> None:
     """Experts that all ranks share, experts that one rank holds whole, and experts that two of four ranks share."""
     cut = Cut("qwen3-moe", tmp_path, **SIZES)

@@ -64,17 +64,20 @@ def test_stages_of_different_numbers_of_layers_give_the_same(granite: Cut, tmp_p
         assert by_itself.same_bits(answer)
 
 
-def test_steps_in_pieces_give_the_same(granite: Cut, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("tp_size", "pp_size"),
+    [(1, 2), pytest.param(1, 4, marks=pytest.mark.nightly), pytest.param(2, 2, marks=pytest.mark.nightly)],
+)
+def test_steps_in_pieces_give_the_same(granite: Cut, tp_size: int, pp_size: int, tmp_path: Path) -> None:
     """A step of 128 tokens with few logit rows passes in two micro-batches, whose border lies within sequences."""
     cases: list[dict[str, Any]] = [
         {**granite.cases()[at % 4], "prompt": prompt_of(30 + 17 * at, at), "tokens_alone": True} for at in range(CROWD)
     ]
     config = {"enable_chunked_context": True}
     (expected,) = answers_of_ranks(1, granite.engine(1), [cases], tmp_path, **config)
-    for tp_size, pp_size in ((1, 2), (1, 4), (2, 2)):
-        engine = granite.engine(tp_size, pp_size=pp_size)
-        (answers,) = answers_of_ranks(tp_size * pp_size, engine, [cases], tmp_path, **config)
-        assert [answer.tokens for answer in answers] == [answer.tokens for answer in expected]
+    engine = granite.engine(tp_size, pp_size=pp_size)
+    (answers,) = answers_of_ranks(tp_size * pp_size, engine, [cases], tmp_path, **config)
+    assert [answer.tokens for answer in answers] == [answer.tokens for answer in expected]
 
 
 def test_stages_of_several_ranks(granite: Cut, tmp_path: Path) -> None:
@@ -86,6 +89,7 @@ def test_stages_of_several_ranks(granite: Cut, tmp_path: Path) -> None:
     assert all(answer.same_bits(other) for answer, other in zip(answers, expected, strict=True))
 
 
+@pytest.mark.nightly
 def test_four_stages_in_bfloat16(granite: Cut, tmp_path: Path) -> None:
     cases = granite.cases()
     (expected,) = answers_of_ranks(1, granite.engine(1, DType.BFLOAT16), [cases], tmp_path)
