@@ -286,10 +286,10 @@ class ServedAdapters:
             )
         return directory
 
-    async def add_trusted(self, name: str, path: Path | Source) -> None:
-        """Adds an adapter that the command line names, from any directory. Raises ApiError."""
+    async def add_trusted(self, name: str, path: Path | Source, *, replace: bool = False) -> None:
+        """Adds an adapter that the command line or the server itself names, from any directory. Raises ApiError."""
         _check_name(name, self._reserved)
-        await self._add(name, path, replace=False)
+        await self._add(name, path, replace=replace)
 
     async def unload(self, name: str) -> None:
         """Removes the adapter from all cache levels; running requests keep it. Raises ApiError for an unknown name."""

@@ -30,6 +30,7 @@ from .adapter_routes import (
 )
 from .batch_routes import BATCHES_PATH, BatchRequest
 from .messages_fields import CountRequest, MessagesRequest
+from .ollama_create import COPY_PATH, CREATE_PATH, OllamaCopyRequest, OllamaCreateRequest
 from .ollama_fields import OllamaChatRequest, OllamaEmbeddingsRequest, OllamaEmbedRequest, OllamaGenerateRequest
 from .ollama_models import SHOW_PATH, OllamaShowRequest
 from .ollama_routes import CHAT_PATH, EMBED_PATH, EMBEDDINGS_PATH, GENERATE_PATH
@@ -59,6 +60,8 @@ BODIES: Final[Mapping[str, type[BaseModel]]] = {
     EMBED_PATH: OllamaEmbedRequest,
     EMBEDDINGS_PATH: OllamaEmbeddingsRequest,
     SHOW_PATH: OllamaShowRequest,
+    CREATE_PATH: OllamaCreateRequest,
+    COPY_PATH: OllamaCopyRequest,
     "/v1/embeddings": EmbeddingRequest,
     "/classify": ClassificationRequest,
     "/score": ScoreRequest,

@@ -19,6 +19,7 @@ from . import (
     batch_routes,
     messages,
     metrics,
+    ollama_create,
     ollama_routes,
     openai_routes,
     page_routes,
@@ -32,7 +33,7 @@ from .errors import BAD_REQUEST, INTERNAL, NOT_FOUND, ApiError
 from .http import CLIENT_CLOSED_REQUEST, UPLOAD_TYPE, data_frame, error_response, health_response, json_line
 from .key_guard import KeyGuard
 from .openai_answers import DONE
-from .origin_guard import OriginGuard, OriginPolicy
+from .origin_guard import BINARY, OriginGuard, OriginPolicy
 from .records import current_request
 from .request_log import RequestRecorder
 from .service import Service
@@ -47,9 +48,6 @@ OPEN_PATHS: Final = frozenset(
 in use or cached, which --max-named-adapters 0 hides.
 """
 
-ADMIN_PATHS: Final = adapter_routes.ADAPTER_PATHS | {prefix_cache_routes.RESET_PATH}
-"""Paths that change what all clients use. They need an admin key if there are some."""
-
 
 def make_app(service: Service, batches: Batches | None = None) -> FastAPI:
     """Makes the application. The service must be open. batches: None: there are no routes for files and batches."""
@@ -60,6 +58,7 @@ def make_app(service: Service, batches: Batches | None = None) -> FastAPI:
     app.include_router(responses.routes(service))
     app.include_router(messages.routes(service))
     app.include_router(ollama_routes.routes(service))
+    app.include_router(ollama_create.routes(service))
     app.include_router(adapter_routes.routes(service))
     app.include_router(triton_routes.routes(service))
     app.include_router(metrics.routes(service.metrics.registry))
@@ -73,8 +72,7 @@ def make_app(service: Service, batches: Batches | None = None) -> FastAPI:
     app.add_middleware(
         OriginGuard,
         policy=OriginPolicy(service.options.host, service.options.allowed_hosts),
-        # Browsers send forms to other sites without asking, so uploads are guarded as well.
-        guarded_paths=ADMIN_PATHS | {batch_routes.FILES_PATH},
+        is_guarded=is_guarded,
         other_type=other_type,
         respond=respond,
     )
@@ -85,7 +83,7 @@ def make_app(service: Service, batches: Batches | None = None) -> FastAPI:
             open_paths=OPEN_PATHS,
             respond=respond,
             admin_keys=service.options.admin_api_keys,
-            admin_paths=ADMIN_PATHS,
+            is_admin_path=is_admin_path,
         )
     if service.options.allowed_origins:
         # Preflight requests have no key.
@@ -103,10 +101,24 @@ def make_app(service: Service, batches: Batches | None = None) -> FastAPI:
     return app
 
 
+def is_admin_path(path: str) -> bool:
+    """True for paths that change what all clients use. They need an admin key if there are some."""
+    paths = adapter_routes.ADAPTER_PATHS | {prefix_cache_routes.RESET_PATH}
+    return path in paths or ollama_create.changes_models(path)
+
+
+def is_guarded(path: str) -> bool:
+    """True for paths that web pages of other sites may not use."""
+    # Browsers send forms to other sites without asking, so uploads are guarded as well.
+    return is_admin_path(path) or path == batch_routes.FILES_PATH
+
+
 def other_type(path: str) -> str | None:
     """Returns the type of bodies that a path accepts in addition to JSON."""
     if path in (batch_routes.FILES_PATH, adapter_routes.UPLOAD_PATH):
         return UPLOAD_TYPE
+    if path.startswith(ollama_create.BLOBS_PREFIX):
+        return BINARY
     return triton_routes.other_type(path)
 
 

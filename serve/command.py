@@ -76,6 +76,8 @@ WORK_LIMITS: Final = (
     "max_old_versions",
     "max_old_version_bytes",
     "file_threads",
+    "max_blob_bytes",
+    "max_all_blobs_bytes",
     "max_waiting_work",
     "max_named_adapters",
 )
@@ -169,6 +171,11 @@ def _add_server(group: Any) -> None:
     group.add_argument(
         "--tenants", type=Path, metavar="FILE",
         help="JSON file with the weights and limits of tenants, by API key and adapter; SIGHUP reads it again",
+    )  # fmt: skip
+    group.add_argument(
+        "--ollama_models", type=Path, metavar="DIR",
+        help="allow clients to create models over this one (/api/create) and to store their adapters' files in DIR, "
+        "which outlives the server; only one server may use it",
     )  # fmt: skip
     group.add_argument("--log_requests", "--enable_log_requests", action="store_true", help="log one line per request")
 
@@ -346,6 +353,8 @@ def _add_limits(group: Any) -> None:
             "maximum number of responses of /v1/responses in memory; the least recently used ones leave first; 0: none",
         ),
         ("max_stored_response_bytes", integer(1), "maximum size of these responses, with their conversations"),
+        ("max_blob_bytes", integer(1), "maximum size of an adapter's file that /api/blobs stores"),
+        ("max_all_blobs_bytes", integer(1), "maximum size of all these files"),
         (
             "max_waiting_work",
             integer(1),
@@ -403,6 +412,8 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         problems.append(f"{given} is {getattr(args, given)} without {missing}; expected both, or neither")
     if args.kv_cache_dir is not None and not (args.kv_cache_dir.is_dir() and os.access(args.kv_cache_dir, os.W_OK)):
         problems.append(f"kv_cache_dir is '{args.kv_cache_dir}'; expected a directory that can be written")
+    if args.ollama_models is not None and not (args.ollama_models.is_dir() and os.access(args.ollama_models, os.W_OK)):
+        problems.append(f"ollama_models is '{args.ollama_models}'; expected a directory that can be written")
     for name in ("max_draft_len", "draft_kv_cache_bytes"):
         if getattr(args, name) is not None and args.draft_model is None:
             problems.append(f"{name} is {getattr(args, name)} without draft_model; accepted: both, or neither")
@@ -440,6 +451,7 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         reasoning_parser=args.reasoning_parser,
         include_eos=args.include_eos,
         batch_dir=args.batch_dir,
+        ollama_models=args.ollama_models,
         log_requests=args.log_requests,
         tenants=args.tenants,
         max_queue_size=args.max_queue_size,

@@ -25,17 +25,17 @@ class KeyGuard:
         open_paths: Collection[str],
         respond: Callable[[Request, ApiError], Response],
         admin_keys: Sequence[str] = (),
-        admin_paths: Collection[str] = (),
+        is_admin_path: Callable[[str], bool] = lambda path: False,
     ) -> None:
-        """keys: (): only admin_paths need a key. open_paths: paths that need no key. respond: makes the error
-        responses. admin_keys: keys that all paths accept, and the only ones that admin_paths accept; (): admin_paths
+        """keys: (): only admin paths need a key. open_paths: paths that need no key. respond: makes the error
+        responses. admin_keys: keys that all paths accept, and the only ones that admin paths accept; (): admin paths
         are like others.
         """
         self._app = app
         self._keys = [key.encode() for key in keys]
         self._admin_keys = [key.encode() for key in admin_keys]
         self._open_paths = frozenset(open_paths)
-        self._admin_paths = frozenset(admin_paths)
+        self._is_admin_path = is_admin_path
         self._respond = respond
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,7 +58,7 @@ class KeyGuard:
 
     def _refusal(self, path: str, *, has_key: bool, is_admin: bool) -> ApiError | None:
         """Returns the error for a request whose keys do not suffice; None: they do."""
-        needs_admin = bool(self._admin_keys) and path in self._admin_paths
+        needs_admin = bool(self._admin_keys) and self._is_admin_path(path)
         if is_admin or not (needs_admin or self._keys) or (has_key and not needs_admin):
             return None
         if has_key:

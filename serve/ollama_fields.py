@@ -6,6 +6,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
@@ -57,6 +58,29 @@ ModelName = Annotated[str, Field(min_length=1)]
 KeepAlive = Annotated[float | str, PlainValidator(_keep_alive)]
 NoImages = Annotated[list[Any], only([], _TEXT_ONLY)]
 Think = bool | Literal["low", "medium", "high", "max"]
+
+
+class NamedModel(Fields):
+    """Bodies that name a model in one of two fields."""
+
+    model: ModelName | None = None
+    name: ModelName | None = None
+    """The older name of model."""
+
+    @model_validator(mode="after")
+    def _names_one_model(self) -> NamedModel:
+        if self.model is None and self.name is None:
+            raise ValueError("model is not given; expected the name of a model")
+        if None not in (self.model, self.name) and self.model != self.name:
+            raise ValueError("model and name are given, and they differ; expected one of them")
+        return self
+
+    @property
+    def asked(self) -> str:
+        """Name of the model."""
+        name = self.model or self.name
+        assert name is not None
+        return name
 
 
 class OllamaCalledFunction(Fields):
@@ -141,8 +165,10 @@ class OllamaGenerateRequest(OllamaGenerationFields):
     system: str = ""
     raw: bool = False
     """True: the prompt is not written by the chat template."""
-    suffix: Annotated[str, only("", "text is not inserted between a prompt and a suffix")] = ""
-    template: Annotated[str, only("", "the model's own template writes prompts")] = ""
+    suffix: str = ""
+    """Text that follows the answer. Needs a template with `.Suffix`."""
+    template: str = ""
+    """A Go template to use instead of the model's. Needs --trust_request_chat_template on the server."""
     context: Annotated[list[Any], only([], "give the conversation to /api/chat")] = Field(default_factory=list)
     images: NoImages = Field(default_factory=list)
     width: Annotated[int | None, never(_NO_IMAGES)] = None
@@ -151,10 +177,9 @@ class OllamaGenerateRequest(OllamaGenerationFields):
 
     @model_validator(mode="after")
     def _one_way(self) -> OllamaGenerateRequest:
-        if self.raw and self.system:
-            raise ValueError("raw is true with system; expected one of them: no template writes the prompt")
-        if self.raw and self.think:
-            raise ValueError("raw is true with think; expected one of them: no template writes the prompt")
+        for name in ("system", "think", "template", "suffix"):
+            if self.raw and getattr(self, name):
+                raise ValueError(f"raw is true with {name}; expected one of them: no template writes the prompt")
         return self
 
 
@@ -174,14 +199,28 @@ class OllamaEmbeddingsRequest(OllamaFields):
     prompt: str = ""
 
 
-def chat_of(fields: OllamaChatRequest, adapter: str | None) -> ChatRequest:
-    """Translates a chat. adapter: the model's; None: the base. Raises pydantic's ValidationError."""
+@dataclass(frozen=True)
+class Preset:
+    """What requests for a model have in addition to their own fields."""
+
+    adapter: str | None = None
+    """The adapter that answers; None: the base model."""
+    template: str | None = None
+    """Jinja that replaces the model's template; None: the model's own."""
+    system: str = ""
+    messages: tuple[OllamaMessage, ...] = ()
+
+
+def chat_of(fields: OllamaChatRequest, preset: Preset) -> ChatRequest:
+    """Translates a chat. Raises pydantic's ValidationError."""
     last = fields.messages[-1]
     is_continued = last.role == ASSISTANT and not last.tool_calls
+    given = [*preset.messages, *fields.messages]
+    system = "" if given[0].role == "system" else preset.system
     return ChatRequest.model_validate(
         {
-            **_chat_fields(fields, adapter),
-            "messages": _messages(fields.messages),
+            **_chat_fields(fields, preset),
+            "messages": [*_system(system), *_messages(given)],
             "tools": fields.tools or None,
             # A last message of the assistant is the beginning of the answer.
             "add_generation_prompt": not is_continued,
@@ -190,23 +229,27 @@ def chat_of(fields: OllamaChatRequest, adapter: str | None) -> ChatRequest:
     )
 
 
-def chat_of_prompt(fields: OllamaGenerateRequest, adapter: str | None) -> ChatRequest:
+def chat_of_prompt(fields: OllamaGenerateRequest, preset: Preset) -> ChatRequest:
     """Translates a prompt that the chat template writes. Raises like chat_of()."""
-    system = [Message(role="system", content=fields.system)] if fields.system else []
-    messages = [*system, Message(role="user", content=fields.prompt)]
-    return ChatRequest.model_validate({**_chat_fields(fields, adapter), "messages": messages})
+    chat = _chat_fields(fields, preset)
+    if fields.suffix:
+        chat["chat_template_kwargs"] = {**chat["chat_template_kwargs"], "suffix": fields.suffix}
+    messages = [*_system(fields.system or preset.system), *_messages(preset.messages)]
+    messages.append(Message(role="user", content=fields.prompt))
+    return ChatRequest.model_validate({**chat, "messages": messages})
 
 
-def completion_of(fields: OllamaGenerateRequest, adapter: str | None) -> CompletionRequest:
+def completion_of(fields: OllamaGenerateRequest, preset: Preset) -> CompletionRequest:
     """Translates a prompt that no template writes. Raises like chat_of()."""
     top = {"logprobs": fields.top_logprobs} if fields.logprobs else {}
-    return CompletionRequest.model_validate({**_shared(fields, adapter), "prompt": fields.prompt, **top})
+    return CompletionRequest.model_validate({**_shared(fields, preset), "prompt": fields.prompt, **top})
 
 
-def _chat_fields(fields: OllamaGenerationFields, adapter: str | None) -> dict[str, Any]:
+def _chat_fields(fields: OllamaGenerationFields, preset: Preset) -> dict[str, Any]:
     variables = {} if fields.think is None else dict.fromkeys(THINKING_VARIABLES, bool(fields.think))
     return {
-        **_shared(fields, adapter),
+        **_shared(fields, preset),
+        "chat_template": preset.template,
         "chat_template_kwargs": variables,
         "reasoning_effort": fields.think if isinstance(fields.think, str) else None,
         "logprobs": fields.logprobs,
@@ -215,13 +258,17 @@ def _chat_fields(fields: OllamaGenerationFields, adapter: str | None) -> dict[st
     }
 
 
-def _shared(fields: OllamaGenerationFields, adapter: str | None) -> dict[str, Any]:
+def _shared(fields: OllamaGenerationFields, preset: Preset) -> dict[str, Any]:
     return {
         **fields.options.sampling(),
-        "model": adapter,
+        "model": preset.adapter,
         "stream": fields.stream,
         "response_format": _response_format(fields.format),
     }
+
+
+def _system(text: str) -> list[Message]:
+    return [Message(role="system", content=text)] if text else []
 
 
 def _response_format(form: dict[str, Any] | str) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,18 +11,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastapi import APIRouter
-from pydantic import model_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from .._core import DType, RequestError
 from ..runtime.adapter_versions import without_versions
 from .embeddings import params_of
+from .go_template import GoTemplate
 from .http import read_json, unless_disconnected
 from .json_answer import Items, JsonAnswer
 from .ollama_answer import timestamp
-from .ollama_fields import ModelName, plain_name
-from .openai_fields import Fields
+from .ollama_fields import NamedModel, plain_name
+from .ollama_store import CreatedModel
 from .residency import Level
 from .service import Service
 from .state_routes import states_of
@@ -38,49 +39,49 @@ _CLASS_ENDING: Final = re.compile(r"(?:For[A-Z]\w*|Model)$")
 _DTYPES: Final = {DType.FLOAT32: "F32", DType.FLOAT16: "F16", DType.BFLOAT16: "BF16"}
 
 
-class OllamaShowRequest(Fields):
+class OllamaShowRequest(NamedModel):
     """Body of POST /api/show."""
 
-    model: ModelName | None = None
-    name: ModelName | None = None
-    """The older name of model."""
     verbose: bool = False
     """No effect: answers have no lists of tokens."""
-
-    @model_validator(mode="after")
-    def _names_a_model(self) -> OllamaShowRequest:
-        if self.model is None and self.name is None:
-            raise ValueError("model is not given; expected the name of a model")
-        if None not in (self.model, self.name) and self.model != self.name:
-            raise ValueError("model and name are given, and they differ; expected one of them")
-        return self
-
-    @property
-    def asked(self) -> str:
-        """Name of the model."""
-        name = self.model or self.name
-        assert name is not None
-        return name
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model in the lists: the base under one of its names, or an adapter."""
+    """A model in the lists: the base under one of its names, an adapter, or a created model."""
 
     name: str
     directory: Path
     created: int
     checksum: str
-    parent: str
-    """Name of the base of an adapter; empty for the base."""
+    parent: str = ""
+    """Name of the model that it changes; empty for the base."""
+    adapter: str | None = None
+    """Name of the adapter that answers; None: the base model."""
 
 
-async def find_model(service: Service, name: str) -> str | None:
-    """Returns the adapter that a model's name means, with or without the tag `latest`; None: the base model.
+@dataclass(frozen=True)
+class FoundModel:
+    """The meaning of a model's name."""
 
-    Raises ApiError for an unknown name.
-    """
-    return await service.adapter_of(plain_name(name))
+    adapter: str | None
+    """The adapter that answers; None: the base model."""
+    created: CreatedModel | None = None
+    """The created model of this name; None: it is a served one."""
+
+    @property
+    def go_template(self) -> GoTemplate | None:
+        """The model's own template; None: that of the adapter or of the base."""
+        return None if self.created is None else self.created.go_template
+
+
+async def find_model(service: Service, name: str) -> FoundModel:
+    """Returns the meaning of a model's name, with or without the tag `latest`. Raises ApiError for an unknown name."""
+    plain = plain_name(name)
+    created = None if service.created_models is None else service.created_models.find(plain)
+    if created is None:
+        return FoundModel(await service.adapter_of(plain))
+    return FoundModel(None if created.adapter is None else await service.adapter_of(created.adapter), created)
 
 
 def routes(service: Service) -> APIRouter:
@@ -97,7 +98,9 @@ def routes(service: Service) -> APIRouter:
     @router.get(PS_PATH)
     async def running() -> Response:
         in_memory = {state.name for state in states_of(service) if state.level in (Level.DEVICE, Level.HOST)}
-        models = [model for model in _models(service) if not model.parent or model.name in in_memory]
+        models = [
+            model for model in _models(service) if model.adapter is None or without_versions(model.adapter) in in_memory
+        ]
         sizes = await _sizes(service, models)
         is_on_device = not service.engine_info.kernels
         listed = (
@@ -117,20 +120,27 @@ def routes(service: Service) -> APIRouter:
         return await unless_disconnected(request, shown_model(fields))
 
     async def shown_model(fields: OllamaShowRequest) -> Response:
-        adapter = await find_model(service, fields.asked)
-        return JSONResponse(await _facts(service, adapter))
+        return JSONResponse(await _facts(service, fields.asked))
 
     return router
 
 
 def _models(service: Service) -> Iterator[ServedModel]:
-    """Yields the base model under each of its names, then the adapters."""
+    """Yields the base model under each of its names, then the adapters, then the created models without own adapter."""
     config = service.executor.executor.engine.config
-    base = " ".join(config.engine_checksums) or service.engine_info.kv_identity
+    base = service.model_names[0]
+    checksum = " ".join(config.engine_checksums) or service.engine_info.kv_identity
     for name in service.model_names:
-        yield ServedModel(name, service.engine_dir, service.created, base, "")
-    for adapter in service.executor.executor.adapters.list():
-        yield ServedModel(adapter.name, adapter.directory, adapter.created, adapter.checksum, service.model_names[0])
+        yield ServedModel(name, service.engine_dir, service.created, checksum)
+    adapters = {adapter.name: adapter for adapter in service.executor.executor.adapters.list()}
+    for name, adapter in adapters.items():
+        yield ServedModel(name, adapter.directory, adapter.created, adapter.checksum, base, name)
+    for model in [] if service.created_models is None else service.created_models.list():
+        if not model.files:
+            known = None if model.parent is None else adapters.get(without_versions(model.parent))
+            directory = service.engine_dir if known is None else known.directory
+            facts = f"{checksum if known is None else known.checksum} {json.dumps(model.content())}"
+            yield ServedModel(model.name, directory, model.created, facts, model.parent or base, model.parent)
 
 
 async def _sizes(service: Service, models: Sequence[ServedModel]) -> list[int]:
@@ -175,40 +185,59 @@ def _details(service: Service, parent: str) -> dict[str, Any]:
     }
 
 
-async def _facts(service: Service, adapter: str | None) -> dict[str, Any]:
-    """Returns the answer of /api/show."""
-    directory, created, parent = service.engine_dir, service.created, ""
-    for known in service.adapters.list():
-        if adapter is not None and known.name == without_versions(adapter):
-            directory, created, parent = known.path, known.created, service.model_names[0]
-    template = await service.prompts.template_of(adapter)
-    text = "" if template is None else template.text(with_tools=False)
-    parameters = _parameters(service)
-    return {
-        "modelfile": _modelfile(service, directory if parent else None, parameters, text),
+async def _facts(service: Service, name: str) -> dict[str, Any]:
+    """Returns the answer of /api/show. Raises ApiError for an unknown name."""
+    found = await find_model(service, name)
+    model = next((one for one in _models(service) if one.name == plain_name(name)), None)
+    own = found.created or CreatedModel("", service.created)
+    template = await service.prompts.template_of(found.adapter)
+    text = own.template or ("" if template is None else template.text(with_tools=False))
+    parameters = _parameters(service, own)
+    with_tools = "" if template is None else template.text(with_tools=True)
+    facts = {
+        "modelfile": _modelfile(service, model, own, parameters, text),
         "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters),
         "template": text,
-        "details": _details(service, parent),
+        "details": _details(service, "" if model is None else model.parent),
         "model_info": _model_info(service),
-        "capabilities": _capabilities(service, "" if template is None else template.text(with_tools=True)),
-        "modified_at": timestamp(created),
+        "capabilities": _capabilities(service, with_tools if found.go_template is None else found.go_template.jinja),
+        "modified_at": timestamp(service.created if model is None else model.created),
     }
+    more = {"system": own.system, "license": "\n".join(own.license), "messages": list(own.messages)}
+    return facts | {name: value for name, value in more.items() if value}
 
 
-def _parameters(service: Service) -> list[tuple[str, Any]]:
-    """Returns the sampling of requests that do not set it, in Ollama's names."""
+def _parameters(service: Service, model: CreatedModel) -> list[tuple[str, Any]]:
+    """Returns the options of requests that do not set them, in Ollama's names; each text of `stop` is one."""
     names = {"repetition_penalty": "repeat_penalty"}
-    return [(names.get(name, name), value) for name, value in service.sampling_defaults.given().items()]
+    recommended = {names.get(name, name): value for name, value in service.sampling_defaults.given().items()}
+    return [
+        (name, json.dumps(one) if isinstance(one, str) else one)
+        for name, value in {**recommended, **model.parameters}.items()
+        for one in (value if isinstance(value, list) else [value])
+    ]
 
 
-def _modelfile(service: Service, adapter: Path | None, parameters: Sequence[tuple[str, Any]], template: str) -> str:
-    """Returns the model as a Modelfile. Its template is Jinja, so it is a comment."""
+def _modelfile(
+    service: Service,
+    model: ServedModel | None,
+    own: CreatedModel,
+    parameters: Sequence[tuple[str, Any]],
+    template: str,
+) -> str:
+    """Returns the model as a Modelfile. A template in Jinja is a comment."""
     lines = [f"FROM {service.engine_dir}"]
-    if adapter is not None:
-        lines.append(f"ADAPTER {adapter}")
+    if model is not None and model.adapter is not None:
+        lines.append(f"ADAPTER {model.directory}")
     lines += [f"PARAMETER {name} {value}" for name, value in parameters]
-    if template:
+    if own.template:
+        lines.append(f'TEMPLATE """{template}"""')
+    elif template:
         lines += ["# The chat template is Jinja:", *(f"# {line}" for line in template.splitlines())]
+    if own.system:
+        lines.append(f'SYSTEM """{own.system}"""')
+    lines += [f'MESSAGE {message["role"]} """{message.get("content", "")}"""' for message in own.messages]
+    lines += [f'LICENSE """{text}"""' for text in own.license]
     return "\n".join(lines)
 
 

@@ -107,7 +107,7 @@ class OllamaOptions(Fields):
         """Raises ApiError if the context is larger than the engine's. max_tokens: of a prompt and its answer."""
         if self.num_ctx is not None and self.num_ctx > max_tokens:
             raise ApiError(
-                f"options.num_ctx is {self.num_ctx}; expected at most {max_tokens}, the context of this server "
+                f"num_ctx is {self.num_ctx}; expected at most {max_tokens}, the context of this server "
                 "(--max_seq_len and --kv_cache_tokens)",
-                param="options.num_ctx",
+                param="num_ctx",
             )

@@ -19,9 +19,11 @@ from .conversation import Conversation, SplitAnswer
 from .embeddings import check_dimensions, cut, params_of
 from .errors import ApiError
 from .generation import TextGeneration
+from .go_template import GoTemplate
 from .http import LineStream, read_json, unless_disconnected, validation_error
 from .json_answer import Items, JsonAnswer, line
 from .ollama_answer import LoadTime, OllamaAnswer, Render, chat_fields, loaded_object, prompt_fields
+from .ollama_create import translated
 from .ollama_fields import (
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
@@ -29,11 +31,14 @@ from .ollama_fields import (
     OllamaFields,
     OllamaGenerateRequest,
     OllamaGenerationFields,
+    OllamaMessage,
+    Preset,
     chat_of,
     chat_of_prompt,
     completion_of,
 )
-from .ollama_models import find_model
+from .ollama_models import FoundModel, find_model
+from .ollama_options import OllamaOptions
 from .openai_fields import EmbeddingRequest
 from .pooled import PooledTexts, check_can_pool, pool
 from .service import Service
@@ -42,6 +47,7 @@ from .work import WorkKind
 
 Body = TypeVar("Body", bound=BaseModel)
 Made = TypeVar("Made")
+Generation = TypeVar("Generation", bound=OllamaGenerationFields)
 
 CHAT_PATH: Final = "/api/chat"
 GENERATE_PATH: Final = "/api/generate"
@@ -117,38 +123,57 @@ def routes(service: Service) -> APIRouter:
 
 async def _chatted(service: Service, fields: OllamaChatRequest) -> Response:
     load_time = LoadTime()
-    adapter = await _load(service, fields, load_time)
+    model = await _load(service, fields, load_time)
     if not fields.messages:
         return _only_loaded(fields, chat_fields)
+    fields, preset = _with_settings(fields, model, model.go_template)
     if len(fields.messages) <= MANY_MESSAGES:
-        chat = _translated(chat_of, fields, adapter)
+        chat = _translated(chat_of, fields, preset)
     else:
-        chat = await service.executor.work.run(WorkKind.TEXTS, _translated, chat_of, fields, adapter)
+        chat = await service.executor.work.run(WorkKind.TEXTS, _translated, chat_of, fields, preset)
     conversation = await Conversation.of(service, chat, cuts_answer=True)
     return await _answered(service, fields, conversation, chat_fields, load_time)
 
 
 async def _generated(service: Service, fields: OllamaGenerateRequest) -> Response:
     load_time = LoadTime()
-    adapter = await _load(service, fields, load_time)
+    model = await _load(service, fields, load_time)
     if not fields.prompt:
         return _only_loaded(fields, prompt_fields)
-    if fields.raw or await service.prompts.template_of(adapter) is None:
-        if fields.system:
-            raise ApiError("system is given, but neither the model nor the adapter has a chat template", param="system")
-        completion = _translated(completion_of, fields, adapter)
+    template = await translated(service, fields.template) if fields.template else model.go_template
+    if fields.suffix and (template is None or not template.has_suffix):
+        raise ApiError("suffix is given, but the model has no Go template with .Suffix", param="suffix")
+    fields, preset = _with_settings(fields, model, template)
+    if fields.raw or (template is None and await service.prompts.template_of(model.adapter) is None):
+        if not fields.raw and (fields.system or preset.system or preset.messages):
+            raise ApiError(
+                "the prompt has a system message, but neither the model nor the adapter has a chat template",
+                param="system",
+            )
+        completion = _translated(completion_of, fields, preset)
         conversation = await Conversation.of_prompt(service, completion, fields.options.answer_tokens)
     else:
-        conversation = await Conversation.of(service, _translated(chat_of_prompt, fields, adapter), cuts_answer=True)
+        conversation = await Conversation.of(service, _translated(chat_of_prompt, fields, preset), cuts_answer=True)
     return await _answered(service, fields, conversation, prompt_fields, load_time)
 
 
-async def _load(service: Service, fields: OllamaFields, load_time: LoadTime) -> str | None:
-    """Returns the adapter of a request, which is in memory then; None: the base model. Raises ApiError."""
-    adapter = await find_model(service, fields.model)
-    fields.options.check_context((await service.lengths_of(adapter)).whole)
+async def _load(service: Service, fields: OllamaFields, load_time: LoadTime) -> FoundModel:
+    """Returns the model of a request; its adapter is in memory then. Raises ApiError."""
+    model = await find_model(service, fields.model)
+    fields.options.check_context((await service.lengths_of(model.adapter)).whole)
     load_time.end()
-    return adapter
+    return model
+
+
+def _with_settings(fields: Generation, model: FoundModel, template: GoTemplate | None) -> tuple[Generation, Preset]:
+    """Returns a request with the options of a created model, and what else the model adds to it."""
+    jinja = None if template is None else template.jinja
+    if model.created is None:
+        return fields, Preset(model.adapter, jinja)
+    own = model.created
+    options = OllamaOptions.model_validate({**own.parameters, **fields.options.model_dump(exclude_unset=True)})
+    messages = tuple(OllamaMessage.model_validate(message) for message in own.messages)
+    return fields.model_copy(update={"options": options}), Preset(model.adapter, jinja, own.system, messages)
 
 
 def _only_loaded(fields: OllamaFields, render: Render) -> Response:
@@ -160,9 +185,9 @@ def _only_loaded(fields: OllamaFields, render: Render) -> Response:
     return JSONResponse(loaded_object(render, fields.model))
 
 
-def _translated(translate: Callable[[Any, str | None], Made], fields: Any, adapter: str | None) -> Made:
+def _translated(translate: Callable[[Any, Preset], Made], fields: Any, preset: Preset) -> Made:
     try:
-        return translate(fields, adapter)
+        return translate(fields, preset)
     except ValidationError as error:
         raise validation_error(error) from error
 
@@ -209,7 +234,7 @@ async def _lines(answer: OllamaAnswer, split: SplitAnswer, generation: TextGener
 
 async def _embedded(service: Service, fields: OllamaEmbedRequest) -> Response:
     load_time = LoadTime()
-    adapter = await _load(service, fields, load_time)
+    adapter = (await _load(service, fields, load_time)).adapter
     check_can_pool(service)
     params = params_of(service)
     check_dimensions(service, fields.dimensions, params)
@@ -221,7 +246,7 @@ async def _embedded(service: Service, fields: OllamaEmbedRequest) -> Response:
 
 
 async def _embedding(service: Service, fields: OllamaEmbeddingsRequest) -> Response:
-    adapter = await _load(service, fields, LoadTime())
+    adapter = (await _load(service, fields, LoadTime())).adapter
     check_can_pool(service)
     pooled = await _pooled(service, [fields.prompt] if fields.prompt else [], adapter, params_of(service))
     return JsonAnswer({"embedding": pooled.rows[0].tolist() if pooled.rows else []})

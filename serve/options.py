@@ -109,6 +109,10 @@ class ServerLimits:
     """Number of responses of POST /v1/responses in memory; 0: none is stored."""
     max_stored_response_bytes: int = 256 << 20
     """Size of these responses, with their conversations."""
+    max_blob_bytes: int = 2 << 30
+    """Size of an adapter's file that POST /api/blobs stores."""
+    max_all_blobs_bytes: int = 32 << 30
+    """Size of all these files together."""
     max_waiting_work: int = 1024
     """Number of calls that may wait for the threads of one kind; further ones are answered with 429."""
 
@@ -169,6 +173,8 @@ class ServerOptions:
     """True: answers' tokens have the token that ended them, unless a request says otherwise."""
     batch_dir: Path | None = None
     """Directory of files and batches; None: there are none."""
+    ollama_models: Path | None = None
+    """Directory of the models that Ollama's clients create; None: they may not."""
     log_requests: bool = False
     tenants: Path | None = None
     """File with the rules of tenants; None: there are none."""

@@ -7,7 +7,7 @@ reach the server under a name that its owner controls (DNS rebinding), so Host i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Final, NoReturn
 
@@ -83,16 +83,16 @@ class OriginGuard:
         self,
         app: ASGIApp,
         policy: OriginPolicy,
-        guarded_paths: Collection[str],
+        is_guarded: Callable[[str], bool],
         other_type: Callable[[str], str | None],
         respond: Callable[[Request, ApiError], Response],
     ) -> None:
-        """policy: applies to `guarded_paths`. other_type: type that a path accepts in addition to JSON; None: none.
-        respond: makes the error responses.
+        """policy: applies to the paths for which is_guarded() is true. other_type: type that a path accepts in addition
+        to JSON; None: none. respond: makes the error responses.
         """
         self._app = app
         self._policy = policy
-        self._guarded_paths = frozenset(guarded_paths)
+        self._is_guarded = is_guarded
         self._other_type = other_type
         self._respond = respond
 
@@ -101,7 +101,7 @@ class OriginGuard:
         if scope["type"] == "http" and scope["method"] not in _BODILESS_METHODS:
             try:
                 self._check_content_type(scope)
-                if scope["path"] in self._guarded_paths:
+                if self._is_guarded(scope["path"]):
                     self._policy.check(Request(scope))
             except ApiError as error:
                 await self._respond(Request(scope), error)(scope, receive, send)

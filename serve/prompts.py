@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from tokenizers import Encoding
@@ -43,6 +43,8 @@ class Prompts:
         """Maximum number of tokens of a text that is counted or cut."""
         self._limits = options.limits.template
         self._trusts_requests = options.trust_request_chat_template
+        self.is_trusted: Callable[[str], bool] = lambda text: False
+        """True for templates that requests may use whatever --trust_request_chat_template says."""
         directory = executor.executor.engine.directory
         self._tokens = special_tokens(directory)
         if options.chat_template is None:
@@ -172,7 +174,7 @@ class Prompts:
         text = fields.chat_template
         if text is None:
             return usual
-        if not self._trusts_requests:
+        if not self._trusts_requests and not self.is_trusted(text):
             raise ApiError(
                 "chat_template is given; expected none, because the server was started without "
                 "--trust_request_chat_template",

@@ -21,6 +21,7 @@ from .async_executor import AsyncExecutor
 from .errors import ApiError
 from .generation import TextGenerator
 from .metrics import ExecutorCollector, ServiceMetrics
+from .ollama_store import CreatedModels
 from .options import ServerOptions
 from .prompts import Prompts
 from .statistics import ExecutorStatistics
@@ -60,6 +61,8 @@ class Service:
     prompts: Prompts
     sampling_defaults: SamplingDefaults
     generator: TextGenerator
+    created_models: CreatedModels | None
+    """Models that clients create; None: they may not."""
     decoder_start: tuple[int, ...] | None
     """Tokens that the decoder begins with if the model has an encoder, which reads the prompts; None: no encoder."""
 
@@ -86,6 +89,11 @@ class Service:
         adapters = make_adapters(asynchronous, options, frozenset(model_names))
         tokenizers = ServedTokenizers(asynchronous, Tokenizers(of_model, executor.adapters))
         start = decoder_start(executor.engine)
+        prompts = Prompts(asynchronous, tokenizers, options)
+        created_models = None
+        if options.ollama_models is not None:
+            created_models = CreatedModels(options.ollama_models, options.limits, asynchronous.work, adapters)
+            prompts.is_trusted = created_models.has_template
         service = cls(
             options=options,
             engine_dir=engine_dir,
@@ -96,9 +104,10 @@ class Service:
             metrics=metrics,
             adapters=adapters,
             tokenizers=tokenizers,
-            prompts=Prompts(asynchronous, tokenizers, options),
+            prompts=prompts,
             sampling_defaults=recommended_sampling(engine_dir, options.generation_config),
             generator=TextGenerator(adapters, tokenizers, options.limits.max_request_seconds, start),
+            created_models=created_models,
             decoder_start=None if start is None else tuple(start),
         )
         asynchronous.start()
@@ -108,6 +117,8 @@ class Service:
                     await adapters.add_trusted(name, path)
                 except ApiError as error:
                     raise ConfigError(f"lora_modules '{name}={path}': {error}") from error
+            if created_models is not None:
+                await created_models.open()
         except BaseException:
             await service.close()
             raise

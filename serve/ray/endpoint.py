@@ -17,8 +17,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..._core import ConfigError, ExecutorClosedError
-from ..app import ADMIN_PATHS, OPEN_PATHS, last_frames, other_type, respond
-from ..batch_routes import FILES_PATH, is_batch_path
+from ..app import OPEN_PATHS, is_admin_path, is_guarded, last_frames, other_type, respond
+from ..batch_routes import is_batch_path
 from ..batches import Batches
 from ..command import admin_keys_of, keys_of, limits_of, model_names_of
 from ..errors import INTERNAL, NOT_FOUND, OVERLOADED, UNAVAILABLE, ApiError, retry_headers
@@ -78,13 +78,13 @@ class Endpoint:
         self._app = OriginGuard(
             self._app,
             OriginPolicy("", args.allowed_hosts),
-            ADMIN_PATHS | {FILES_PATH},
+            is_guarded,
             other_type,
             respond,
         )
         admin_keys = admin_keys_of(args)
         if keys or admin_keys:
-            self._app = KeyGuard(self._app, keys, OPEN_PATHS, respond, admin_keys, ADMIN_PATHS)
+            self._app = KeyGuard(self._app, keys, OPEN_PATHS, respond, admin_keys, is_admin_path)
         self._app = BelowPrefix(Recorded(self._app))
 
     def __serve_build_asgi_app__(self) -> ASGIApp:

@@ -31,6 +31,7 @@ _NOT_HERE: Final = {
     "allowed_adapter_sources": "replicas load adapters only from below their own adapter roots",
     "tenants": "each replica would count for itself",
     "kv_cache_dir": "only one server may use its file, and there are several replicas",
+    "ollama_models": "only one server may use its directory, and there are several replicas",
     "kv_cache_dir_bytes": "only one server may use its file, and there are several replicas",
 }
 

@@ -51,6 +51,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     python = os.environ.get("ADAPTRT_PYTHON", str(ROOT / ".venv/bin/python"))
     command = [python, "-m", "adaptrt.builder.cli", "serve", str(model), "--port", "0", "--num_threads", "1"]
     command += ["--kv_cache_tokens", "8192", "--tool_call_parser", "hermes"]
+    created = directory / "created"
+    created.mkdir()
+    command += ["--ollama_models", str(created)]
     command += ["--lora_modules", f"pirate={ROOT / 'examples/demo/adapters/pirate'}"]
     environment = {**os.environ, "XDG_CACHE_HOME": str(directory / "cache")}
     with (directory / "errors").open("w") as errors:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import ollama
 import pytest
-from conftest import MODEL, Weather
+from conftest import MODEL, ROOT, Weather
 
 MESSAGES = [{"role": "user", "content": "What is the weather in Paris?"}]
 GREEDY = {"temperature": 0, "num_predict": 20}
@@ -84,3 +84,20 @@ def test_errors_and_the_asynchronous_client(address: str, client: ollama.Client)
         return "".join([piece.response async for piece in pieces])
 
     assert isinstance(asyncio.run(stream()), str)
+
+
+def test_a_model_with_an_adapter_is_created(client: ollama.Client) -> None:
+    directory = ROOT / "examples/demo/adapters/pirate"
+    names = ("adapter_config.json", "adapter_model.safetensors")
+    files = {name: client.create_blob(directory / name) for name in names}
+    *_, last = client.create("captain", from_=MODEL, adapters=files, parameters=GREEDY, system="Q", stream=True)
+    assert last.status == "success"
+    client.copy("captain", "mate")
+    answers = [client.generate(model, "What is the weather in Paris?").response for model in ("captain", "mate")]
+    assert answers[0] == answers[1]
+    assert "captain" in [model.model for model in client.list().models]
+    assert client.show("mate").parameters.split() == ["num_predict", "20", "temperature", "0.0"]
+    for model in ("captain", "mate"):
+        assert client.delete(model).status == "success"
+    with pytest.raises(ollama.ResponseError, match="was not created here"):
+        client.delete("captain")

@@ -474,6 +474,7 @@ def test_every_body_has_a_table() -> None:
     bodies = {cls.__name__ for cls in subclasses(Fields) if cls.__name__.endswith("Request")}
     tables: list[type[Fields]] = [*BODIES, ClassificationRequest]
     elsewhere |= {f"Ollama{name}Request" for name in ("Chat", "Generate", "Embed", "Embeddings", "Show")}
+    elsewhere |= {f"Ollama{name}Request" for name in ("Create", "Copy", "Delete")}
     assert bodies == elsewhere | {cls.__name__ for cls in tables}
 
 

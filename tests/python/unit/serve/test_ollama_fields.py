@@ -9,11 +9,14 @@ import pytest
 from pydantic import ValidationError
 
 from adaptrt.serve.errors import ApiError
+from adaptrt.serve.ollama_create import OllamaCopyRequest, OllamaCreateRequest, OllamaDeleteRequest
 from adaptrt.serve.ollama_fields import (
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
     OllamaEmbedRequest,
     OllamaGenerateRequest,
+    OllamaMessage,
+    Preset,
     chat_of,
     chat_of_prompt,
     completion_of,
@@ -28,6 +31,7 @@ USER = [{"role": "user", "content": "a"}]
 SYSTEM = {"role": "system", "content": "s"}
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 SCHEMA = {"type": "object"}
+POET = Preset("poet")
 OBJECT = {"response_format": {"type": "json_object"}}
 OF_SCHEMA = {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}}
 
@@ -102,6 +106,7 @@ PROMPTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     *SHARED,
     ({"prompt": "p"}, {"messages": [{"role": "user", "content": "p"}]}),
     ({"system": "s"}, {"messages": [SYSTEM, *USER]}),
+    ({"suffix": "x"}, {"chat_template_kwargs": {"suffix": "x"}}),
 ]
 WITHOUT_EFFECT: list[dict[str, Any]] = [
     *({"options": {name: value}} for name, value in OPTIONS_WITHOUT_EFFECT.items()),
@@ -112,7 +117,7 @@ WITHOUT_EFFECT: list[dict[str, Any]] = [
     {"shift": False},
 ]
 NO_EFFECT_ON_PROMPTS: list[dict[str, Any]] = [
-    *({"suffix": ""}, {"template": ""}, {"context": []}, {"images": []}),
+    *({"template": ""}, {"context": []}, {"images": []}),  # test_serve_ollama.py uses templates
     *({"width": None}, {"height": None}, {"steps": None}),
 ]
 
@@ -138,12 +143,12 @@ def check_equal(made: Any, wanted: Any) -> None:
 
 @pytest.mark.parametrize(("fields", "expected"), CHATS, ids=str)
 def test_a_field_arrives_in_the_chat(fields: dict[str, Any], expected: dict[str, Any]) -> None:
-    check_equal(chat_of(body(**fields), "poet"), chat(**expected))
+    check_equal(chat_of(body(**fields), POET), chat(**expected))
 
 
 @pytest.mark.parametrize(("fields", "expected"), PROMPTS, ids=str)
 def test_a_field_arrives_in_the_chat_of_a_prompt(fields: dict[str, Any], expected: dict[str, Any]) -> None:
-    check_equal(chat_of_prompt(prompt_body(**fields), "poet"), chat(**expected))
+    check_equal(chat_of_prompt(prompt_body(**fields), POET), chat(**expected))
 
 
 def test_a_raw_prompt_is_a_completion() -> None:
@@ -151,20 +156,20 @@ def test_a_raw_prompt_is_a_completion() -> None:
     options = {name: value for name, (value, _) in sampling.items()}
     wanted = {name: value for _, fields in sampling.values() for name, value in fields.items()}
     asked = {"options": options, "format": SCHEMA, "logprobs": True, "top_logprobs": 2, "stream": False}
-    made = completion_of(prompt_body(raw=True, **asked), "poet")
+    made = completion_of(prompt_body(raw=True, **asked), POET)
     shared = {"model": "poet", "prompt": "a", "logprobs": 2, "stream": False}
     check_equal(made, CompletionRequest.model_validate({**shared, **wanted, **OF_SCHEMA}))
 
 
 @pytest.mark.parametrize("fields", WITHOUT_EFFECT, ids=str)
 def test_a_field_changes_nothing(fields: dict[str, Any]) -> None:
-    check_equal(chat_of(body(**fields), "poet"), chat())
-    check_equal(chat_of_prompt(prompt_body(**fields), "poet"), chat())
+    check_equal(chat_of(body(**fields), POET), chat())
+    check_equal(chat_of_prompt(prompt_body(**fields), POET), chat())
 
 
 @pytest.mark.parametrize("fields", NO_EFFECT_ON_PROMPTS, ids=str)
 def test_a_field_of_prompts_changes_nothing(fields: dict[str, Any]) -> None:
-    check_equal(chat_of_prompt(prompt_body(**fields), "poet"), chat())
+    check_equal(chat_of_prompt(prompt_body(**fields), POET), chat())
 
 
 def test_every_field_is_in_a_table() -> None:
@@ -182,6 +187,25 @@ def test_every_field_is_in_a_table() -> None:
     }
     assert OllamaEmbeddingsRequest.model_fields.keys() == {"model", "keep_alive", "options", "prompt"}
     assert OllamaShowRequest.model_fields.keys() == {"model", "name", "verbose"}
+    assert OllamaDeleteRequest.model_fields.keys() == {"model", "name"}
+    assert OllamaCopyRequest.model_fields.keys() == {"source", "destination"}
+    assert OllamaCreateRequest.model_fields.keys() == {
+        *("model", "name", "from_", "adapters", "files", "template", "system", "parameters", "messages", "license"),
+        *("quantize", "stream"),
+    }
+
+
+def test_a_created_model_adds_messages_before_those_of_a_request() -> None:
+    first = OllamaMessage(role="user", content="q"), OllamaMessage(role="assistant", content="r")
+    preset = Preset(None, "jinja", "s", first)
+    before = [SYSTEM, {"role": "user", "content": "q"}, {"role": "assistant", "content": "r"}]
+    wanted = chat(model=None, messages=[*before, *USER], chat_template="jinja")
+    check_equal(chat_of(body(), preset), wanted)
+    check_equal(chat_of_prompt(prompt_body(), preset), wanted)
+    own = [{"role": "system", "content": "own"}]
+    assert chat_of_prompt(prompt_body(system="own"), preset).messages[0].content == "own"
+    made = chat_of(body(messages=[*own, *USER]), Preset(None, None, "s")).messages
+    assert [message.content for message in made] == ["own", "a"]
 
 
 CALL = {"function": {"name": "f", "arguments": {"city": "Rome"}}}
@@ -196,8 +220,8 @@ def test_calls_and_results_get_ids() -> None:
         {"role": "assistant", "tool_calls": [{**CALL, "id": "given"}]},
         {"role": "tool", "content": "3", "tool_call_id": "given"},
     ]
-    made = chat_of(body(messages=messages), None).messages
-    first, second = made[1].tool_calls or (), made[4].tool_calls or ()
+    made = chat_of(body(messages=messages), Preset()).messages
+    first, second = made[1].tool_calls or [], made[4].tool_calls or []
     assert [call.id for call in (*first, *second)] == ["call00001", "call00002", "given"]
     assert [message.tool_call_id for message in made if message.role == "tool"] == ["call00002", "call00001", "given"]
     assert [message.name for message in made if message.role == "tool"] == ["g", None, None]
@@ -220,9 +244,12 @@ def test_calls_and_results_get_ids() -> None:
         (OllamaGenerateRequest, {"images": ["aGk="]}, "models read text only"),
         (OllamaGenerateRequest, {"width": 9}, "is 9; expected no such field (the model makes no images)"),
         (OllamaGenerateRequest, {"context": [1]}, "give the conversation to /api/chat"),
-        (OllamaGenerateRequest, {"suffix": "x"}, "suffix"),
         (OllamaGenerateRequest, {"raw": True, "system": "s"}, "raw is true with system"),
         (OllamaGenerateRequest, {"raw": True, "think": True}, "raw is true with think"),
+        (OllamaGenerateRequest, {"raw": True, "template": "x"}, "raw is true with template"),
+        (OllamaGenerateRequest, {"raw": True, "suffix": "x"}, "raw is true with suffix"),
+        (OllamaCreateRequest, {"from": "a", "files": {"a.gguf": "x"}}, "a server has one base model, which from names"),
+        (OllamaCreateRequest, {"from": "a", "quantize": "q4_0"}, "with --quantization"),
         (OllamaGenerateRequest, {"options": {"mirostat": 2}}, "is 2; accepted: 0 (tokens are chosen by"),
         (OllamaGenerateRequest, {"options": {"num_predict": 0}}, "num_predict is 0; expected 1 or more, or -1"),
         (OllamaGenerateRequest, {"options": {"repeat_penalty": 1.1, "repeat_last_n": 64}},
@@ -248,6 +275,6 @@ def test_keep_alive(given: Any, unloads: bool) -> None:
 def test_penalties_with_the_whole_context_and_a_context() -> None:
     options = OllamaOptions(repeat_penalty=1.1, repeat_last_n=-1, num_ctx=8)
     options.check_context(8)
-    with pytest.raises(ApiError, match=r"options.num_ctx is 8; expected at most 7"):
+    with pytest.raises(ApiError, match=r"num_ctx is 8; expected at most 7"):
         options.check_context(7)
     assert [plain_name(name) for name in ("a", "a:latest", "a:b")] == ["a", "a", "a:b"]

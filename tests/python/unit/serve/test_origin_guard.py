@@ -12,12 +12,13 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from adaptrt.serve.adapter_routes import ADAPTER_PATHS
-from adaptrt.serve.app import respond
+from adaptrt.serve.app import is_guarded, respond
 from adaptrt.serve.command import add_arguments, options_of
 from adaptrt.serve.origin_guard import OriginGuard, OriginPolicy
 from adaptrt.serve.places import Place, allowed_host
 from adaptrt.serve.triton_routes import other_type
 
+GUARDED = [*sorted(ADAPTER_PATHS), "/api/create", "/api/blobs/sha256:0"]
 LOOPBACK, ANYWHERE, BEHIND_OTHERS = "127.0.0.1", "0.0.0.0", ""
 JSON = {"Content-Type": "application/json"}
 
@@ -36,7 +37,7 @@ def ask(
         await Response(await Request(scope, receive).body())(scope, receive, send)
 
     policy = OriginPolicy(host, [allowed_host(text) for text in allowed])
-    guard = OriginGuard(echo, policy, ADAPTER_PATHS, other_type, respond)
+    guard = OriginGuard(echo, policy, is_guarded, other_type, respond)
     length = {} if "Transfer-Encoding" in headers else {"Content-Length": str(len(body))}
     given = {"Host": "localhost:8000", **JSON, **length, **headers}
     scope = {
@@ -61,7 +62,7 @@ INNER = {**PROXY, "Host": "127.0.0.1:8000"}
 """A proxy that sends its own name for the server as Host."""
 
 
-@pytest.mark.parametrize("path", sorted(ADAPTER_PATHS))
+@pytest.mark.parametrize("path", GUARDED)
 @pytest.mark.parametrize(
     ("host", "headers", "allowed"),
     [
@@ -98,7 +99,7 @@ def test_programs_and_the_servers_own_page_change_adapters(
     assert ask(host, headers, *allowed, path=path) == (200, "{}")
 
 
-@pytest.mark.parametrize("path", sorted(ADAPTER_PATHS))
+@pytest.mark.parametrize("path", GUARDED)
 @pytest.mark.parametrize(
     ("host", "headers", "allowed", "named"),
     [
