@@ -57,6 +57,7 @@ COMMANDS = (
         "Normalise a DoRA adapter's magnitudes by its base model",
     ),
     Command("serve", "..serve.command", "Serve an engine and its adapters over HTTP"),
+    Command("create", "..serve.create_command", "Create a model on a running server from a Modelfile"),
     Command("inspect", "..tools.inspect", "Describe a checkpoint, an engine or an adapter"),
     Command("chat", "..tools.chat", "Chat with a model and its adapters in the terminal"),
     Command("cache", ".commands.cache", "List or delete the engines that were built on first use"),
