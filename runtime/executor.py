@@ -130,6 +130,7 @@ class Executor(_core.Executor, metaclass=ExecutorType):
         self._engine = load().with_weight_memory(config.weight_memory)
         _check_model_type(model_type, self._engine)
         self._adapters = AdapterStore(self._engine)
+        self._executor_config = config
         self._guided_decoding_config = copy.copy(config.guided_decoding_config)
         self._tokenizer_file = self._engine.directory / TOKENIZER_FILE if tokenizer is None else tokenizer
         self._guide_limits = GuideLimits() if guide_limits is None else guide_limits
@@ -176,6 +177,11 @@ class Executor(_core.Executor, metaclass=ExecutorType):
     def draft_engine(self) -> LoadedEngine | None:
         """The draft engine; LoraConfig.from_peft takes it. None without one."""
         return self._draft_engine
+
+    @property
+    def executor_config(self) -> ExecutorConfig:
+        """The configuration that the executor was made with. It must not be changed."""
+        return self._executor_config
 
     @property
     def adapters(self) -> AdapterStore:

@@ -19,6 +19,7 @@ from .json_answer import Items, JsonAnswer
 from .openai_answers import answer_id, chat_log_probs, events, merged, prompt_log_prob_entries, usage
 from .openai_chat_fields import ChatRequest
 from .openai_requests import read_fields
+from .receipts import ReceiptMaker
 from .service import Service
 from .time_slices import TimeSlices
 
@@ -32,6 +33,9 @@ async def chat(service: Service, request: Request) -> Response:
 async def _answered(service: Service, fields: ChatRequest) -> Response:
     conversation = await Conversation.of(service, fields)
     answer = ChatAnswer(service, fields, conversation)
+    template = await service.prompts.template_for(fields, conversation.adapter) if fields.return_receipt else None
+    source = None if template is None else template.text(with_tools=bool(fields.called_tools))
+    answer.receipt = await ReceiptMaker.of(service, fields, [conversation.request], conversation.tokenizer, source)
     async with AsyncExitStack() as stack:
         generation = await conversation.start(service, stack)
         if fields.stream:
@@ -49,6 +53,8 @@ class ChatAnswer:
         self._tokenizer = conversation.tokenizer
         self._prompt = conversation.request.prompt
         self._num_cached_tokens = 0
+        self.receipt: ReceiptMaker | None = None
+        """Makes the receipt if the client asks for one."""
         self._echo = _echo(fields)
         self._has_reasoning = conversation.has_reasoning
         self._choices = [
@@ -80,7 +86,7 @@ class ChatAnswer:
         if self._fields.prompt_logprobs is not None:
             scored = pieces[0].prompt_log_probs
             whole["prompt_logprobs"] = prompt_log_prob_entries(self._prompt, scored, self._tokenizer.texts)
-        return whole | self._prompt_ids()
+        return whole | self._prompt_ids() | self._receipt(pieces)
 
     async def chunks(self, pieces: AsyncIterator[tuple[int, TextPiece]]) -> AsyncIterator[dict[str, Any]]:
         """Yields the chunks of a streamed answer: each choice's role, then one chunk per piece, even if its text is
@@ -96,6 +102,8 @@ class ChatAnswer:
         begun: set[int] = set()
         async for index, piece in pieces:
             self._num_cached_tokens = piece.num_cached_tokens
+            if self.receipt is not None:
+                self.receipt.add(index, piece)
             if index not in begun:
                 opening = {"index": index, "delta": {"role": "assistant", "content": self._echo}, **_OPEN}
                 counts = {"usage": self._usage(num_tokens)} if always else {}
@@ -105,8 +113,17 @@ class ChatAnswer:
             chunk = await self._choices[index].chunk(piece)
             counts = {"usage": self._usage(num_tokens)} if always else {}
             yield {**head, "choices": [chunk], **counts}
+        if self.receipt is not None:
+            yield {**head, "choices": [], **self._receipt(())}
         if with_usage:
             yield {**head, "choices": [], "usage": self._usage(num_tokens)}
+
+    def _receipt(self, pieces: Sequence[TextPiece]) -> dict[str, Any]:
+        if self.receipt is None:
+            return {}
+        for piece in pieces:
+            self.receipt.add(piece.index, piece)
+        return {"receipt": self.receipt.content()}
 
     def _usage(self, num_tokens: int) -> dict[str, Any]:
         reasoning = sum(choice.num_reasoning_tokens for choice in self._choices) if self._has_reasoning else None

@@ -33,6 +33,7 @@ from .openai_requests import (
     text_request,
     truncation_of,
 )
+from .receipts import ReceiptMaker
 from .service import Service
 from .time_slices import TimeSlices
 from .work import WorkKind
@@ -84,6 +85,7 @@ async def _answered(service: Service, fields: CompletionRequest) -> Response:
     )
     answer = _Answer(service, fields, adapter, own, prompts)
     requests = await answer.requests(await service.vocab_size_of(adapter))
+    answer.receipt = await ReceiptMaker.of(service, fields, requests, own)
     async with AsyncExitStack() as stack:
         generations = await start_all(service, requests, stack)
         if fields.stream:
@@ -168,6 +170,8 @@ class _Answer:
         self._own = own
         self._prompts = prompts
         self._num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        self.receipt: ReceiptMaker | None = None
+        """Makes the receipt if the client asks for one."""
         self._cached: dict[int, int] = {}
         """Number of cached tokens of each prompt whose answers have begun."""
         self._head = {
@@ -206,7 +210,7 @@ class _Answer:
         self._cached = {piece.index // self._fields.n: piece.num_cached_tokens for piece in pieces}
         choices = Items(self._choice(piece.index, piece, is_first=True) for piece in pieces)
         num_tokens = sum(len(piece.token_ids) for piece in pieces) if self._fields.max_tokens else 0
-        return self._head | {"choices": choices, "usage": self._usage(num_tokens)}
+        return self._head | {"choices": choices, "usage": self._usage(num_tokens)} | self._receipt(pieces)
 
     async def chunks(self, pieces: AsyncIterator[tuple[int, TextPiece]]) -> AsyncIterator[dict[str, Any]]:
         """Yields one chunk per piece, and the token counts at the end."""
@@ -218,14 +222,25 @@ class _Answer:
         async for i, piece in pieces:
             num_tokens += len(piece.token_ids) if self._fields.max_tokens else 0
             self._cached[i // self._fields.n] = piece.num_cached_tokens
+            if self.receipt is not None:
+                self.receipt.add(i, piece)
             choice = self._choice(i, piece, is_first=i not in begun)
             begun.add(i)
             chunk = self._head | {"choices": [choice]}
             if always:
                 chunk["usage"] = self._usage(num_tokens)
             yield chunk
+        if self.receipt is not None:
+            yield self._head | {"choices": []} | self._receipt(())
         if with_usage:
             yield self._head | {"choices": [], "usage": self._usage(num_tokens)}
+
+    def _receipt(self, pieces: Sequence[TextPiece]) -> dict[str, Any]:
+        if self.receipt is None:
+            return {}
+        for piece in pieces:
+            self.receipt.add(piece.index, piece)
+        return {"receipt": self.receipt.content()}
 
     def _usage(self, num_tokens: int) -> dict[str, Any]:
         return usage(self._num_prompt_tokens, num_tokens, num_cached_tokens=sum(self._cached.values()))

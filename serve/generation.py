@@ -316,10 +316,11 @@ class TextGenerator:
                 )
             )
             await slices.pause()
-        generation = await self._adapters.submit(self._executor_request(request, own.end_ids), request.adapter)
+        generation = await self._adapters.submit(self.executor_request(request, own.end_ids), request.adapter)
         return TextGeneration(request, generation, texts, has_encoder=self._decoder_start is not None)
 
-    def _executor_request(self, request: TextRequest, end_ids: tuple[int, ...]) -> Request:
+    def executor_request(self, request: TextRequest, end_ids: tuple[int, ...]) -> Request:
+        """Returns the request for the executor. end_ids: tokens that end its tokenizer's texts."""
         end_ids = () if request.ignore_eos else end_ids
         # A request has only one end_id, which is not part of its output. Other end tokens become stop words, which
         # piece() removes from the output again.

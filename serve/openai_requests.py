@@ -137,7 +137,8 @@ def text_request(
         shown_special=tuple(shown_special),
         embedding_bias=embedding_bias,
         guided_decoding_params=guide,
-        top_log_probs=top_log_probs,
+        # Receipts have digests of log probs, which the answer does not show.
+        top_log_probs=0 if fields.return_receipt and top_log_probs is None else top_log_probs,
         prompt_log_probs=prompt_log_probs,
         priority=executor_priority(fields.priority),
         cache_salt_id=salt_id(fields.cache_salt),

@@ -31,15 +31,15 @@ class AppPlace:
     model: Path
 
 
-def make_place(base: Path, adapters: tuple[str, ...], **adapter_fields: Any) -> AppPlace:
-    """Builds a random engine, and random adapters of rank 4 below a root."""
+def make_place(base: Path, adapters: tuple[str, ...], **flags: Any) -> AppPlace:
+    """Builds a random engine, and random adapters of rank 4 below a root. flags: of the build."""
     tokenizer = byte_level()
     model = save_model(ModelSpec(vocab_size=tokenizer.get_vocab_size()), base / "model")
     save_tokenizer(tokenizer, model)
     (model / "chat_template.jinja").write_text(TEMPLATE)
     for seed, name in enumerate(adapters):
-        save_adapter(model, base / "root" / name, seed, strength=3.0, r=4, **adapter_fields)
-    return AppPlace(build_engine(model, base), base / "root", model)
+        save_adapter(model, base / "root" / name, seed, strength=3.0, r=4)
+    return AppPlace(build_engine(model, base, **flags), base / "root", model)
 
 
 class AppClient:

@@ -172,6 +172,7 @@ GENERATION: Table = {
         priority=(100, lambda seen: seen.text.priority == 0.0),
         cache_salt=("s", lambda seen: seen.text.cache_salt_id is not None),
         stream=(True, lambda seen: isinstance(seen.answer, list)),
+        return_receipt=(True, lambda seen: "receipt" in seen.answer),
         return_token_ids=(True, lambda seen: seen.choice.get("token_ids")),
         prompt_logprobs=(2, lambda seen: seen.text.prompt_log_probs == 2),
         truncate_prompt_tokens=(2, lambda seen: len(seen.text.prompt) == 2),
@@ -188,6 +189,10 @@ GENERATION: Table = {
     "length_penalty": Row({**BEAMS, "length_penalty": 2.0}, lambda seen: seen.text.sampling.length_penalty == 2.0),
     "early_stopping": Row({**BEAMS, "early_stopping": True}, lambda seen: seen.text.sampling.early_stopping == 1),
     "truncation_side": Row({"truncate_prompt_tokens": 2, "truncation_side": "right"}, lambda seen: "a" in seen.prompt),
+    "return_receipt_prompt": Row(
+        {"return_receipt": True, "return_receipt_prompt": True},
+        lambda seen: "token_ids" in seen.answer["receipt"]["requests"][0]["prompt"],
+    ),
     "stream_options": Row(
         {"stream": True, "stream_options": {"include_usage": True}}, lambda seen: seen.answer[-1].get("usage")
     ),

@@ -98,6 +98,8 @@ GENERATION_FIELDS: dict[str, Row] = {
     "stream": (True, NOTHING),
     "stream_options": ({"include_usage": True}, NOTHING),
     "return_token_ids": (True, NOTHING),
+    "return_receipt": (True, {"output_config.return_log_probs": True}),
+    "return_receipt_prompt": (True, NOTHING),
     "priority": (-50, {"priority": 0.75}),
     "cache_salt": ("a", {"cache_salt_id": salt_id("a")}),
     "response_format": ({"type": "json_object"}, guide("JSON")),
@@ -142,6 +144,7 @@ GENERATION_FIELDS: dict[str, Row] = {
 }
 BEAMS = {"use_beam_search": True, "n": 2}
 GENERATION_TOGETHER = {
+    "return_receipt_prompt": {"return_receipt": True},
     "length_penalty": BEAMS,
     "early_stopping": BEAMS,
     "use_beam_search": {"n": 2},

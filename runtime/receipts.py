@@ -1,0 +1,182 @@
+"""Receipts: what made an answer, so that it can be made again with the same bits.
+
+A receipt is JSON: digests of everything that the answer's bits depend on, the requests as the executor got them, and
+digests of their tokens and log probs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from .. import _core
+from .._core import GuidedDecodingParams, PeftCacheConfig, Request, SamplingConfig
+from .._version import __version__
+from ..formats.sources.sum_of_names import parse_sum
+from .adapter_versions import parse_version
+from .executor import Executor
+
+FORMAT: Final = 1
+"""Version of the format."""
+BITS: Final = ("engine", "library", "libc", "cpu_kernels", "kernels", "ranks", "lora_storage")
+"""Fields of the environment that bits depend on. Drafts, threads and other requests change none."""
+
+
+class AnswerDigest:
+    """Digests of one answer's tokens and log probs, as they arrive."""
+
+    def __init__(self) -> None:
+        """Has no tokens yet."""
+        self.num_tokens = 0
+        self._tokens = hashlib.sha256()
+        self._log_probs = hashlib.sha256()
+
+    def add(self, token_ids: Sequence[int], log_probs: Iterable[float]) -> None:
+        """Adds further tokens with the log prob of each."""
+        self.num_tokens += len(token_ids)
+        self._tokens.update(np.asarray(token_ids, "<i8").tobytes())
+        for log_prob in log_probs:
+            self._log_probs.update(struct.pack("<d", log_prob))
+
+    def content(self) -> dict[str, Any]:
+        """Returns the digests for JSON."""
+        return {
+            "num_tokens": self.num_tokens,
+            "tokens": self._tokens.hexdigest(),
+            "log_probs": self._log_probs.hexdigest(),
+        }
+
+
+def digest_of_tokens(token_ids: Sequence[int]) -> str:
+    """Returns the SHA-256 of token ids."""
+    return hashlib.sha256(np.asarray(token_ids, "<i8").tobytes()).hexdigest()
+
+
+def digest_of_text(text: str) -> str:
+    """Returns the SHA-256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def environment_of(executor: Executor) -> dict[str, Any]:
+    """Returns the digests of everything but the request and its adapter. Reads files at the first call for an
+    executor's engine.
+    """
+    config = executor.executor_config
+    draft = executor.draft_engine
+    drafts = None
+    if draft is not None and config.draft_target_decoding_config is not None:
+        max_draft_len = config.draft_target_decoding_config.max_draft_len
+        drafts = {"engine": _engine_digest(draft.directory, draft.config.engine_checksums), "max_len": max_draft_len}
+    return {
+        "release": __version__,
+        "engine": _engine_digest(executor.engine.directory, executor.engine.config.engine_checksums),
+        "library": _library_digest(),
+        "libc": " ".join(platform.libc_ver()),
+        "cpu_kernels": _core.cpu_kernels(),
+        "kernels": executor.engine_info.kernels,
+        "ranks": executor.engine.num_ranks,
+        "lora_storage": (config.peft_cache_config or PeftCacheConfig()).lora_storage,
+        "speculation": drafts,
+    }
+
+
+@lru_cache(maxsize=1)
+def _library_digest() -> str:
+    return hashlib.sha256(Path(_core.__file__).read_bytes()).hexdigest()
+
+
+@lru_cache(maxsize=8)
+def _engine_digest(directory: Path, checksums: tuple[str, ...]) -> str:
+    """Returns the SHA-256 of an engine's config.json, which has the checksums of its other files."""
+    path = directory / "config.json"
+    return hashlib.sha256(path.read_bytes() if path.is_file() else " ".join(checksums).encode()).hexdigest()
+
+
+def adapters_in(version: str | None) -> list[dict[str, Any]]:
+    """Returns name, digest and weight of each adapter in NAME@DIGEST or a sum of such names; None: the base model."""
+    if version is None:
+        return []
+    named = parse_sum(version)
+    terms: tuple[tuple[str, float | None], ...] = ((version, None),) if named is None else named.terms
+    found = []
+    for term, weight in terms:
+        name, digest = parse_version(term) or (term, None)
+        found.append({"name": name, "digest": digest} | ({} if weight is None else {"weight": weight}))
+    return found
+
+
+def request_content(request: Request, *, with_prompt: bool) -> dict[str, Any]:
+    """Returns an executor's request for JSON. with_prompt: True: with the tokens of its prompt, not only a digest."""
+    encoder = request.encoder_input_token_ids
+    prompt = request.input_token_ids if encoder is None else encoder
+    guide, bias = request.guided_decoding_params, request.embedding_bias
+    shown_prompt: dict[str, Any] = {"num_tokens": len(prompt), "digest": digest_of_tokens(prompt)}
+    if with_prompt:
+        shown_prompt["token_ids"] = list(prompt)
+    return {
+        "prompt": shown_prompt,
+        "decoder_start": None if encoder is None else list(request.input_token_ids),
+        "max_tokens": request.max_tokens,
+        "sampling": {name: value for name, value in _state_of(request.sampling_config).items() if value is not None},
+        "end_id": request.end_id,
+        "stop_words": request.stop_words,
+        "bad_words": request.bad_words,
+        "num_answers": request.num_return_sequences,
+        "guide": None if guide is None else {"type": guide.guide_type.name, "guide": guide.guide},
+        "logit_bias": None if bias is None else _sparse(np.asarray(bias)),
+    }
+
+
+def request_of(content: Mapping[str, Any], prompt: Sequence[int], vocab_size: int) -> Request:
+    """Makes the request again, with log probs. vocab_size: of its adapter. Raises RequestError for invalid values."""
+    guide, bias, start = content["guide"], content["logit_bias"], content["decoder_start"]
+    row = None
+    if bias is not None:
+        row = np.zeros(vocab_size, np.float32)
+        row[bias["tokens"]] = np.asarray(bias["values"], np.float32)
+    return Request(
+        list(prompt if start is None else start),
+        content["max_tokens"],
+        encoder_input_token_ids=None if start is None else list(prompt),
+        sampling_config=SamplingConfig(**content["sampling"]),
+        output_config=_core.OutputConfig(return_log_probs=True, exclude_input_from_output=True),
+        end_id=content["end_id"],
+        stop_words=content["stop_words"],
+        bad_words=content["bad_words"],
+        num_return_sequences=content["num_answers"],
+        guided_decoding_params=None if guide is None else _guide_of(guide),
+        embedding_bias=row,
+    )
+
+
+def differences(receipt: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """Lists the fields of two environments that bits depend on and that differ."""
+    return [
+        f"{name} is {json.dumps(receipt.get(name))} in the receipt, and {json.dumps(here[name])} here"
+        for name in BITS
+        if receipt.get(name) != here[name]
+    ]
+
+
+def _guide_of(guide: Mapping[str, Any]) -> GuidedDecodingParams:
+    return GuidedDecodingParams(GuidedDecodingParams.GuideType[guide["type"]], guide["guide"])
+
+
+def _sparse(row: Any) -> dict[str, Any]:
+    tokens = np.flatnonzero(row)
+    return {"tokens": tokens.tolist(), "values": [float(value) for value in row[tokens]]}
+
+
+def _state_of(config: SamplingConfig) -> dict[str, Any]:
+    # The binding's state for pickles has all fields by name.
+    state = config.__reduce_ex__(2)[2]
+    assert isinstance(state, dict)
+    return state

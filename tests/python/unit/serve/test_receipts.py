@@ -1,0 +1,152 @@
+"""Receipts: answers of a crowd are made again bit by bit, with other threads, and a difference is named."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import adaptrt
+from adaptrt.builder.cli import main
+from adaptrt.tools.replay import read_receipt, replay
+from support.served_app import AppClient, AppPlace, make_place, run_app
+
+ADAPTERS = ("poet", "clerk")
+MESSAGES = [{"role": "user", "content": "hello"}]
+DRAWN = {"temperature": 1.0, "max_tokens": 12, "return_receipt": True, "return_receipt_prompt": True}
+ASKED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/v1/completions", {"model": "base", "prompt": "hello"}),
+    ("/v1/completions", {"model": "poet", "prompt": ["hello", "a longer prompt"], "n": 2, "seed": 7, "logprobs": 3}),
+    ("/v1/completions", {"model": "clerk", "prompt": "hello", "stop": ["e", "a"], "logit_bias": {"70": 2.5}}),
+    ("/v1/completions", {"model": "poet:0.5+clerk:0.5", "prompt": "hello", "repetition_penalty": 1.2, "top_k": 20}),
+    ("/v1/completions", {"model": "poet", "prompt": "hello", "guided_regex": "[a-f]{4,9}", "stream": True}),
+    ("/v1/completions", {"model": "poet", "prompt": "hi", "use_beam_search": True, "n": 2, "temperature": 0}),
+    ("/v1/chat/completions", {"model": "clerk", "messages": MESSAGES, "include_eos": True}),
+    ("/v1/chat/completions", {"model": "base", "messages": MESSAGES, "stream": True, "n": 2}),
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> AppPlace:
+    return make_place(tmp_path_factory.mktemp("receipts"), ADAPTERS, max_beam_width=2)
+
+
+async def answers(client: AppClient) -> list[dict[str, Any]]:
+    """Answers all requests at once. Streams give their last chunk that has a receipt."""
+    bodies = [(path, DRAWN | body) for path, body in ASKED]
+    responses = await asyncio.gather(*(client.post(path, **body) for path, body in bodies))
+    found = []
+    for response, (_, body) in zip(responses, bodies, strict=True):
+        assert response.status_code == 200, response.text
+        if not body.get("stream"):
+            found.append(response.json())
+            continue
+        chunks = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+        found.append(next(chunk for chunk in chunks if "receipt" in chunk))
+    return found
+
+
+@pytest.fixture(scope="module")
+def received(place: AppPlace) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+
+    async def body(client: AppClient) -> None:
+        await client.tokens("poet")  # some answers reuse a prefix
+        found.extend(await answers(client))
+
+    config = adaptrt.ExecutorConfig(num_threads=1, max_beam_width=2)
+    run_app(place, body, config)
+    return found
+
+
+@pytest.fixture(scope="module")
+def executor(place: AppPlace) -> Iterator[adaptrt.Executor]:
+    config = adaptrt.ExecutorConfig(num_threads=2, max_beam_width=2)
+    with adaptrt.Executor(place.engine, executor_config=config) as made:
+        yield made
+
+
+@pytest.mark.parametrize("index", range(len(ASKED)))
+def test_answers_are_made_again(
+    place: AppPlace, received: list[dict[str, Any]], executor: adaptrt.Executor, index: int
+) -> None:
+    receipt = json.loads(json.dumps(received[index]["receipt"]))
+    body = ASKED[index][1]
+    counts = [len(request["answers"]) for request in receipt["requests"]]
+    prompts = body.get("prompt", "")
+    assert counts == [body.get("n", 1)] * (len(prompts) if isinstance(prompts, list) else 1)
+    assert all(answer["num_tokens"] > 0 for request in receipt["requests"] for answer in request["answers"])
+    modules = {name: place.root / name for name in ADAPTERS}
+    assert replay(executor, receipt, modules, None) == []
+    # Another seed, token or log prob is a difference.
+    changed = copy.deepcopy(receipt)
+    changed["requests"][0]["answers"][-1]["log_probs"] = "0" * 64
+    (problem,) = replay(executor, changed, modules, None)
+    assert problem.startswith(f"requests[0].answers[{counts[0] - 1}]: log_probs is ")
+
+
+def test_an_answer_equals_that_without_a_receipt(place: AppPlace, received: list[dict[str, Any]]) -> None:
+    async def body(client: AppClient) -> None:
+        path, fields = ASKED[1]
+        answer = await client.post(path, **fields, temperature=1.0, max_tokens=12)
+        for one in (answer.json(), received[1]):
+            one.pop("id"), one.pop("created"), one.pop("receipt", None), one.pop("usage")
+        assert answer.json()["choices"] == received[1]["choices"]
+        plain = await client.post("/v1/completions", model="base", prompt="hello", max_tokens=2, return_receipt=True)
+        assert plain.json()["choices"][0]["logprobs"] is None
+        assert "token_ids" not in plain.json()["receipt"]["requests"][0]["prompt"]
+        refused = await client.post("/v1/completions", model="base", prompt="a", return_receipt_prompt=True)
+        assert (refused.status_code, "without return_receipt; expected both" in refused.text) == (400, True)
+
+    run_app(place, body)
+
+
+def test_differences_are_named(
+    place: AppPlace, received: list[dict[str, Any]], executor: adaptrt.Executor, tmp_path: Path
+) -> None:
+    receipt = received[2]["receipt"]
+    digest = receipt["adapters"][0]["digest"]
+    (problem,) = replay(executor, receipt, {"clerk": place.root / "poet"}, None)
+    assert problem.startswith("adapter 'clerk' has digest ")
+    assert problem.endswith(f", and {digest} in the receipt")
+    other = copy.deepcopy(receipt)
+    other["environment"] |= {"kernels": "other", "engine": "0" * 64}
+    engine, kernels = replay(executor, other, {"clerk": place.root / "clerk"}, None)
+    assert engine.startswith(f'engine is "{"0" * 64}" in the receipt, and "')
+    assert kernels.startswith('kernels is "other" in the receipt, and "')
+    prompt = copy.deepcopy(receipt)
+    tokens = prompt["requests"][0]["prompt"].pop("token_ids")
+    modules = {"clerk": place.root / "clerk"}
+    with pytest.raises(adaptrt.ConfigError, match=r"requests\[0\] has no prompt, only its digest; give its token ids"):
+        replay(executor, prompt, modules, None)
+    with pytest.raises(adaptrt.ConfigError, match=r"the prompt of requests\[0\] has another digest"):
+        replay(executor, prompt, modules, [[*tokens, 3]])
+    assert replay(executor, prompt, modules, [tokens]) == []
+    del prompt["requests"][0]["sampling"]
+    with pytest.raises(adaptrt.ConfigError, match="the receipt cannot be read: KeyError: 'sampling'"):
+        replay(executor, prompt, modules, [tokens])
+    bad = [({}, "has no receipt of format 1"), ({**receipt, "requests": 3}, "requests is 3; expected a list")]
+    for content, said in bad:
+        path = tmp_path / "receipt.json"
+        path.write_text(json.dumps(content))
+        with pytest.raises(adaptrt.ConfigError, match=said):
+            read_receipt(path)
+
+
+def test_the_command_says_what_it_found(
+    place: AppPlace, received: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "answer.json"
+    path.write_text(json.dumps(received[2]))
+    command = ["replay", str(path), "--engine_dir", str(place.engine), "--num_threads", "2", "--lora_modules"]
+    assert main([*command, f"clerk={place.root / 'clerk'}"]) == 0
+    assert capsys.readouterr().out == "reproduced 1 answers bit by bit\n"
+    assert main([*command, f"clerk={place.root / 'poet'}"]) == 1
+    assert capsys.readouterr().out.endswith("not reproduced\n")
+    assert main([*command, "clerk"]) == 2
+    assert "lora_modules is 'clerk'; expected NAME=DIR" in capsys.readouterr().err

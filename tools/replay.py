@@ -1,0 +1,161 @@
+"""Makes the answers of a receipt again, and compares their tokens and log probs bit by bit."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from .._core import AdapterError, ConfigError, ExecutorConfig, PeftCacheConfig, cpu_kernels
+from ..common.json_fields import load_json_object
+from ..common.number_flags import MAX_INT32, integer
+from ..common.shown_value import shown
+from ..runtime.engine import load_engine
+from ..runtime.executor import Executor
+from ..runtime.receipts import FORMAT, AnswerDigest, differences, digest_of_tokens, environment_of, request_of
+
+MAX_RECEIPT_BYTES: Final = 64 << 20
+"""Maximum size of a receipt's file."""
+EXIT_DIFFERENT: Final = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags."""
+    parser.add_argument(
+        "receipt", type=Path, metavar="RECEIPT",
+        help="JSON file with a receipt, or with an answer that has one",
+    )  # fmt: skip
+    parser.add_argument("--engine_dir", type=Path, required=True, metavar="DIR", help="engine that made the answer")
+    parser.add_argument(
+        "--lora_modules", nargs="+", default=[], metavar="NAME=DIR", help="directories of the receipt's adapters"
+    )
+    parser.add_argument(
+        "--prompt", type=Path, metavar="FILE",
+        help="JSON file with an object whose 'prompts' are lists of token ids, if the receipt has no prompts",
+    )  # fmt: skip
+    parser.add_argument(
+        "--num_threads", type=integer(1, MAX_INT32), metavar="N", help="threads (default: all CPUs); no bits change"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replays the receipt. Returns 1 if a digest differs."""
+    receipt = read_receipt(args.receipt)
+    prompts = None if args.prompt is None else load_json_object(args.prompt, ConfigError).get("prompts")
+    kernels = str(receipt["environment"].get("kernels", ""))
+    config = ExecutorConfig(num_threads=args.num_threads or 0)
+    config.peft_cache_config = PeftCacheConfig(lora_storage=receipt["environment"].get("lora_storage", "exact"))
+    if kernels in cpu_kernels():
+        config.kernels = kernels
+    engine = load_engine(args.engine_dir)
+    with Executor(engine, engine.model_type, config) as executor:
+        problems = replay(executor, receipt, _modules(args.lora_modules), prompts)
+    for problem in problems:
+        print(problem)
+    num_answers = sum(len(request["answers"]) for request in receipt["requests"])
+    print("not reproduced" if problems else f"reproduced {num_answers} answers bit by bit")
+    return EXIT_DIFFERENT if problems else 0
+
+
+def read_receipt(path: Path) -> dict[str, Any]:
+    """Reads a receipt. Raises ConfigError for a file that has none of this format."""
+    content = load_json_object(path, ConfigError, max_bytes=MAX_RECEIPT_BYTES)
+    receipt = content.get("receipt", content)
+    if not isinstance(receipt, dict) or receipt.get("format") != FORMAT:
+        raise ConfigError(f"{path}: has no receipt of format {FORMAT}; expected an answer to return_receipt")
+    for name, kind in (("environment", dict), ("adapters", list), ("requests", list)):
+        if not isinstance(receipt.get(name), kind):
+            raise ConfigError(f"{path}: {name} is {shown(receipt.get(name))}; expected a {kind.__name__}")
+    return receipt
+
+
+def replay(
+    executor: Executor, receipt: Mapping[str, Any], modules: Mapping[str, Path], prompts: Sequence[Sequence[int]] | None
+) -> list[str]:
+    """Returns everything that differs. Answers are compared only if the environment and the adapters are the same.
+
+    modules: directories of adapters by name. prompts: token ids of each request, if the receipt does not have them.
+
+    Raises ConfigError for a missing prompt and for a receipt that cannot be read, AdapterError.
+    """
+    problems = differences(receipt["environment"], environment_of(executor))
+    try:
+        problems += _load_adapters(executor, receipt["adapters"], modules)
+        if problems:
+            return problems
+        for index, content in enumerate(receipt["requests"]):
+            problems += _replay_request(executor, receipt, index, _prompt_of(content, index, prompts))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"the receipt cannot be read: {type(error).__name__}: {error}") from error
+    return problems
+
+
+def _load_adapters(executor: Executor, adapters: Sequence[Mapping[str, Any]], modules: Mapping[str, Path]) -> list[str]:
+    """Adds the adapters. Lists those whose digests differ."""
+    problems = []
+    for adapter in adapters:
+        name, store = adapter["name"], executor.adapters
+        if name in modules:
+            executor.add_adapter(name, modules[name], replace=store.knows(name))
+        elif not store.knows(name):
+            raise AdapterError(f"the receipt's adapter '{name}' is not in the engine; give --lora_modules {name}=DIR")
+        store.prepare(name)
+        digest = store.get(name).facts.digest
+        if digest != adapter["digest"]:
+            problems.append(f"adapter '{name}' has digest {digest} here, and {adapter['digest']} in the receipt")
+    return problems
+
+
+def _prompt_of(content: Mapping[str, Any], index: int, prompts: Sequence[Sequence[int]] | None) -> Sequence[int]:
+    known = content["prompt"].get("token_ids")
+    if known is None and prompts is not None and index < len(prompts):
+        known = prompts[index]
+    if known is None:
+        raise ConfigError(f"requests[{index}] has no prompt, only its digest; give its token ids with --prompt FILE")
+    if digest_of_tokens(known) != content["prompt"]["digest"]:
+        raise ConfigError(f"the prompt of requests[{index}] has another digest than the receipt's")
+    return list(known)
+
+
+def _replay_request(executor: Executor, receipt: Mapping[str, Any], index: int, prompt: Sequence[int]) -> list[str]:
+    content, terms = receipt["requests"][index], receipt["adapters"]
+    name = "+".join(one["name"] + (f":{one['weight']!r}" if "weight" in one else "") for one in terms) or None
+    change = 0 if name is None else executor.adapters.terms_of(name).vocabulary_change
+    request = request_of(content, prompt, executor.engine_info.vocab_size + change)
+    request_id = executor.enqueue_request(request, adapter=name)
+    tokens: dict[int, list[int]] = {}
+    log_probs: dict[int, list[float]] = {}
+    is_final = False
+    while not is_final:
+        for response in executor.await_responses(request_id):
+            if response.has_error():
+                return [f"requests[{index}] fails here: {response.error_msg}"]
+            result = response.result
+            is_final = is_final or result.is_final
+            for beam, output in enumerate(result.output_token_ids):
+                answer = result.sequence_index + beam
+                tokens.setdefault(answer, []).extend(output)
+                log_probs[answer] = list(result.log_probs[beam]) if result.log_probs else []
+    problems = []
+    for at, expected in enumerate(content["answers"]):
+        digest, length = AnswerDigest(), expected["num_tokens"]
+        # Texts that end an answer cut tokens that the executor had generated.
+        digest.add(tokens.get(at, [])[:length], islice(log_probs.get(at, []), length))
+        problems += [
+            f"requests[{index}].answers[{at}]: {field} is {value} here, and {expected[field]} in the receipt"
+            for field, value in digest.content().items()
+            if value != expected[field]
+        ]
+    return problems
+
+
+def _modules(given: Sequence[str]) -> dict[str, Path]:
+    modules = {}
+    for text in given:
+        name, equals, directory = text.partition("=")
+        if not equals or not name or not directory:
+            raise ConfigError(f"lora_modules is '{text}'; expected NAME=DIR")
+        modules[name] = Path(directory)
+    return modules
