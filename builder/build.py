@@ -20,6 +20,7 @@ from ..formats.engine.build_config import CUDA, DISABLE, ENABLE, NATIVE, TENSORR
 from ..formats.engine.engine_quality import EngineQuality, QualityMeasure
 from ..formats.engine.tensorrt.package import Package
 from ..formats.engine.weight_usage import UsageMeasure, usage_names
+from ..formats.gguf.model_directory import gguf_file_of
 from ..formats.network.ops import Experts
 from .compile.cuda_support import problems_of_network
 from .compile.native import CompiledNetwork
@@ -105,6 +106,8 @@ def build(
     output_dir = Path(output_dir)
     progress = progress or SilentProgress()
     checkpoint = source if isinstance(source, Checkpoint) else Checkpoint.open(Path(source))
+    if config.backend != NATIVE and gguf_file_of(checkpoint.directory) is not None:
+        checkpoint = checkpoint.dequantized()
     plain = checkpoint.with_int8_kv_cache(False)
     if int8_kv_cache:
         if checkpoint.config.is_encoder_only:

@@ -106,7 +106,7 @@ def describe_gguf(path: Path, tensors: bool) -> None:
         **named,
         **_model_rows(config),
         "weights": ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.most_common())
-        + f", which become {dtype_name(config.dtype)} in an engine",
+        + f"; an engine of {dtype_name(config.dtype)} keeps or dequantises them",
         "files": f"{len(model.paths)}, {len(model.tensors)} tensors",
     }
     print_table(f"{path}: GGUF model", rows)

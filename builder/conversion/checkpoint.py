@@ -121,15 +121,21 @@ class Checkpoint:
         """The same tensors, for an engine with an int8 KV cache or one of the engine's own type."""
         return self._with_config(replace(self.config, int8_kv_cache=int8))
 
+    def dequantized(self) -> Checkpoint:
+        """The checkpoint without layers that keep their published numbers."""
+        if self.kept is None:
+            return self
+        assert self.model is not None
+        plain = Checkpoint.of_model(self.model, keeps_published=False).with_int8_kv_cache(self.config.int8_kv_cache)
+        return replace(plain, origin=self.origin)
+
     def quantized(self, quantization: QuantConfig) -> Checkpoint:
         """The checkpoint with quantised linear layers. Layers that were published quantised are dequantised first.
 
         Raises ConfigError if the checkpoint was quantised during its conversion, or cannot be quantised this way.
         """
         if self.kept is not None:
-            assert self.model is not None
-            plain = Checkpoint.of_model(self.model, keeps_published=False)
-            return plain.with_int8_kv_cache(self.config.int8_kv_cache).quantized(quantization)
+            return self.dequantized().quantized(quantization)
         if self.config.quantization is not None:
             raise ConfigError(
                 f"{self.directory}: the weights are already {self.config.quantization.quant_algo.name}; leave "

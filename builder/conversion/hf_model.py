@@ -25,6 +25,7 @@ from ...formats.checkpoint.tensor_names import LM_HEAD
 from ...formats.gguf.model_directory import gguf_file_of
 from ...formats.hugging_face.hf_config import HfConfig
 from ...formats.hugging_face.published.formats import QuantizedMatrix
+from ...formats.hugging_face.published.gguf_blocks import gguf_blocks
 from ...formats.models.registry import FAMILIES, declare
 from ...formats.network.network import Network
 from ...formats.network.weights import name_now
@@ -92,6 +93,7 @@ class HfModel:
         weights = HfWeights(directory)
         for layer in config.embedding_pooling.dense if config.embedding_pooling else ():
             weights = weights.with_module(layer.path)
+        published = published or gguf_blocks(weights)
         if published is not None:
             weights = weights.with_matrices(published.matrices(weights))
         weights = layers_apart(weights, family.fused_layers)
@@ -121,7 +123,7 @@ class HfModel:
         check_quantization(config, plans, str(directory))
         _check_tied_lm_head(weights, network)
         dequantized = dequantized_blocks(network, weights, config.dtype)
-        if published is not None:
+        if published is not None and dequantized is None:
             dequantized = dequantization(published, network, weights, kept, config.dtype, str(directory))
         return cls(network, plans, weights, dequantized, kept)
 

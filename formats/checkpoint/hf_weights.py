@@ -180,7 +180,17 @@ class HfWeights:
         made_of = {
             own for stored in all_stored for own in (self._made[stored].tensors if stored in self._made else (stored,))
         }
-        return sum(self._files[self._file_of[own]].specs[own].num_bytes for own in made_of)
+        return sum(self._num_bytes(own) for own in made_of)
+
+    def _num_bytes(self, stored: str) -> int:
+        file = self._files[self._file_of[stored]]
+        blocks = file.blocks(stored) if isinstance(file, GgufWeights) else None
+        return file.specs[stored].num_bytes if blocks is None else blocks.num_bytes
+
+    @property
+    def gguf_files(self) -> list[GgufWeights]:
+        """The open GGUF files: one, or none."""
+        return [file for file in self._files.values() if isinstance(file, GgufWeights)]
 
     def blocks(self, name: str) -> StoredBlocks | None:
         """How a tensor of a GGUF file is stored; None for values that are not quantised, and for other files."""

@@ -20,7 +20,7 @@ _SMALL: Final = 32
 """Values in a block of the older types."""
 _LARGE: Final = 256
 """Values in a super-block of the K types."""
-_IQ4_VALUES: Final = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+_IQ4_VALUES: Final = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 _FP4_VALUES: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
 """FP4's values times two."""
 
@@ -37,6 +37,9 @@ class BlockType:
     """Type of the values that `values()` returns: float32 for quantised types."""
     dequantize: Callable[[Array], Array] | None = None
     """None: the values are stored in `dtype`."""
+    split: Callable[[Array], tuple[Array, Array]] | None = None
+    """Returns scales float32 [blocks, groups] and integers int8 [blocks, block_size], whose products are the values;
+    for MXFP4, codes of FP4 as uint8. None: groups also have minimums, or more than eight bits."""
 
     @property
     def is_quantized(self) -> bool:
@@ -72,17 +75,17 @@ def _high_bits(blocks: Array, first: int) -> Array:
     return np.unpackbits(np.ascontiguousarray(blocks[:, first : first + 4]), axis=1, bitorder="little") << 4
 
 
-def _q4_0(blocks: Array) -> Array:
-    return _half(blocks, 0) * (_nibbles(blocks[:, 2:]).astype(np.float32) - 8)
+def _q4_0(blocks: Array) -> tuple[Array, Array]:
+    return _half(blocks, 0), _nibbles(blocks[:, 2:]).astype(np.int8) - np.int8(8)
 
 
 def _q4_1(blocks: Array) -> Array:
     return _half(blocks, 0) * _nibbles(blocks[:, 4:]).astype(np.float32) + _half(blocks, 2)
 
 
-def _q5_0(blocks: Array) -> Array:
+def _q5_0(blocks: Array) -> tuple[Array, Array]:
     numbers = _nibbles(blocks[:, 6:]) | _high_bits(blocks, 2)
-    return _half(blocks, 0) * (numbers.astype(np.float32) - 16)
+    return _half(blocks, 0), numbers.astype(np.int8) - np.int8(16)
 
 
 def _q5_1(blocks: Array) -> Array:
@@ -90,8 +93,8 @@ def _q5_1(blocks: Array) -> Array:
     return _half(blocks, 0) * numbers.astype(np.float32) + _half(blocks, 2)
 
 
-def _q8_0(blocks: Array) -> Array:
-    return _half(blocks, 0) * blocks[:, 2:].view(np.int8).astype(np.float32)
+def _q8_0(blocks: Array) -> tuple[Array, Array]:
+    return _half(blocks, 0), blocks[:, 2:].view(np.int8)
 
 
 def _two_bits(packed: Array) -> Array:
@@ -161,17 +164,21 @@ def _q6_k(blocks: Array) -> Array:
     return _in_groups(_half(blocks, 208) * scales, numbers, 16)
 
 
-def _iq4_nl(blocks: Array) -> Array:
-    return _half(blocks, 0) * _IQ4_VALUES[_nibbles(blocks[:, 2:])]
+def _iq4_nl(blocks: Array) -> tuple[Array, Array]:
+    return _half(blocks, 0), _IQ4_VALUES[_nibbles(blocks[:, 2:])]
 
 
-def _iq4_xs(blocks: Array) -> Array:
+def _iq4_xs(blocks: Array) -> tuple[Array, Array]:
     high_bits = np.ascontiguousarray(blocks[:, 2:4]).view("<u2")
     high = (high_bits >> np.arange(0, 16, 2, dtype=np.uint16) & 3).astype(np.uint8)
     low = np.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], axis=-1).reshape(-1, 8)
     scales = (low | high << 4).astype(np.float32) - 32
     numbers = _IQ4_VALUES[_nibbles(blocks[:, 8:].reshape(-1, 8, 16))]
-    return _in_groups(_half(blocks, 0) * scales, numbers, 32)
+    return _half(blocks, 0) * scales, numbers.reshape(len(blocks), -1)
+
+
+def _mxfp4_codes(blocks: Array) -> tuple[Array, Array]:
+    return np.ldexp(np.float32(1.0), blocks[:, :1].astype(np.int32) - 127), _nibbles(blocks[:, 1:])
 
 
 def _mxfp4(blocks: Array) -> Array:
@@ -181,24 +188,36 @@ def _mxfp4(blocks: Array) -> Array:
     return bits.astype(np.uint32).view(np.float32) * _FP4_VALUES[_nibbles(blocks[:, 1:])]
 
 
+def _of_integers(
+    name: str, block_size: int, block_bytes: int, split: Callable[[Array], tuple[Array, Array]]
+) -> BlockType:
+    """A type whose values are products of scales and integers."""
+
+    def dequantize(blocks: Array) -> Array:
+        scales, numbers = split(blocks)
+        return _in_groups(scales, numbers, block_size // scales.shape[1])
+
+    return BlockType(name, block_size, block_bytes, _FLOAT32, dequantize, split)
+
+
 _FLOAT32: Final = np.dtype("<f4")
 TYPES: Final[Mapping[int, BlockType]] = {
     0: BlockType("F32", 1, 4, _FLOAT32),
     1: BlockType("F16", 1, 2, np.dtype("<f2")),
-    2: BlockType("Q4_0", _SMALL, 18, _FLOAT32, _q4_0),
+    2: _of_integers("Q4_0", _SMALL, 18, _q4_0),
     3: BlockType("Q4_1", _SMALL, 20, _FLOAT32, _q4_1),
-    6: BlockType("Q5_0", _SMALL, 22, _FLOAT32, _q5_0),
+    6: _of_integers("Q5_0", _SMALL, 22, _q5_0),
     7: BlockType("Q5_1", _SMALL, 24, _FLOAT32, _q5_1),
-    8: BlockType("Q8_0", _SMALL, 34, _FLOAT32, _q8_0),
+    8: _of_integers("Q8_0", _SMALL, 34, _q8_0),
     10: BlockType("Q2_K", _LARGE, 84, _FLOAT32, _q2_k),
     11: BlockType("Q3_K", _LARGE, 110, _FLOAT32, _q3_k),
     12: BlockType("Q4_K", _LARGE, 144, _FLOAT32, _q4_k),
     13: BlockType("Q5_K", _LARGE, 176, _FLOAT32, _q5_k),
     14: BlockType("Q6_K", _LARGE, 210, _FLOAT32, _q6_k),
-    20: BlockType("IQ4_NL", _SMALL, 18, _FLOAT32, _iq4_nl),
-    23: BlockType("IQ4_XS", _LARGE, 136, _FLOAT32, _iq4_xs),
+    20: _of_integers("IQ4_NL", _SMALL, 18, _iq4_nl),
+    23: _of_integers("IQ4_XS", _LARGE, 136, _iq4_xs),
     30: BlockType("BF16", 1, 2, np.dtype(ml_dtypes.bfloat16)),
-    39: BlockType("MXFP4", _SMALL, 17, _FLOAT32, _mxfp4),
+    39: BlockType("MXFP4", _SMALL, 17, _FLOAT32, _mxfp4, _mxfp4_codes),
 }
 """Types that are read, by ggml's numbers."""
 ACCEPTED_TYPES: Final = ", ".join(each.name for each in TYPES.values())

@@ -99,6 +99,10 @@ class GgufModel:
         """See GgufFile.rows()."""
         return self._file_of[name].rows(name, rows)
 
+    def stored_rows(self, name: str, rows: Array) -> Array:
+        """The bytes of rows of a tensor: a copy [rows, row_bytes]."""
+        return self._file_of[name].stored_rows(name)[rows]
+
     def path_of(self, name: str) -> Path:
         """File of a tensor."""
         return self._file_of[name].path

@@ -14,6 +14,7 @@ import numpy as np
 from ...common.safetensors_stream import TensorSpec
 from ...common.safetensors_stream.reader import PIECE_BYTES
 from .architecture import Architecture
+from .blocks import BlockType
 from .config_fields import ROPE_TENSORS, find_architecture, head_sizes
 from .gguf_file import GgufModel
 from .header import GgufTensor
@@ -111,6 +112,22 @@ class GgufWeights:
         stored = self._stored[name]
         block_type, num_values = stored.tensor.type, math.prod(stored.shape)
         return StoredBlocks(block_type.name, block_type.bytes_of(num_values)) if block_type.is_quantized else None
+
+    @property
+    def matrices(self) -> Mapping[str, BlockType]:
+        """Types of the quantised matrices whose rows are rows of the file, by name."""
+        return {
+            name: stored.tensor.type
+            for name, stored in self._stored.items()
+            if stored.tensor.type.is_quantized and not stored.is_vector and not stored.transposed
+        }
+
+    def stored_rows(self, name: str, first: int, last: int) -> Array:
+        """The blocks of rows first .. last of a tensor of `matrices`: bytes [rows, row_bytes]."""
+        stored = self._stored[name]
+        found = self._model.stored_rows(stored.tensor.name, stored.indices(first, last))
+        self._model.release()
+        return found
 
     def rows(self, name: str, first: int, last: int, *, step: int | None = None) -> Iterator[Array]:
         """Yields rows first .. last of a tensor as float32, or as the type of a tensor that is not quantised.

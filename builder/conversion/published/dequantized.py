@@ -13,6 +13,7 @@ from ....common.progress import format_bytes
 from ....formats.checkpoint.casting import CHECKPOINT_DTYPES, FLOAT32
 from ....formats.checkpoint.hf_weights import HfWeights, MadeMatrix
 from ....formats.hugging_face.published.formats import WEIGHT, PublishedFormat
+from ....formats.hugging_face.published.gguf_blocks import format_of
 from ....formats.network.network import Network
 from .kept_layers import KeptLayers, linear_weights
 
@@ -69,7 +70,7 @@ def dequantization(
     if not used:
         return None
     return Dequantization(
-        format=found.describe(),
+        format=format_of(found, used.values()),
         num_matrices=len(used),
         published_bytes=weights.stored_bytes(used),
         num_bytes=sum(matrix.shape[0] * matrix.shape[1] for matrix in used.values()) * own.itemsize,
@@ -79,8 +80,10 @@ def dequantization(
 
 
 def dequantized_blocks(network: Network, weights: HfWeights, dtype: DType) -> Dequantization | None:
-    """The matrices of linear layers that are quantised in a GGUF file, all of which are dequantised; None: there are
-    none."""
+    """The transposed matrices of linear layers that are quantised in a GGUF file; None: there are none.
+
+    Their blocks lie across the outputs, so none can be kept.
+    """
     names = {part.source + WEIGHT for weight in linear_weights(network) for part in weight.parts}
     stored = {name: blocks for name in names if name in weights and (blocks := weights.blocks(name)) is not None}
     if not stored:

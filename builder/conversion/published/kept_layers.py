@@ -12,6 +12,7 @@ from ....formats.checkpoint.config import ParallelMapping
 from ....formats.checkpoint.hf_weights import HfWeights, MadeMatrix
 from ....formats.checkpoint.quantization import QuantConfig, quantized_specs
 from ....formats.hugging_face.published.formats import WEIGHT, PublishedFormat, QuantizedMatrix
+from ....formats.hugging_face.published.gguf_blocks import format_of
 from ....formats.network.network import Network
 from ....formats.network.ops import Experts, Linear
 from ....formats.network.weights import LinearWeight, Split
@@ -98,7 +99,7 @@ def kept_layers(
     )
     used = {name: matrix for name, matrix in matrices.items() if name in names}
     return KeptLayers(
-        format=found.describe(),
+        format=format_of(found, used.values()),
         quantization=quantization,
         matrices=used,
         rounds_activations=found.rounds_activations,

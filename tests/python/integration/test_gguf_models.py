@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from adaptrt.builder import cli
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.network.rotary_frequencies import inverse_frequencies
 from adaptrt.common.file_lock import file_lock
+from adaptrt.common.progress import format_bytes
 from adaptrt.formats.checkpoint.config import CheckpointConfig
 from adaptrt.formats.models.registry import load_config
 from adaptrt.formats.sources import find_model
@@ -157,20 +159,21 @@ def random_blocks(name: str, values: np.ndarray) -> tuple[np.ndarray, int | None
     return blocks.reshape(*values.shape[:-1], -1), number
 
 
-@pytest.fixture(scope="module")
-def quantized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A quantised file of Llama with a tokenizer and a chat template, and transformers' model of the same values."""
-    directory = tmp_path_factory.mktemp("quantized")
+Quantize = Callable[[str, np.ndarray], tuple[np.ndarray, int | None]]
+
+
+def write_quantized(file: Path, quantize: Quantize, **fields: Any) -> tuple[Path, Any]:
+    """Writes a Llama with a tokenizer and a chat template; returns also transformers' model of the same values."""
     tokenizer = byte_level()
     own = family(
-        transformers.LlamaConfig, vocab_size=tokenizer.get_vocab_size(), hidden_size=256, num_attention_heads=4,
-        num_key_value_heads=2, intermediate_size=256, num_hidden_layers=2, rope_parameters=LLAMA3,
+        transformers.LlamaConfig, vocab_size=tokenizer.get_vocab_size(), num_attention_heads=4, num_key_value_heads=2,
+        num_hidden_layers=2, rope_parameters=LLAMA3, **fields,
     )  # fmt: skip
     model = own.random_model().eval()
     stored: dict[str, tuple[np.ndarray, int]] = {}
 
     def remember(name: str, values: np.ndarray) -> tuple[np.ndarray, int | None]:
-        blocks, number = random_blocks(name, values)
+        blocks, number = quantize(name, values)
         if number is not None:
             stored[name] = blocks, number
         return blocks, number
@@ -178,7 +181,7 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     keys = gguf_files.tokenizer_keys(
         tokenizer, "gpt-2", bos_token_id=0, eos_token_id=1, add_bos_token=True
     ) | {"tokenizer.chat_template": "{{ bos_token }}{{ messages[0].content }}"}  # fmt: skip
-    file = gguf_files.write_model(model, "llama", directory / "tiny-Q4_K.gguf", keys, quantize=remember)
+    gguf_files.write_model(model, "llama", file, keys, quantize=remember)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             found = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2).get_name(name, try_suffixes=(".weight",))
@@ -189,15 +192,30 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
             if heads is not None:  # back to the order of transformers
                 values = values.reshape(heads, -1, 2, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
             parameter.copy_(torch.from_numpy(values.copy()))
-    assert {number for _, number in stored.values()} == set(BLOCKS.values())
     return file, model
 
 
-def test_logits_of_blocks_equal_those_of_transformers(quantized: tuple[Path, Any], tmp_path: Path) -> None:
-    file, model = quantized
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A file with matrices of four types."""
+    numbers = set()
+
+    def quantize(name: str, values: np.ndarray) -> tuple[np.ndarray, int | None]:
+        blocks, number = random_blocks(name, values)
+        numbers.add(number)
+        return blocks, number
+
+    file = tmp_path_factory.mktemp("quantized") / "tiny-Q4_K.gguf"
+    written = write_quantized(file, quantize, hidden_size=256, intermediate_size=256)
+    assert numbers - {None} == set(BLOCKS.values())
+    return written
+
+
+def assert_logits_of_transformers(file: Path, model: Any, engine_dir: Path) -> None:
+    """Builds an engine of float32 and compares a prompt's logits, which are sums in another order."""
     assert cli.main(["build", "--model_dir", str(file), "--dtype", "float32", "--max_seq_len", "64", "--output_dir",
-                     str(tmp_path / "engine")]) == 0  # fmt: skip
-    engine = load_engine(tmp_path / "engine")
+                     str(engine_dir)]) == 0  # fmt: skip
+    engine = load_engine(engine_dir)
     executor = adaptrt.Executor(engine, engine.model_type)
     tokens = np.random.default_rng(0).integers(4, 250, 40).tolist()
     try:
@@ -210,13 +228,86 @@ def test_logits_of_blocks_equal_those_of_transformers(quantized: tuple[Path, Any
     np.testing.assert_allclose(answer.context_logits, expected, rtol=0, atol=1e-4 * scale)
 
 
-def test_the_build_says_that_blocks_are_dequantised(
+def test_logits_of_blocks_equal_those_of_transformers(quantized: tuple[Path, Any], tmp_path: Path) -> None:
+    assert_logits_of_transformers(*quantized, tmp_path / "engine")
+
+
+@pytest.mark.parametrize(
+    ("block_type", "kept", "bits"),
+    [
+        ("Q4_0", "W4A16", 4.5),
+        ("Q5_0", "W8A16", 8.5),
+        ("Q8_0", "W8A16", 8.5),
+        ("IQ4_NL", "W8A16", 8.5),
+        ("IQ4_XS", "W8A16", 9),
+        ("MXFP4", "W4A16", 4.5),
+    ],
+)
+def test_engines_keep_the_numbers_of_blocks(
+    block_type: str, kept: str, bits: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Matrices of layers keep their integers and scales. The embedding and lm_head have none in an engine."""
+    number = gguf.GGMLQuantizationType[block_type]
+    size, num_bytes = gguf.GGML_QUANT_SIZES[number]
+
+    def quantize(name: str, values: np.ndarray) -> tuple[np.ndarray, int | None]:
+        if values.ndim < 2:
+            return values, None
+        random = np.random.default_rng(zlib.crc32(name.encode()))
+        blocks = random.integers(0, 256, (values.size // size, num_bytes), dtype=np.uint8)
+        if block_type == "MXFP4":
+            blocks[:, 0] = random.integers(117, 122, len(blocks))
+        else:
+            scale = {"Q4_0": 0.01, "Q5_0": 0.005, "Q8_0": 8e-4, "IQ4_NL": 8e-4, "IQ4_XS": 5e-5}[block_type]
+            halves = (scale * random.uniform(0.5, 1.5, len(blocks))).astype(np.float16)
+            blocks[:, :2] = halves.view(np.uint8).reshape(-1, 2)
+        return blocks.reshape(*values.shape[:-1], -1), number
+
+    width = 256 if size == 256 else 96
+    file, model = write_quantized(tmp_path / "a.gguf", quantize, hidden_size=width, intermediate_size=width)
+    assert_logits_of_transformers(file, model, tmp_path / "engine")
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"kept 14 matrices of {block_type}, " in text
+    bytes_of_layers = 2 * (4 * width * width + 3 * width * width) - 2 * (
+        width * width
+    )  # k and v have half of the heads
+    assert format_bytes(int(bytes_of_layers * bits / 8)) in text
+
+
+def test_engines_for_gpus_have_dequantised_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def quantize(name: str, values: np.ndarray) -> tuple[np.ndarray, int | None]:
+        if values.ndim < 2:
+            return values, None
+        return np.zeros((values.shape[0], values.shape[1] // 32 * 34), np.uint8), gguf.GGMLQuantizationType.Q8_0
+
+    file, _ = write_quantized(tmp_path / "a.gguf", quantize, hidden_size=96, intermediate_size=96)
+    build = ["build", "--model_dir", str(file), "--max_seq_len", "64", "--backend", "cuda"]
+    assert cli.main([*build, "--output_dir", str(tmp_path / "engine")]) == 0
+    assert "dequantised 15 matrices of Q8_0, " in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_scale_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    def quantize(name: str, values: np.ndarray) -> tuple[np.ndarray, int | None]:
+        if values.ndim < 2:
+            return values, None
+        blocks = np.zeros((values.size // 32, 34), np.uint8)
+        if name == "blk.0.ffn_up.weight":
+            blocks[5, :2] = np.array([np.inf], np.float16).view(np.uint8)
+        return blocks.reshape(*values.shape[:-1], -1), gguf.GGMLQuantizationType.Q8_0
+
+    file, _ = write_quantized(tmp_path / "a.gguf", quantize, hidden_size=96, intermediate_size=96)
+    with pytest.raises(CheckpointError, match=r"ffn_up\.weight': has a scale that is too large"):
+        convert_checkpoint(find_model(file).directory, tmp_path / "checkpoint")
+
+
+def test_the_build_says_which_blocks_are_dequantised(
     quantized: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["build", "--model_dir", str(quantized[0]), "--max_seq_len", "64", "--output_dir",
                      str(tmp_path / "engine")]) == 0  # fmt: skip
     text = " ".join(capsys.readouterr().out.split())
-    assert "15 matrices of IQ4_XS and Q4_K and Q6_K and Q8_0" in text
+    kept, dequantised = re.search(r"kept (\d+) .*dequantised (\d+) ", text).groups()
+    assert int(kept) + int(dequantised) == 15
     assert "of bfloat16; activations are not rounded" in text
 
 
@@ -248,7 +339,7 @@ def test_inspect_describes_a_file(quantized: tuple[Path, Any], capsys: pytest.Ca
     for part in (
         "GGUF model",
         "LlamaForCausalLM",
-        "which become bfloat16",
+        "an engine of bfloat16 keeps or dequantises them",
         "blk.0.attn_q.weight  ",
         "token_embd.weight",
     ):
