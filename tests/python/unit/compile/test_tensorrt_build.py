@@ -120,9 +120,9 @@ def check_tensors(plans: TensorRtPlans, checkpoint: Checkpoint, report: BuildRep
 @pytest.mark.parametrize(
     ("dtype", "adapters", "capabilities"),
     [
-        ("bfloat16", "none", ("8.0", "12.1")),
+        pytest.param("bfloat16", "none", ("8.0", "12.1"), marks=pytest.mark.nightly),
         ("float16", "lora", ("8.6", "12.0")),
-        ("bfloat16", "dora", CAPABILITIES),
+        pytest.param("bfloat16", "dora", CAPABILITIES, marks=pytest.mark.nightly),
     ],
 )
 def test_the_demo_model(root: Path, tmp_path: Path, dtype: str, adapters: str, capabilities: tuple[str, ...]) -> None:
@@ -136,7 +136,7 @@ def test_the_demo_model(root: Path, tmp_path: Path, dtype: str, adapters: str, c
 @pytest.mark.parametrize(
     ("dtype", "adapters", "weights", "capabilities"),
     [
-        ("float16", "none", "constants", ("8.0", "12.1")),
+        pytest.param("float16", "none", "constants", ("8.0", "12.1"), marks=pytest.mark.nightly),
         ("float16", "dora", "constants", ("8.9",)),
         ("bfloat16", "lora", "external", ("8.6", "12.0")),
     ],
