@@ -238,6 +238,12 @@ def _checked_config(
         if quantization is not None and config.sparse_predictors is not None:
             problems.append("sparse_predictors and quantization: quantised weights are read whole; choose one")
     else:
+        scaled_from = checkpoint.network.scales_queries_from
+        if scaled_from is not None and config.max_seq_len is not None and config.max_seq_len > scaled_from:
+            problems.append(
+                f"max_seq_len is {config.max_seq_len}: {checkpoint.config.architecture} scales queries by their "
+                f"position from {scaled_from} on, which needs backend {NATIVE}; expected up to {scaled_from}"
+            )
         if config.backend == CUDA:
             problems += problems_of_network(checkpoint.network)
         else:
@@ -245,6 +251,11 @@ def _checked_config(
                 problems.append(f"{checkpoint.config.architecture} has experts, which need backend {NATIVE}")
             if any(op.sinks is not None for op in checkpoint.network.attentions):
                 problems.append(f"{checkpoint.config.architecture} has attention sinks, which need backend {NATIVE}")
+            if any(op.norms_after_rotation for op in checkpoint.network.attentions):
+                problems.append(
+                    f"{checkpoint.config.architecture} has norms of heads after their rotation, which need backend "
+                    f"{NATIVE}"
+                )
         if not checkpoint.config.has_lm_head:
             problems.append(f"{checkpoint.config.architecture} has no lm_head; such models need backend {NATIVE}")
         published = checkpoint.config.quantization

@@ -132,6 +132,8 @@ _ACCEPTED: Final[Mapping[type[Op], Mapping[str, _Check]]] = {
         **dict.fromkeys(("scope", "layer", "qkv", "rotary", "output", "shape", "scale", "window", "softcap"), _any),
         **dict.fromkeys(("query_norm", "key_norm"), _any),
         "kind": _causal,
+        # No position of the engine has scaled queries: build() checks max_seq_len.
+        "query_scaling": _any,
     },
     Linear: {
         **dict.fromkeys(

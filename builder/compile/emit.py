@@ -18,6 +18,7 @@ from ...formats.engine.plan import (
     CrossKeysOp,
     EmbeddingOp,
     GatedAddOp,
+    GatedConvolutionOp,
     GatedDeltaOp,
     GatedRmsNormOp,
     GatherOp,
@@ -156,6 +157,8 @@ class _Emitter:
             return self._gated_rms_norm(op)
         if isinstance(op, ops.CausalConvolution):
             return self._causal_convolution(op)
+        if isinstance(op, ops.GatedConvolution):
+            return self._gated_convolution(op)
         if isinstance(op, ops.GatedDelta):
             return self._gated_delta(op)
         if isinstance(op, ops.Linear):
@@ -235,7 +238,7 @@ class _Emitter:
         norms = [norm for norm in (op.query_norm, op.key_norm) if norm is not None]
         if len({norm.epsilon for norm in norms}) > 1:
             raise ValueError(f"the norms of q and k differ in epsilon: {norms[0].epsilon} and {norms[1].epsilon}")
-        bias = op.position_bias
+        bias, scaling = op.position_bias, op.query_scaling
         made = AttentionOp(
             kind=op.kind,
             layer=op.layer,
@@ -253,6 +256,9 @@ class _Emitter:
             interleaved=op.interleaved,
             position_bias=None if bias is None else self._weights.by_distance(bias.table, bias.buckets, bias.heads),
             sinks=None if op.sinks is None else self._weights.norm(op.sinks.scores, op.sinks.heads),
+            norms_after_rotation=op.norms_after_rotation,
+            query_scaling_beta=0.0 if scaling is None else as_float32(scaling.beta),
+            query_scaling_length=1 if scaling is None else scaling.length,
         )
         reads = (op.qkv, op.rotary.cosine, op.rotary.sine)
         return EmittedOp(op=made, reads=reads, writes=(op.output,), dtype=self._activation)
@@ -283,6 +289,17 @@ class _Emitter:
         )
         return EmittedOp(op=made, reads=(op.input,), writes=(op.output,), dtype=DType.FLOAT32, in_place=op.input)
 
+    def _gated_convolution(self, op: ops.GatedConvolution) -> EmittedOp:
+        made = GatedConvolutionOp(
+            layer=op.layer,
+            input=buffer_of(op.input),
+            output=buffer_of(op.output),
+            weight=self._weights.columns(op.weight),
+            bias=None if op.bias is None else self._weights.norm(op.bias),
+            taps=op.weight.shape[-1],
+        )
+        return EmittedOp(op=made, reads=(op.input,), writes=(op.output,), dtype=self._activation)
+
     def _gated_delta(self, op: ops.GatedDelta) -> EmittedOp:
         made = GatedDeltaOp(
             layer=op.layer,
@@ -292,6 +309,7 @@ class _Emitter:
             output=buffer_of(op.output),
             log_decay=self._weights.norm(op.log_decay),
             time_bias=self._weights.norm(op.time_bias),
+            update_scale=as_float32(op.update_scale),
         )
         return EmittedOp(op=made, reads=(op.qkv, op.gates), writes=(op.output,), dtype=DType.FLOAT32)
 

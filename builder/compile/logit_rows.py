@@ -11,13 +11,14 @@ from ...formats.engine.plan import (
     BufferName,
     CausalConvolutionOp,
     CrossAttentionOp,
+    GatedConvolutionOp,
     GatedDeltaOp,
     KeepLogitRowsOp,
 )
 from ...formats.network.operands import Value
 from .emitted import EmittedOp
 
-_MIXES_ROWS = (AttentionOp, CrossAttentionOp, CausalConvolutionOp, GatedDeltaOp)
+_MIXES_ROWS = (AttentionOp, CrossAttentionOp, CausalConvolutionOp, GatedConvolutionOp, GatedDeltaOp)
 """Ops whose output rows depend on other rows."""
 
 

@@ -18,6 +18,7 @@ from ...formats.checkpoint.config import CheckpointConfig, ParallelMapping
 from ...formats.checkpoint.config_file import ConfigFile
 from ...formats.checkpoint.fused_layers import layers_apart
 from ...formats.checkpoint.hf_weights import HfWeights
+from ...formats.checkpoint.joined_tensors import with_joined
 from ...formats.checkpoint.planned_tensor import PlannedTensor
 from ...formats.checkpoint.quantization import QuantConfig
 from ...formats.checkpoint.stacked_experts import experts_apart
@@ -97,6 +98,7 @@ class HfModel:
         if published is not None:
             weights = weights.with_matrices(published.matrices(weights))
         weights = layers_apart(weights, family.fused_layers)
+        weights = with_joined(weights, family.joined_tensors)
         weights = experts_apart(weights, family.stacked_experts, config.hidden_size).renamed(now)
         if family.lm_head_is_embedding is not None:
             is_embedding = family.lm_head_is_embedding(config, LM_HEAD in weights)

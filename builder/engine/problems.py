@@ -81,7 +81,7 @@ def _size_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[st
     if sizes["max_seq_len"] > positions and has_limit and not isinstance(checkpoint.rotary_scaling, DynamicScaling):
         found.append(
             f"max_seq_len {sizes['max_seq_len']} is above the model's max_position_embeddings {positions}: "
-            f"{checkpoint.why_positions_end}"
+            "the model was not trained for such positions"
         )
     return found
 
@@ -110,7 +110,7 @@ def _encoder_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list
 def _state_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
     if not checkpoint.has_states or config.backend != TENSORRT:  # cuda_support.py lists what backend cuda lacks.
         return []
-    return [f"{checkpoint.architecture} has linear attention, which needs backend {NATIVE}"]
+    return [f"{checkpoint.architecture} keeps states, which need backend {NATIVE}"]
 
 
 def _encoder_only_problems(config: BuildConfig) -> list[str]:

@@ -13,6 +13,7 @@ from ...formats.network.ops import (
     CausalConvolution,
     Embedding,
     Experts,
+    GatedConvolution,
     GatedDelta,
     GatedRmsNorm,
     LayerNorm,
@@ -92,7 +93,7 @@ def _weights(network: Network) -> Iterator[Tensor | LinearWeight]:
         elif isinstance(op, GatedDelta):
             yield op.log_decay
             yield op.time_bias
-        elif isinstance(op, LayerNorm):
+        elif isinstance(op, (LayerNorm, GatedConvolution)):
             yield op.weight
             if op.bias is not None:
                 yield op.bias

@@ -23,6 +23,8 @@ def attention(graph: GraphBuilder, values: Values, op: Attention, inputs: StepIn
     """Adds the heads' outputs, and this step's keys and values to the layer's KV pool if it has one."""
     if op.sinks is not None:
         raise ConfigError("attention with sinks cannot be written as ONNX")
+    if op.norms_after_rotation:
+        raise ConfigError("norms of heads after their rotation cannot be written as ONNX")
     query, key = op.shape.query_size, op.shape.key_value_size
     q, k, v = graph.split(values[op.qkv.name], (query, key, key), axis=1)
     if op.query_norm is not None:

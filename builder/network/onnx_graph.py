@@ -23,6 +23,7 @@ from ...formats.network.ops import (
     Embedding,
     Experts,
     GatedAdd,
+    GatedConvolution,
     GatedDelta,
     GatedRmsNorm,
     LayerNorm,
@@ -41,8 +42,8 @@ from .onnx_rotary import rotary_table
 from .onnx_rows import embedding, layer_norm, rms_norm
 from .onnx_values import Values
 
-_WITHOUT_NODES = (CausalConvolution, GatedDelta, GatedRmsNorm, SigmoidGate)
-"""Ops of linear attention, and of the gated attention next to it."""
+_WITHOUT_NODES = (CausalConvolution, GatedConvolution, GatedDelta, GatedRmsNorm, SigmoidGate)
+"""Ops of linear attention and of convolutions, and of the gated attention next to them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,8 @@ class NetworkOptions:
     """Maximum adapter rank; None: no adapters."""
     dora: bool = False
     """True if adapters may have DoRA magnitudes."""
+    max_seq_len: int | None = None
+    """Number of positions; None: any number."""
 
 
 def network_options(config: BuildConfig) -> NetworkOptions:
@@ -63,6 +66,7 @@ def network_options(config: BuildConfig) -> NetworkOptions:
         tokens_per_block=config.tokens_per_block,
         max_lora_rank=None if lora is None else lora.max_lora_rank,
         dora=config.dora_enabled,
+        max_seq_len=config.max_seq_len,
     )
 
 
@@ -75,7 +79,15 @@ def onnx_graph(network: Network, weights: Mapping[str, StoredTensor], options: N
     """
     config = network.config
     if any(isinstance(op, _WITHOUT_NODES) for op in network.ops):
-        raise ConfigError(f"{config.architecture} has linear attention, which cannot be written as ONNX")
+        raise ConfigError(
+            f"{config.architecture} has linear attention or convolutions, which cannot be written as ONNX"
+        )
+    scaled_from = network.scales_queries_from
+    if scaled_from is not None and (options.max_seq_len is None or options.max_seq_len > scaled_from):
+        raise ConfigError(
+            f"{config.architecture} scales queries by their position, which cannot be written as ONNX; expected "
+            f"max_seq_len up to {scaled_from}"
+        )
     graph = GraphBuilder(weights, config.dtype, config.quantization)
     has_encoder = network.encoder_output is not None
     # The decoder of an encoder-decoder model processes whole sequences here, like its encoder.

@@ -49,6 +49,8 @@ void bind_ops(py::module_& module) {
                               "output = input / rms(input) * weight * silu(gate), head by head.");
   bind_record<CausalConvolutionOp>(module, "CausalConvolutionOp",
                                    "Replaces columns by the silu of a weighted sum over the last tokens.");
+  bind_record<GatedConvolutionOp>(module, "GatedConvolutionOp",
+                                  "A weighted sum over the last tokens, between two gates.");
   bind_record<DeltaShape>(module, "DeltaShape", "The heads of one layer's gated delta rule.");
   bind_record<GatedDeltaOp>(module, "GatedDeltaOp",
                             "Advances the states of the gated delta rule, and reads them by q.");

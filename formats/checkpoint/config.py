@@ -214,11 +214,6 @@ class CheckpointConfig:
         is_quantized = self.quantization is not None and LM_HEAD_MODULE not in self.quantization.exclude_modules
         return self.share_embedding_table and self.mapping.world_size == 1 and not is_quantized
 
-    @property
-    def why_positions_end(self) -> str:
-        """Reason why sequences must not be longer than max_position_embeddings."""
-        return "the model was not trained for such positions"
-
     def describe_depth(self) -> str:
         """Text for people: 28 layers."""
         if self.is_encoder_only:

@@ -346,13 +346,30 @@ def _read_rope(fields: JsonFields, family: ModelFamily, max_position_embeddings:
         if family.query_scaling:
             beta = nested.optional_number("llama_4_scaling_beta") or 0.0
             nested.discard(("max_position_embeddings",))  # transformers does not read it here
-        scaling = read_rotary_scaling(nested, max_position_embeddings, original, can_be_mrope=family.mrope)
+        if family.alpha_scaling and nested.raw("alpha"):
+            theta = (theta or family.default_rope_theta) * _alpha_factor(nested, head_size)
+        else:
+            scaling = read_rotary_scaling(nested, max_position_embeddings, original, can_be_mrope=family.mrope)
     rope: Features = {"rotary_base": family.default_rope_theta if theta is None else theta, "rotary_scaling": scaling}
     if can_be_partial:
         rope["rotary_pct"] = family.partial_rotary_factor if partial is None else partial
     if family.query_scaling:
         rope["query_scaling_beta"] = beta
     return rope
+
+
+def _alpha_factor(fields: JsonFields, head_size: int) -> float:
+    """Reads a scaling with `alpha`: returns the factor of rope_theta. The other parameters have no effect."""
+    for name in ("rope_type", "type"):
+        if fields.raw(name) is not None:
+            fields.string(name, choices=("dynamic",))
+    alpha = fields.number("alpha", above=True)
+    fields.discard(("beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim"))
+    if head_size <= 2:
+        fields.problem("alpha", f"needs a head_dim above 2, which is {head_size}")
+        return 1.0
+    factor: float = alpha ** (head_size / (head_size - 2))
+    return factor
 
 
 def _refuse_unknown(fields: JsonFields, family: ModelFamily) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..checkpoint.activation import Activation
 from ..checkpoint.config import ROPE_INTERLEAVED, CheckpointConfig
 from ..network.network import Network
-from ..network.operands import RotaryTable, Value
+from ..network.operands import QueryScaling, RotaryTable, Value
 from ..network.weights import Part, Split, stacked, whole
 
 MODEL = "model"
@@ -118,8 +118,11 @@ def declare_llama_like(
     plus_one: bool = False,
     mlp: Mlp | None = None,
     norms_of_all_heads: bool = False,
+    norm_names: tuple[str, str] = ("q_norm", "k_norm"),
+    norms_after_rotation: bool = False,
     sinks: bool = False,
     bases: Sequence[float] = (),
+    query_scaling: QueryScaling | None = None,
 ) -> None:
     """Declares Llama's network, or that of a family that differs only in CheckpointConfig and in these arguments.
 
@@ -128,8 +131,11 @@ def declare_llama_like(
     plus_one: True if the model stores norm weights as differences from one.
     mlp: replaces Llama's MLP.
     norms_of_all_heads: True normalises q and k over all heads together, if they are normalised.
+    norm_names: names of the norms of q and k.
+    norms_after_rotation: True normalises heads after their rotation.
     sinks: True adds a learned score to each head's softmax.
     bases: rotary base of each layer, 0 for layers whose attention does not depend on positions; (): the config's base.
+    query_scaling: scores depend on the position of the query.
     """
     factors = factors or Multipliers()
     query, key, _ = (part.outputs for part in qkv_parts(c, ""))
@@ -145,8 +151,8 @@ def declare_llama_like(
             query_norm = key_norm = None
             if c.qk_layernorm:
                 widths = (query, key) if norms_of_all_heads else (None, None)
-                query_norm = net.head_norm(f"{p}.self_attn.q_norm", "attention.q_layernorm", widths[0])
-                key_norm = net.head_norm(f"{p}.self_attn.k_norm", "attention.k_layernorm", widths[1])
+                query_norm = net.head_norm(f"{p}.self_attn.{norm_names[0]}", "attention.q_layernorm", widths[0])
+                key_norm = net.head_norm(f"{p}.self_attn.{norm_names[1]}", "attention.k_layernorm", widths[1])
             attended = net.attention(
                 qkv,
                 tables[layer],
@@ -156,6 +162,8 @@ def declare_llama_like(
                 key_norm=key_norm,
                 interleaved=c.position_embedding_type == ROPE_INTERLEAVED,
                 sinks=net.sinks(f"{p}.self_attn.sinks", "attention.sinks") if sinks else None,
+                norms_after_rotation=norms_after_rotation,
+                query_scaling=query_scaling,
             )
             dense = whole(f"{p}.self_attn.o_proj", "attn_dense", c.hidden_size)
             x = net.linear(

@@ -95,6 +95,8 @@ class ModelFamily:
     """Linear layers of files that hold several layers of the model, by the end of their path."""
     stacked_experts: StackedExperts | None = None
     """Parameters of the model that hold linear layers of all experts; the network has them per expert. None: none."""
+    joined_tensors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Ends of names of tensors, with those of tensors in files whose rows follow one another in them."""
     bare_architectures: frozenset[str] = frozenset()
     """Classes whose heads are ignored: they count as the model without a head."""
     fitting: Callable[[Any, Container[str]], Any] | None = None
@@ -113,6 +115,8 @@ class ModelFamily:
     """True if rotary positions have three rows: time, height and width."""
     query_scaling: bool = False
     """True if llama_4_scaling_beta scales queries by their position; the config has query_scaling_beta."""
+    alpha_scaling: bool = False
+    """True if rope_type dynamic with `alpha` means a larger rope_theta, whatever the length is."""
     tied_by_default: bool = False
     """Default of tie_word_embeddings."""
     activations: Mapping[str, str] = field(default_factory=lambda: {"silu": "silu"})

@@ -11,12 +11,10 @@ _GEMMA3N = (
     "several residual streams (AltUp), low-rank residuals (LAuReL), norms of values, keys and values that several "
     "layers share, and embeddings for each layer"
 )
-_NORMS_AFTER_ROTATION = "norms of heads after the rotation"
 _LLAMA4 = (
     "experts whose inputs the router scales, norms of heads after the rotation, attention within chunks, and queries "
     "that are scaled by their position"
 )
-_SHORT_CONVOLUTION = "a causal convolution without activation, with products of its inputs and outputs and gates"
 _MAMBA2 = "Mamba 2's selective scan"
 _LATENT_ATTENTION = "multi-head latent attention"
 
@@ -28,13 +26,9 @@ MISSING_OPS: Final = {
     "Gemma4UnifiedForCausalLM": _GEMMA4,
     "Gemma4UnifiedForConditionalGeneration": _GEMMA4,
     "ApertusForCausalLM": "the activation xIELU",
-    "HunYuanDenseV1ForCausalLM": _NORMS_AFTER_ROTATION,
-    "HunYuanMoEV1ForCausalLM": _NORMS_AFTER_ROTATION,
     "Llama4ForCausalLM": _LLAMA4,
     "Llama4ForConditionalGeneration": _LLAMA4,
-    "Lfm2ForCausalLM": _SHORT_CONVOLUTION,
-    "Lfm2MoeForCausalLM": _SHORT_CONVOLUTION,
-    "OlmoHybridForCausalLM": "a gated delta rule whose updates are doubled (linear_allow_neg_eigval)",
+    "Lfm2MoeForCausalLM": "experts whose weights have another bias and sum",
     "OlmoForCausalLM": "layer norms without weights, and bounds on q, k and v",
     "Mamba2ForCausalLM": _MAMBA2,
     "BambaForCausalLM": _MAMBA2,

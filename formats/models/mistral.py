@@ -1,7 +1,6 @@
 """Mistral: no biases, and a sliding window in all layers or in none; text models and vision models.
 
-Ministral 3 scales queries by their position, by a factor that is 1 up to original_max_position_embeddings. Longer
-sequences are not supported.
+Ministral 3 scales queries by their position, by a factor that is 1 up to original_max_position_embeddings.
 """
 
 from __future__ import annotations
@@ -13,7 +12,10 @@ from typing import Any, Final
 
 from ...common.json_fields import JsonFields
 from ..checkpoint.config import CheckpointConfig, added_later
-from .decoder import declare_llama_like
+from ..checkpoint.rotary import YarnScaling
+from ..network.network import Network
+from ..network.operands import QueryScaling
+from .decoder import MODEL, declare_llama_like
 from .family import ModelFamily, VisionTower, sliding_window_of_all_layers
 from .llava import LLAVA_DECODER, LLAVA_OLDER_NAMES, LLAVA_TOWERS
 
@@ -58,33 +60,26 @@ class Ministral3Config(CheckpointConfig):
     """Fields of Ministral 3, in addition to Mistral's."""
 
     query_scaling_beta: float = added_later(0.0)
-    """Above 0: the model scales queries from position max_position_embeddings on. It is 0 for Mistral."""
+    """Above 0: queries beyond rotary_scaling's original_max_position_embeddings are scaled. It is 0 for Mistral."""
 
     @property
-    def why_positions_end(self) -> str:
-        """Reason why sequences must not be longer than max_position_embeddings."""
-        if self.query_scaling_beta == 0.0:
-            return super().why_positions_end
-        return "from there on the model scales queries by their position (llama_4_scaling_beta), which is not supported"
+    def query_scaling(self) -> QueryScaling | None:
+        """Factor of scores by the position of the query; None: 1."""
+        if self.query_scaling_beta == 0.0 or not isinstance(self.rotary_scaling, YarnScaling):
+            return None
+        return QueryScaling(beta=self.query_scaling_beta, length=self.rotary_scaling.original_max_position_embeddings)
 
     def inconsistencies(self) -> list[str]:
         """Lists contradictions between fields that are each acceptable."""
         found = super().inconsistencies()
-        if self.query_scaling_beta != 0.0 and self.rotary_scaling is None:
-            found.append(f"llama_4_scaling_beta is {self.query_scaling_beta}, but rope_type is default; expected yarn")
+        if self.query_scaling_beta != 0.0 and not isinstance(self.rotary_scaling, YarnScaling):
+            kind = "default" if self.rotary_scaling is None else self.rotary_scaling.rope_type
+            found.append(f"llama_4_scaling_beta is {self.query_scaling_beta}, but rope_type is {kind}; expected yarn")
         return found
 
 
-def _scaled_positions(fields: JsonFields) -> int:
-    """Returns the number of positions whose queries are scaled; 0 if the fields do not say it."""
-    stated = fields.raw("max_position_embeddings")
-    for name in ("rope_parameters", "rope_scaling"):
-        rope = fields.raw(name)
-        if isinstance(rope, dict) and rope.get("llama_4_scaling_beta"):
-            original = rope.get("original_max_position_embeddings")
-            if isinstance(stated, int) and isinstance(original, int) and 0 < original < stated:
-                return stated - original
-    return 0
+def _declare_ministral3(net: Network, c: Ministral3Config, *, decoder: str = MODEL) -> None:
+    declare_llama_like(net, c, decoder=decoder, query_scaling=c.query_scaling)
 
 
 def _fill_in(fields: JsonFields) -> Mapping[str, Any]:
@@ -96,7 +91,7 @@ MINISTRAL3 = replace(
     MISTRAL,
     architecture="Ministral3ForCausalLM",
     config_class=Ministral3Config,
-    unused_positions=_scaled_positions,
+    declare=_declare_ministral3,
     fill_in=_fill_in,
     query_scaling=True,
 )
@@ -105,7 +100,7 @@ MISTRAL3 = replace(
     MINISTRAL3,
     architecture="Mistral3ForConditionalGeneration",
     fill_in=lambda fields: _fill_in(fields) if fields.raw("model_type") == _MINISTRAL3 else {},
-    declare=partial(declare_llama_like, decoder=LLAVA_DECODER),
+    declare=partial(_declare_ministral3, decoder=LLAVA_DECODER),
     older_names=LLAVA_OLDER_NAMES,
     vision=VisionTower(
         tensor_prefixes=LLAVA_TOWERS,

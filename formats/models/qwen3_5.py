@@ -27,6 +27,7 @@ from .mixture import (
     layers_without_experts,
     number_of_experts,
 )
+from .recurrent import RecurrentConfig
 
 LINEAR_ATTENTION: Final = "linear_attention"
 _VISION_DECODER: Final = "model.language_model"
@@ -36,7 +37,7 @@ _PREDICTION_FIELDS: Final = frozenset({"mtp_num_hidden_layers", "mtp_use_dedicat
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen35Config(PartialRotaryConfig):
+class Qwen35Config(RecurrentConfig, PartialRotaryConfig):
     """Fields of Qwen3.5, in addition to Llama's."""
 
     linear_layers: tuple[int, ...] = (0,)
@@ -65,10 +66,7 @@ class Qwen35Config(PartialRotaryConfig):
 
     def inconsistencies(self) -> list[str]:
         """Lists contradictions between fields that are each acceptable."""
-        found = super().inconsistencies()
-        layers = self.linear_layers
-        if list(layers) != sorted(set(layers)) or any(layer >= self.num_hidden_layers for layer in layers):
-            found.append(f"linear_layers {list(layers)} must ascend and stay below {self.num_hidden_layers}")
+        found = super().inconsistencies() + self.layer_inconsistencies("linear_layers", self.linear_layers)
         if self.linear_num_value_heads % self.linear_num_key_heads != 0:
             found.append(
                 f"linear_num_value_heads {self.linear_num_value_heads} is not a multiple of linear_num_key_heads "
@@ -76,22 +74,13 @@ class Qwen35Config(PartialRotaryConfig):
             )
         return found
 
-    def mapping_inconsistencies(self) -> list[str]:
-        """Lists reasons why this model cannot be cut by its mapping."""
-        if self.mapping.world_size == 1:
-            return super().mapping_inconsistencies()
-        return [
-            f"{self.mapping.describe()}: {self.architecture} has linear attention, which runs on one rank; expected "
-            "tp_size 1 and pp_size 1"
-        ]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen35MoeConfig(Qwen35Config, MixtureConfig):
     """Fields of Qwen3.5 with experts."""
 
 
-def _linear_layers(fields: JsonFields, num_hidden_layers: int) -> tuple[int, ...]:
+def linear_layers(fields: JsonFields, num_hidden_layers: int) -> tuple[int, ...]:
     """Reads layer_types; by default all but each full_attention_interval-th layer have linear attention."""
     interval = fields.integer("full_attention_interval", default=4)
     kinds = fields.raw("layer_types")
@@ -116,7 +105,7 @@ def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
         "attn_bias": attention_bias,
         "attn_dense_bias": attention_bias,
         "qk_layernorm": True,
-        "linear_layers": _linear_layers(fields, num_hidden_layers),
+        "linear_layers": linear_layers(fields, num_hidden_layers),
         "linear_num_key_heads": fields.integer("linear_num_key_heads", default=16),
         "linear_num_value_heads": fields.integer("linear_num_value_heads", default=32),
         "linear_key_head_dim": fields.integer("linear_key_head_dim", default=128),

@@ -32,13 +32,16 @@ from .granite import GRANITE
 from .granite_hybrid import GRANITE_HYBRID
 from .granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
 from .granite_swa import GRANITE_MOE_SWA, GRANITE_SWA
+from .hunyuan import HUNYUAN, HUNYUAN_MOE
 from .jina_v3 import JINA_V3
+from .lfm2 import LFM2
 from .llama import LLAMA
 from .llama_relatives import CWM, ERNIE4_5, HELIUM, MINISTRAL, SEED_OSS
 from .mistral import BAMBOO, MINISTRAL3, MISTRAL, MISTRAL3
 from .mixtral import MIXTRAL
 from .modernbert import MODERNBERT
 from .olmo2 import OLMO2, OLMO3
+from .olmo_hybrid import OLMO_HYBRID
 from .olmoe import OLMOE
 from .opt import OPT
 from .phi import PHI
@@ -78,6 +81,7 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         GRANITE_SWA,
         OLMO2,
         OLMO3,
+        OLMO_HYBRID,
         SMOLLM3,
         PHI3,
         GEMMA,
@@ -105,6 +109,8 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         MINISTRAL3,
         CWM,
         EXAONE4,
+        HUNYUAN,
+        LFM2,
         STABLELM,
         MIXTRAL,
         QWEN2_MOE,
@@ -114,6 +120,7 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         GRANITE_MOE_SHARED,
         GRANITE_MOE_SWA,
         GLM4_MOE,
+        HUNYUAN_MOE,
         GPT_OSS,
         T5,
         BART,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..._core import AttentionKind
 from ..checkpoint.rotary import RotaryScaling
 from .declared_ops import DeclaredOps
-from .operands import AttentionShape, HeadNorm, PositionBias, RotaryTable, Sinks, Value
+from .operands import AttentionShape, HeadNorm, PositionBias, QueryScaling, RotaryTable, Sinks, Value
 from .ops import Attention, CrossAttention, CrossKeys, Rotary
 from .weights import Tensor, TensorName
 
@@ -66,6 +66,8 @@ class DeclaredAttention(DeclaredOps):
         is_causal: bool = True,
         position_bias: PositionBias | None = None,
         sinks: Sinks | None = None,
+        norms_after_rotation: bool = False,
+        query_scaling: QueryScaling | None = None,
     ) -> Value:
         """Declares attention over the heads of `qkv`; scores are multiplied by `scale`, by default 1 / sqrt(head_size).
 
@@ -91,6 +93,8 @@ class DeclaredAttention(DeclaredOps):
                 interleaved=interleaved,
                 position_bias=position_bias,
                 sinks=sinks,
+                norms_after_rotation=norms_after_rotation,
+                query_scaling=query_scaling,
             )
         )
         return output

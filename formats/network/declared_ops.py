@@ -40,6 +40,12 @@ class DeclaredOps:
         """Attention of each layer, in order; an encoder's before the decoder's."""
         return tuple(op for op in self.ops if isinstance(op, Attention))
 
+    @property
+    def scales_queries_from(self) -> int | None:
+        """First position whose queries are scaled; None: no query is."""
+        scalings = (op.query_scaling for op in self.attentions)
+        return min((scaling.length for scaling in scalings if scaling is not None), default=None)
+
     def layers(self) -> Iterator[int]:
         """Yields the number of each decoder layer; ops declared meanwhile belong to it."""
         found = self.cross_key_ops if self._rows is RowKind.ENCODER_TOKENS else self.layer_ops

@@ -1,10 +1,10 @@
-"""Declaration of linear attention: a causal convolution, the gated delta rule, and gates."""
+"""Declaration of linear attention: causal convolutions, the gated delta rule, and gates."""
 
 from __future__ import annotations
 
 from .declared_attention import DeclaredAttention
 from .operands import DeltaShape, Value
-from .ops import CausalConvolution, GatedDelta, GatedRmsNorm, SigmoidGate
+from .ops import CausalConvolution, GatedConvolution, GatedDelta, GatedRmsNorm, SigmoidGate
 from .weights import Tensor
 
 
@@ -26,10 +26,33 @@ class DeclaredRecurrence(DeclaredAttention):
         )
         return output
 
-    def gated_delta(self, qkv: Value, gates: Value, shape: DeltaShape, source: str, name: str) -> Value:
+    def gated_convolution(self, x: Value, source: str, name: str, *, taps: int, bias: bool) -> Value:
+        """Declares the convolution over `taps` tokens between two gates; `x` is [b | c | x].
+
+        Column c is convolved with row c of `source`.weight [columns, 1, taps], and has the bias `source`.bias[c].
+        """
+        assert self._layer is not None
+        width = x.width // 3
+        output = self._value("convolved", width, x.rows)
+        self.ops.append(
+            GatedConvolution(
+                scope=self._scope,
+                layer=self._layer,
+                input=self._read(x),
+                output=output,
+                weight=Tensor(self._name(f"{name}.weight"), f"{source}.weight", (width, 1, taps)),
+                bias=self._vector(source, f"{name}.bias", width) if bias else None,
+            )
+        )
+        return output
+
+    def gated_delta(
+        self, qkv: Value, gates: Value, shape: DeltaShape, source: str, name: str, *, update_scale: float = 1.0
+    ) -> Value:
         """Declares the gated delta rule over the columns [q | k | v] of `qkv` and [b | a] of `gates`.
 
-        The decay has `source`.A_log and `source`.dt_bias, each [value heads].
+        The decay has `source`.A_log and `source`.dt_bias, each [value heads]. sigmoid(b) is multiplied by
+        `update_scale`.
         """
         assert self._layer is not None
         output = self._value("attended", shape.value_size, qkv.rows)
@@ -44,12 +67,18 @@ class DeclaredRecurrence(DeclaredAttention):
                 shape=shape,
                 log_decay=Tensor(self._name(f"{name}.A_log"), f"{source}.A_log", heads, float32=True),
                 time_bias=Tensor(self._name(f"{name}.dt_bias"), f"{source}.dt_bias", heads, float32=True),
+                update_scale=update_scale,
             )
         )
         return output
 
-    def gated_rms_norm(self, x: Value, gate: Value, source: str, name: str, *, head_size: int) -> Value:
-        """Declares an RMS norm of each head of `x`, times the silu of the last columns of `gate`."""
+    def gated_rms_norm(
+        self, x: Value, gate: Value, source: str, name: str, *, head_size: int, epsilon: float | None = None
+    ) -> Value:
+        """Declares an RMS norm of each head of `x`, times the silu of the last columns of `gate`.
+
+        The default of `epsilon` comes from the config.
+        """
         output = self._value("normed", x.width, x.rows)
         self.ops.append(
             GatedRmsNorm(
@@ -58,7 +87,7 @@ class DeclaredRecurrence(DeclaredAttention):
                 gate=self._read(gate),
                 output=output,
                 weight=self._vector(source, f"{name}.weight", head_size),
-                epsilon=self.config.norm_epsilon,
+                epsilon=self.config.norm_epsilon if epsilon is None else epsilon,
             )
         )
         return output

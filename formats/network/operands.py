@@ -27,10 +27,19 @@ class RotaryTable:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadNorm:
-    """An RMS norm of q or k before rotation: of each head or of all heads together, depending on the weight's size."""
+    """An RMS norm of q or k: of each head or of all heads together, depending on the weight's size."""
 
     weight: Tensor
     epsilon: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryScaling:
+    """Scores of a query at position p are multiplied by 1 + beta * ln(1 + floor(p / length))."""
+
+    beta: float
+    length: int
+    """Number of positions whose queries are not scaled."""
 
 
 @dataclass(frozen=True, kw_only=True)

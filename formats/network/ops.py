@@ -17,6 +17,7 @@ from .operands import (
     GateScores,
     HeadNorm,
     PositionBias,
+    QueryScaling,
     RotaryTable,
     Routing,
     Sinks,
@@ -126,6 +127,9 @@ class Attention:
     """True rotates elements 2 i and 2 i + 1 of a head together, False those of its two halves."""
     position_bias: PositionBias | None
     sinks: Sinks | None
+    norms_after_rotation: bool = False
+    """True if the norms of each head come after its rotation."""
+    query_scaling: QueryScaling | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,11 +242,28 @@ class CausalConvolution:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GatedConvolution:
+    """output = c * (bias + the sum over taps i of weight[:, i] * (b * x) of taps - 1 - i tokens before).
+
+    The input is [b | c | x]. A sequence's state has b * x of its last taps - 1 tokens.
+    """
+
+    scope: str
+    layer: int
+    input: Value
+    output: Value
+    weight: Tensor
+    """[columns, 1, taps]."""
+    bias: Tensor | None
+    """[columns]."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class GatedDelta:
     """The gated delta rule, with a state [value heads, key_dim, value_dim] per sequence.
 
     For each token and value head, with q and k divided by their L2 norms, and q by sqrt(key_dim):
-    state = decay * state + k^T ((v - decay * k state) * sigmoid(b)), output = q state.
+    state = decay * state + k^T ((v - decay * k state) * update_scale * sigmoid(b)), output = q state.
     The decay is exp(-exp(log_decay) * softplus(a + time_bias)).
     """
 
@@ -258,6 +279,7 @@ class GatedDelta:
     """[value heads]."""
     time_bias: Tensor
     """[value heads]."""
+    update_scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,6 +384,7 @@ Op = (
     | SigmoidGate
     | GatedRmsNorm
     | CausalConvolution
+    | GatedConvolution
     | GatedDelta
     | CrossKeys
     | CrossAttention

@@ -55,6 +55,7 @@ using LoweredOpPtr = std::unique_ptr<LoweredOp>;
 [[nodiscard]] LoweredOpPtr lower(const GatedRmsNormOp& op, const OpPlace& place);
 [[nodiscard]] LoweredOpPtr lower(const CausalConvolutionOp& op, const OpPlace& place);
 [[nodiscard]] LoweredOpPtr lower(const GatedDeltaOp& op, const OpPlace& place);
+[[nodiscard]] LoweredOpPtr lower(const GatedConvolutionOp& op, const OpPlace& place);
 [[nodiscard]] LoweredOpPtr lower(const CrossKeysOp& op, const OpPlace& place);
 [[nodiscard]] LoweredOpPtr lower(const CrossAttentionOp& op, const OpPlace& place);
 [[nodiscard]] LoweredOpPtr lower(const AllReduceOp& op, const OpPlace& place);

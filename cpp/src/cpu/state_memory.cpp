@@ -31,6 +31,8 @@ StateMemory::StateMemory(const Program& program) : layers_(static_cast<std::size
   for (const Op& op : program.body) {
     if (const auto* convolution = std::get_if<CausalConvolutionOp>(&op)) {
       layers_[static_cast<std::size_t>(convolution->layer)].convolution = place(convolution->state_size());
+    } else if (const auto* gated = std::get_if<GatedConvolutionOp>(&op)) {
+      layers_[static_cast<std::size_t>(gated->layer)].convolution = place(gated->state_size());
     } else if (const auto* delta = std::get_if<GatedDeltaOp>(&op)) {
       layers_[static_cast<std::size_t>(delta->layer)].delta = place(delta->shape.state_size());
     }

@@ -83,6 +83,10 @@ class Checker {
     refuse_op(op.interleaved, "rotations of neighbouring elements");
     refuse_op(op.position_bias.size != 0, "biases of positions");
     refuse_op(op.sinks.size != 0, "attention sinks");
+    refuse_op(op.norms_after_rotation, "norms after the rotation");
+    // Queries before this position are not scaled.
+    refuse_op(op.query_scaling_beta != 0.0F && program_.max_seq_len > op.query_scaling_length,
+              "queries that are scaled by their position");
     if (op.shape.head_dim > kMaxHeadDim) {
       problems_.add(where_ + " has head_dim " + std::to_string(op.shape.head_dim) + "; expected at most " +
                     std::to_string(kMaxHeadDim));

@@ -10,7 +10,7 @@ namespace {
 using enum TensorParallelSplit;
 using enum LoraModule;
 
-constexpr std::array<LoraModuleInfo, 41> kModules{{
+constexpr std::array<LoraModuleInfo, 43> kModules{{
     {kAttnQkv, "attn_qkv", kColumn, true},
     {kAttnQ, "attn_q", kColumn, true},
     {kAttnK, "attn_k", kColumn, true},
@@ -52,6 +52,8 @@ constexpr std::array<LoraModuleInfo, 41> kModules{{
     {kLinearAttnA, "linear_attn_a", kColumn, true},
     {kLinearAttnBa, "linear_attn_ba", kColumn, true},
     {kLinearAttnDense, "linear_attn_dense", kRow, true},
+    {kConvIn, "conv_in", kColumn, true},
+    {kConvOut, "conv_out", kRow, true},
 }};
 
 constexpr bool ids_are_positions() {

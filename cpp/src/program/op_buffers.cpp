@@ -68,6 +68,10 @@ OpBuffers find(const CausalConvolutionOp& op, const Program& /*program*/) {
   return {.reads = {op.values}, .writes = {}};
 }
 
+OpBuffers find(const GatedConvolutionOp& op, const Program& /*program*/) {
+  return {.reads = {op.input}, .writes = {op.output}};
+}
+
 OpBuffers find(const GatedDeltaOp& op, const Program& /*program*/) {
   return {.reads = {op.qkv, op.gates}, .writes = {op.output}};
 }

@@ -19,7 +19,7 @@ std::string_view name_of(const Op& op) {
       "all reduce",   "gather",         "receive",
       "send",         "all heads norm", "broadcast",
       "sigmoid gate", "gated rms norm", "causal convolution",
-      "gated delta"};
+      "gated delta",   "gated convolution"};
   return kNames[op.index()];
 }
 

@@ -41,6 +41,10 @@ void Validator::check(const AttentionOp& op) {
     check_norm("key_norm", op.key_norm, shape.key_value_size());
     check_optional_vector("sinks", op.sinks, shape.num_attention_heads);
     if (op.interleaved && of_heads) add(where_ + ": interleaved heads have a norm of their own");
+    const bool of_all = !of_heads && (op.query_norm.size != 0 || op.key_norm.size != 0);
+    if (op.norms_after_rotation && (of_all || op.interleaved)) {
+      add(where_ + ": norms after the rotation must be of each head, and heads must not be interleaved");
+    }
     const std::int64_t biases = op.position_bias.size / shape.num_attention_heads;
     if (op.position_bias.size != 0 && (biases % 2 == 0 || op.position_bias.data == nullptr ||
                                        biases * shape.num_attention_heads != op.position_bias.size)) {
@@ -56,6 +60,8 @@ void Validator::check(const AttentionOp& op) {
   check_finite("scale", op.scale, 0.0F);
   check_range_(where_ + ": sliding_window", op.sliding_window, 0, kSizeLimit - 1);
   check_finite("softcap", op.softcap, 0.0F);
+  check_finite("query_scaling_beta", op.query_scaling_beta, 0.0F);
+  check_range_(where_ + ": query_scaling_length", op.query_scaling_length, 1, kSizeLimit - 1);
 }
 
 void Validator::check(const CrossKeysOp& op) {

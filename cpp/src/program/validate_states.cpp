@@ -20,18 +20,34 @@ void Validator::check_state(std::optional<std::size_t> num_bytes) {
   state_bytes_ = fits ? std::optional(sum) : std::nullopt;
 }
 
+std::int64_t Validator::check_taps(const VectorView& weight, std::int64_t num_taps) {
+  check_range_(where_ + ": taps", num_taps, 1, kSizeLimit - 1);
+  const std::int64_t taps = std::max<std::int64_t>(1, num_taps);
+  const std::int64_t width = weight.size / taps;
+  check_state(product({taps, width, static_cast<std::int64_t>(sizeof(float))}));
+  if (width >= 1 && width < kSizeLimit && width * taps == weight.size && weight.data != nullptr) return width;
+  add(where_ + ": the weight has " + text(weight.size) + " elements; it must have some for each of " +
+      text(num_taps) + " taps");
+  return 0;
+}
+
 void Validator::check(const CausalConvolutionOp& op) {
   const Buffer* values = operand("values", op.values, DType::kFloat32, rows_);
-  check_range_(where_ + ": taps", op.taps, 1, kSizeLimit - 1);
-  const std::int64_t taps = std::max<std::int64_t>(1, op.taps);
-  const std::int64_t width = op.weight.size / taps;
-  check_state(product({taps, width, static_cast<std::int64_t>(sizeof(float))}));
   use_layer(op.layer, &convolution_users_);
-  if (width < 1 || width * taps != op.weight.size || op.weight.data == nullptr) {
-    add(where_ + ": the weight has " + text(op.weight.size) + " elements; it must have some for each of " +
-        text(op.taps) + " taps");
-  }
-  check_at_least("values", values, width);
+  const std::int64_t width = check_taps(op.weight, op.taps);
+  if (width > 0) check_at_least("values", values, width);
+}
+
+void Validator::check(const GatedConvolutionOp& op) {
+  sees_before_ = true;
+  use_layer(op.layer, &layer_users_);
+  const Buffer* input = operand("input", op.input, DType::kFloat32, rows_);
+  const Buffer* output = operand("output", op.output, program_.activation_type(), rows_);
+  const std::int64_t width = check_taps(op.weight, op.taps);
+  if (width == 0) return;
+  check_width("input", input, 3 * width);
+  check_width("output", output, width);
+  check_optional_vector("the bias", op.bias, width);
 }
 
 void Validator::check(const GatedDeltaOp& op) {
@@ -60,6 +76,7 @@ void Validator::check(const GatedDeltaOp& op) {
   check_width("output", output, shape.value_size());
   check_vector("log_decay", op.log_decay, shape.num_value_heads);
   check_vector("time_bias", op.time_bias, shape.num_value_heads);
+  check_finite("update_scale", op.update_scale, 0.0F);
 }
 
 void Validator::check(const GatedRmsNormOp& op) {

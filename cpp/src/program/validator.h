@@ -79,6 +79,9 @@ class Validator {
   void check(const GatedRmsNormOp& op);
   void check(const CausalConvolutionOp& op);
   void check(const GatedDeltaOp& op);
+  void check(const GatedConvolutionOp& op);
+  /// Checks the taps and the state of a convolution; returns the number of its columns, or 0 if it is unknown.
+  std::int64_t check_taps(const VectorView& weight, std::int64_t num_taps);
   /// Checks that an op may keep a state of so many bytes.
   void check_state(std::optional<std::size_t> num_bytes);
   /// Checks that a buffer has at least `width` columns.

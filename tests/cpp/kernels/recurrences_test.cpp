@@ -117,6 +117,113 @@ BOOST_DATA_TEST_CASE(convolution_in_pieces_has_the_same_bits, kernel_tables(), n
   BOOST_TEST((whole.state == pieces.state));
 }
 
+/// Rows [before | after | x] of a convolution between gates, with room after each row.
+struct Gated {
+  std::int64_t rows;
+  std::int64_t width;
+  std::int64_t taps;
+  std::int64_t stride = 3 * width + 2;
+  std::int64_t tap_stride = width + 2;
+  std::int64_t out_stride = width + 3;
+  Values input;
+  Values weight;
+  Values bias;
+  Values state;
+  Values out;
+
+  Gated(std::int64_t num_rows, std::int64_t columns, std::int64_t num_taps, FreshRandom* random)
+      : rows(num_rows), width(columns), taps(num_taps) {
+    input = random->vector(rows * stride, -2.0F, 2.0F);
+    weight = random->vector(taps * tap_stride);
+    bias = random->vector(width);
+    state = random->vector((taps - 1) * tap_stride);
+    out.assign(at(rows * out_stride), kPoison);
+  }
+
+  /// Runs rows [begin, end) and columns [first, last).
+  void run(const KernelTable& table, std::int64_t begin, std::int64_t end, std::int64_t first,
+           std::int64_t last) {
+    const float* row = input.data() + begin * stride + first;
+    table.gated_convolution({.before = row,
+                             .after = row + width,
+                             .x = row + 2 * width,
+                             .stride = stride,
+                             .rows = end - begin,
+                             .width = last - first,
+                             .weight = weight.data() + first,
+                             .bias = bias.empty() ? nullptr : bias.data() + first,
+                             .taps = taps,
+                             .state = state.data() + first,
+                             .tap_stride = tap_stride,
+                             .out = reinterpret_cast<std::byte*>(out.data() + begin * out_stride + first),
+                             .out_stride = out_stride,
+                             .out_type = DType::kFloat32});
+  }
+
+  /// before * x, or what the state has of it.
+  [[nodiscard]] double product(std::int64_t row, std::int64_t column) const {
+    if (row < 0) return state[at((row + taps - 1) * tap_stride + column)];
+    const float* values = input.data() + row * stride + column;
+    return static_cast<double>(values[0]) * static_cast<double>(values[2 * width]);
+  }
+};
+
+BOOST_DATA_TEST_CASE(gated_convolution_is_the_sum_over_taps_between_gates, kernel_tables(), name) {
+  const auto& table = kernel_table(name);
+  FreshRandom random;
+  for (const std::int64_t width : kWidths) {
+    for (const std::int64_t taps : {1, 3, 4}) {
+      for (const std::int64_t rows : {0, 1, 2, 9}) {
+        const Gated before(rows, width, taps, &random);
+        Gated after = before;
+        if (rows == 2) after.bias.clear();
+        after.run(table, 0, rows, 0, width);
+        for (std::int64_t row = 0; row < rows; ++row) {
+          for (std::int64_t column = 0; column < before.out_stride; ++column) {
+            const float found = after.out[at(row * before.out_stride + column)];
+            if (column >= width) {
+              BOOST_TEST_REQUIRE(found == kPoison);
+              continue;
+            }
+            double sum = after.bias.empty() ? 0.0 : static_cast<double>(after.bias[at(column)]);
+            for (std::int64_t tap = 0; tap < taps; ++tap) {
+              sum += static_cast<double>(before.weight[at(tap * before.tap_stride + column)]) *
+                     before.product(row - taps + 1 + tap, column);
+            }
+            sum *= static_cast<double>(before.input[at(row * before.stride + width + column)]);
+            check_near(found, sum, 1e-5);
+          }
+        }
+        for (std::int64_t tap = 0; tap + 1 < taps; ++tap) {
+          for (std::int64_t column = 0; column < before.tap_stride; ++column) {
+            const float found = after.state[at(tap * before.tap_stride + column)];
+            if (column >= width) {
+              BOOST_TEST_REQUIRE(found == before.state[at(tap * before.tap_stride + column)]);
+              continue;
+            }
+            check_near(found, before.product(rows - taps + 1 + tap, column), 1e-6);
+          }
+        }
+      }
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(gated_convolution_in_pieces_has_the_same_bits, kernel_tables(), name) {
+  const auto& table = kernel_table(name);
+  FreshRandom random;
+  Gated whole(11, 37, 4, &random);
+  Gated pieces = whole;
+  whole.run(table, 0, 11, 0, 37);
+  for (const auto& [first, last] : {std::pair{0, 5}, {5, 24}, {24, 37}}) {
+    for (const auto& [begin, end] : {std::pair{0, 1}, {1, 3}, {3, 11}}) {
+      pieces.run(table, begin, end, first, last);
+    }
+  }
+  BOOST_TEST((whole.out == pieces.out));
+  BOOST_TEST((whole.state == pieces.state));
+}
+
 /// One value head with room after each row, which must stay as it is.
 struct Delta {
   std::int64_t rows;

@@ -188,6 +188,12 @@ BOOST_AUTO_TEST_CASE(unusable_ops_of_other_families_are_found) {
   });
   finds("head op 0 (rms norm): adds outside the body",
         [](Program* p) { std::get<RmsNormOp>(p->head.at(0)).add = true; });
+  finds("query_scaling_length is 0", [&](Program* p) { op_at<AttentionOp>(p, 4).query_scaling_length = 0; });
+  finds("query_scaling_beta is -1", [&](Program* p) { op_at<AttentionOp>(p, 4).query_scaling_beta = -1.0F; });
+  finds("norms after the rotation must be of each head", [&](Program* p) {
+    op_at<AttentionOp>(p, 4).norms_after_rotation = true;
+    op_at<AttentionOp>(p, 4).interleaved = true;
+  });
   finds("interleaved heads have a norm of their own", [&](Program* p) {
     op_at<AttentionOp>(p, 4).interleaved = true;
     op_at<AttentionOp>(p, 4).query_norm = vector(12);

@@ -1,9 +1,8 @@
-"""Ministral 3: the last position whose queries are not scaled, and configs of its text and vision models."""
+"""Ministral 3: queries that are scaled by their position, and configs of its text and vision models."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,14 @@ import pytest
 import adaptrt
 from adaptrt._core import CheckpointError, ConfigError
 from adaptrt.builder.build import build
+from adaptrt.builder.compile.cuda_support import problems_of_network
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.builder.network.onnx_graph import NetworkOptions, onnx_graph
 from adaptrt.formats.checkpoint.rotary import YarnScaling
-from adaptrt.formats.engine.build_config import BuildConfig
+from adaptrt.formats.engine.build_config import CUDA, TENSORRT, BuildConfig
 from adaptrt.formats.models.mistral import Ministral3Config
+from adaptrt.formats.models.registry import declare, load_config
+from adaptrt.formats.network.operands import QueryScaling
 from support.families import RELATIVES, save_family
 from support.hf_configs import MINISTRAL3, read_config
 from support.models import Reference
@@ -40,34 +43,44 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_family(dataclasses.replace(family, fields=fields), tmp_path_factory.mktemp("ministral3") / "model")
 
 
-def test_every_position_before_the_limit(model: Path, tmp_path: Path) -> None:
-    convert_checkpoint(model, tmp_path / "checkpoint")
-    build(tmp_path / "checkpoint", BuildConfig(max_batch_size=2, max_num_tokens=128), tmp_path / "engine")
-    prompt = np.random.default_rng(4).integers(2, 61, LIMIT - 5).tolist()
-    with adaptrt.Executor(tmp_path / "engine", adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig()) as executor:
-        answer = collect(executor, executor.enqueue_request(make_request(prompt, 5)))
-    expected = Reference(model).logits(prompt, answer.tokens).numpy()
-    actual = np.concatenate([answer.context_logits, answer.generation_logits[1:]])
+@pytest.fixture(scope="module")
+def checkpoint(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("ministral3") / "checkpoint"
+    convert_checkpoint(model, directory)
+    return directory
+
+
+def test_scaled_queries(model: Path, checkpoint: Path, tmp_path: Path) -> None:
+    """A prompt whose queries have several factors, in one step and in many: the same bits."""
+    build(checkpoint, BuildConfig(max_batch_size=2, max_num_tokens=128, max_seq_len=128), tmp_path / "engine")
+    prompt = np.random.default_rng(4).integers(2, 61, 5 * LIMIT - 20).tolist()
+    answers = []
+    for fields in ({"num_threads": 1}, {"enable_chunked_context": True, "max_num_tokens": 17}):
+        config = adaptrt.ExecutorConfig(**fields)
+        with adaptrt.Executor(tmp_path / "engine", adaptrt.ModelType.DECODER_ONLY, config) as executor:
+            answers.append(collect(executor, executor.enqueue_request(make_request(prompt, 10))))
+    expected = Reference(model).logits(prompt, answers[0].tokens).numpy()
+    actual = np.concatenate([answers[0].context_logits, answers[0].generation_logits[1:]])
     assert np.abs(actual - expected).max() <= 1e-4 * (expected.max() - expected.min())
+    assert answers[0].same_bits(answers[1])
 
 
-def test_longer_engines_are_refused(model: Path, tmp_path: Path) -> None:
-    convert_checkpoint(model, tmp_path / "checkpoint")
-    with pytest.raises(
-        ConfigError,
-        match=r"max_seq_len 25 is above .* 24: from there on the model scales queries .*llama_4_scaling_beta",
-    ):
-        build(tmp_path / "checkpoint", BuildConfig(max_seq_len=LIMIT + 1), tmp_path / "engine")
-    path = tmp_path / "checkpoint" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "query_scaling_beta": 0.0}))
-    with pytest.raises(ConfigError, match=r"max_seq_len 25 is above .* 24: the model was not trained"):
-        build(tmp_path / "checkpoint", BuildConfig(max_seq_len=LIMIT + 1), tmp_path / "engine")
+def test_other_backends_end_where_scaling_begins(checkpoint: Path, tmp_path: Path) -> None:
+    for backend in (CUDA, TENSORRT):
+        with pytest.raises(
+            ConfigError, match=r"max_seq_len is 25: .* from 24 on, which needs backend native; expected up to 24"
+        ):
+            build(checkpoint, BuildConfig(backend=backend, max_seq_len=LIMIT + 1), tmp_path / "engine")
+    network = declare(load_config(checkpoint))
+    assert not [text for text in problems_of_network(network) if "query_scaling" in text]
+    with pytest.raises(ConfigError, match=r"cannot be written as ONNX; expected max_seq_len up to 24"):
+        onnx_graph(network, {}, NetworkOptions())
 
 
 def test_a_published_config_is_read(load: Any) -> None:
     config = load(MINISTRAL3)
     assert isinstance(config, Ministral3Config)
-    assert (config.max_position_embeddings, config.query_scaling_beta, config.rotary_base) == (16384, 0.1, 1e6)
+    assert (config.max_position_embeddings, config.query_scaling_beta, config.rotary_base) == (262144, 0.1, 1e6)
     assert isinstance(config.rotary_scaling, YarnScaling)
     assert config.rotary_scaling.original_max_position_embeddings == 16384
     text = dataclasses.replace(load({**TEXT, "architectures": ["Ministral3ForCausalLM"]}), architecture="")
@@ -81,12 +94,14 @@ def test_rope_parameters_that_are_left_out(load: Any, model_type: str) -> None:
     config = load(MINISTRAL3, text_config={**text, "model_type": model_type})
     is_new = model_type == "ministral3"
     assert (config.rotary_scaling is not None, config.query_scaling_beta > 0) == (is_new, is_new)
-    assert config.max_position_embeddings == (16384 if is_new else 262144)
+    assert config.max_position_embeddings == 262144
 
 
-def test_without_scaled_queries_all_positions_can_be_used(load: Any) -> None:
+def test_a_factor_of_zero_scales_nothing(load: Any) -> None:
     rope = {**TEXT["rope_parameters"], "llama_4_scaling_beta": 0.0}
-    assert load(MINISTRAL3, text_config={**TEXT, "rope_parameters": rope}).max_position_embeddings == 262144
+    config = load(MINISTRAL3, text_config={**TEXT, "rope_parameters": rope})
+    assert config.query_scaling is None
+    assert load(MINISTRAL3).query_scaling == QueryScaling(beta=0.1, length=16384)
 
 
 @pytest.mark.parametrize(

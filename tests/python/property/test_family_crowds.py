@@ -36,6 +36,8 @@ ENGINES = {
     "gpt-oss": (DType.BFLOAT16, None),
     "qwen3.5": (DType.BFLOAT16, None),
     "qwen3-next": (DType.FLOAT32, QuantAlgo.W4A16),
+    "hunyuan": (DType.FLOAT16, None),
+    "lfm2": (DType.BFLOAT16, QuantAlgo.W8A8),
 }
 ADAPTERS = [{"r": 5}, {"r": 16, "use_rslora": True}, {"r": 4, "use_dora": True}]
 # Lengths below, at and above the windows of 10 and 20 and longrope's 24 tokens, with shared beginnings.

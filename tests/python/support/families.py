@@ -269,8 +269,17 @@ RELATIVES = {
     "ministral3": Family(
         transformers.Ministral3Config, LLAMA,
         {**SIZES, "head_dim": 20, "rope_parameters": rope(
-            "yarn", 3000.0, factor=16.0, original_max_position_embeddings=256, mscale=0.5, mscale_all_dim=1.0,
-            beta_fast=4.0, llama_4_scaling_beta=0.1)},
+            "yarn", 3000.0, factor=16.0, original_max_position_embeddings=24, mscale=0.5, mscale_all_dim=1.0,
+            beta_fast=4.0, llama_4_scaling_beta=0.5)},
+    ),
+    "hunyuan": Family(
+        transformers.HunYuanDenseV1Config, LLAMA,
+        {**SIZES, "head_dim": 20, "attention_bias": True, "rope_parameters": rope("dynamic", factor=1.0, alpha=50.0)},
+    ),
+    "hunyuan-moe": Family(
+        transformers.HunYuanMoEV1Config, [*ATTENTION, "wg"],
+        {**SIZES, "head_dim": 20, "num_experts": 6, "moe_topk": 2},
+        ("experts.gate_up_proj", "experts.down_proj"),
     ),
     "cwm": Family(
         transformers.CwmConfig, LLAMA, {**SIZES, "head_dim": 12, "sliding_window": 20, "rope_parameters": rope(
@@ -352,6 +361,38 @@ RECURRENT = {
             "rope_parameters": rope(theta=300.0, partial_rotary_factor=0.4),
         },
         EXPERTS,
+    ),
+    "olmo-hybrid": Family(
+        transformers.OlmoHybridConfig,
+        [*LLAMA, "g_proj", "b_proj", "a_proj"],
+        {
+            **{name: value for name, value in LINEAR_ATTENTION.items() if name != "head_dim"},
+            "linear_num_key_heads": 6,
+            "attention_bias": True,
+            "rope_parameters": rope(theta=300.0),
+        },
+    ),
+    "olmo-hybrid-without-positions": Family(
+        transformers.OlmoHybridConfig,
+        [*LLAMA, "g_proj"],
+        {
+            **{name: value for name, value in LINEAR_ATTENTION.items() if name != "head_dim"},
+            "linear_allow_neg_eigval": False,
+            "attention_bias": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": None},
+        },
+    ),
+    "lfm2": Family(
+        transformers.Lfm2Config,
+        ["q_proj", "k_proj", "v_proj", "out_proj", "in_proj", "w1", "w2", "w3"],
+        {
+            **SIZES,
+            "intermediate_size": 54,
+            "block_multiple_of": 10,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "conv_bias": True,
+            "tie_word_embeddings": False,
+        },
     ),
 }
 """Families with states. They have one rank, and no ONNX graph."""

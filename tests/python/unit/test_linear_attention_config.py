@@ -81,7 +81,7 @@ def test_linear_attention_has_one_rank(load: Any) -> None:
 def test_tensorrt_and_onnx_are_refused(model: Path, tmp_path: Path) -> None:
     convert_checkpoint(model, tmp_path / "checkpoint", dtype=_core.DType.BFLOAT16)
     tensorrt = BuildConfig(max_seq_len=64, backend=TENSORRT, tensorrt_config=TensorRtBuildConfig())
-    with pytest.raises(_core.ConfigError, match="has linear attention, which needs backend native"):
+    with pytest.raises(_core.ConfigError, match="keeps states, which need backend native"):
         build(tmp_path / "checkpoint", tensorrt, tmp_path / "engine")
 
 

@@ -221,6 +221,24 @@ struct CausalConvolution {
   std::int64_t tap_stride = 0;    ///< floats between rows of weight, and of the state
 };
 
+/// A convolution like CausalConvolution, but of before * x, without activation, multiplied by `after`.
+struct GatedConvolution {
+  const float* before = nullptr;  ///< [rows, width]
+  const float* after = nullptr;   ///< [rows, width]
+  const float* x = nullptr;       ///< [rows, width]
+  std::int64_t stride = 0;        ///< floats between rows of before, after and x
+  std::int64_t rows = 0;
+  std::int64_t width = 0;
+  const float* weight = nullptr;  ///< [taps, width]
+  const float* bias = nullptr;    ///< [width]: the sums start from it; nullptr: from zero
+  std::int64_t taps = 0;          ///< at least 1
+  float* state = nullptr;         ///< [taps - 1, width]: the products before x; becomes the newest products
+  std::int64_t tap_stride = 0;    ///< floats between rows of weight, and of the state
+  std::byte* out = nullptr;       ///< [rows, width]
+  std::int64_t out_stride = 0;    ///< elements between rows of out
+  DType out_type = DType::kFloat32;
+};
+
 /// The gated delta rule for one value head, or for some of its columns, one row after the other:
 ///
 ///   state = decay * state + key^T ((value - decay * key state) * beta),  out = query state
@@ -425,6 +443,7 @@ struct KernelTable {
   void (*multiply_by_sigmoid)(const float* gate, std::int64_t n, std::byte* x, DType type);
   void (*causal_convolution)(const CausalConvolution& convolution);
   void (*gated_delta)(const GatedDelta& delta);
+  void (*gated_convolution)(const GatedConvolution& convolution);
 };
 
 /// Bound of the relative error of KernelTable::exp: half a unit of rounding for the result, one for the

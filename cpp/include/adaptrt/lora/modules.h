@@ -51,9 +51,12 @@ enum class LoraModule : std::int32_t {
   kLinearAttnA = 38,
   kLinearAttnBa = 39,
   kLinearAttnDense = 40,
+  kConvIn = 41,
+  kConvOut = 42,
 };
 /// Number of module ids in the plugins' adapter tables. The tables exclude modules that TensorRT engines
-/// refuse: kNewTokens, kNorm, and those of gated and linear attention. They exclude settings too.
+/// refuse: kNewTokens, kNorm, and those of gated attention, linear attention and convolutions. They exclude
+/// settings too.
 inline constexpr std::int32_t kNumLoraModules = static_cast<std::int32_t>(LoraModule::kEmbedding) + 1;
 
 /// Split of a module under tensor parallelism: column splits the outputs (B, magnitude), row splits the

@@ -126,7 +126,8 @@ enum class AttentionKind : std::uint8_t {
 };
 
 /// Attention with grouped queries. It optionally applies an RMS norm to q and k, to each head or to all heads
-/// together. Then it applies RoPE to them, stores k and v where `kind` has its keys, and attends.
+/// together. Then it applies RoPE to them, stores k and v where `kind` has its keys, and attends. With
+/// norms_after_rotation, heads are rotated first.
 struct AttentionOp {
   AttentionKind kind = AttentionKind::kCausal;
   std::int32_t layer = 0;
@@ -153,6 +154,12 @@ struct AttentionOp {
   /// [num_attention_heads] or empty: attention sinks. A head's sink is one more score in the softmax's
   /// denominator; no value belongs to it.
   VectorView sinks = {};
+  /// True: heads are normalized after their rotation. There is no norm of all heads together then.
+  bool norms_after_rotation = false;
+  /// Scores of a query at position p are multiplied by 1 + query_scaling_beta *
+  /// ln(1 + floor(p / query_scaling_length)); 0: they are not.
+  float query_scaling_beta = 0.0F;
+  std::int32_t query_scaling_length = 1;
 };
 
 /// Stores the keys and values of whole encoder inputs for the cross attention of a decoder layer.
@@ -350,6 +357,24 @@ struct CausalConvolutionOp {
   [[nodiscard]] std::int64_t state_size() const { return (taps - 1) * width(); }
 };
 
+/// A short convolution between two gates. Column by column, with the input's columns [b | c | x]:
+///
+///   output = c * (bias + the sum over taps i of weight[i] * (b * x) of taps - 1 - i tokens before)
+///
+/// A sequence's state has b * x of its last taps - 1 tokens.
+struct GatedConvolutionOp {
+  std::int32_t layer = 0;
+  BufferId input = kNoBuffer;   // float32, kTokens, 3 width()
+  BufferId output = kNoBuffer;  // activation type, kTokens, width()
+  VectorView weight;            // [taps, columns]
+  std::int64_t taps = 1;
+  VectorView bias = {};  // [columns] or empty
+
+  [[nodiscard]] std::int64_t width() const { return weight.size / taps; }
+  /// Floats of a sequence's state.
+  [[nodiscard]] std::int64_t state_size() const { return (taps - 1) * width(); }
+};
+
 /// The heads of one layer's gated delta rule. Consecutive value heads share a key head.
 struct DeltaShape {
   std::int64_t num_key_heads = 0;
@@ -370,6 +395,7 @@ struct DeltaShape {
 ///   state = decay * state + k^T ((v - decay * k state) * sigmoid(b)),  output = q state
 ///
 /// The decay is exp(-exp(log_decay) * softplus(a + time_bias)). A norm is sqrt(sum of squares + 1e-6).
+/// sigmoid(b) is multiplied by update_scale.
 struct GatedDeltaOp {
   std::int32_t layer = 0;
   DeltaShape shape;
@@ -378,6 +404,7 @@ struct GatedDeltaOp {
   BufferId output = kNoBuffer;  // float32, kTokens, value_size
   VectorView log_decay;         // [num_value_heads]
   VectorView time_bias;         // [num_value_heads]
+  float update_scale = 1.0F;
 };
 
 /// output = input_0 + input_1 + ..., with one term per rank of the stage, in the order of the ranks. Every
@@ -439,7 +466,7 @@ struct KeepLogitRowsOp {
 using Op = std::variant<EmbeddingOp, RopeTableOp, RmsNormOp, AttentionOp, LinearOp, KeepLogitRowsOp,
                         LayerNormOp, CastOp, ExpertsOp, GatedAddOp, CrossKeysOp, CrossAttentionOp,
                         AllReduceOp, GatherOp, ReceiveOp, SendOp, AllHeadsNormOp, BroadcastOp, SigmoidGateOp,
-                        GatedRmsNormOp, CausalConvolutionOp, GatedDeltaOp>;
+                        GatedRmsNormOp, CausalConvolutionOp, GatedDeltaOp, GatedConvolutionOp>;
 
 /// Name of an op's kind for messages: "rms norm".
 [[nodiscard]] std::string_view name_of(const Op& op);

@@ -129,7 +129,13 @@ constexpr auto fields_of(const AttentionOp* /*type*/) {
           "position_bias", &C::position_bias,
           "[heads, 2 r + 1] or empty: added to scores, at r + (position of the key - of the query)."},
       Field{"sinks", &C::sinks,
-            "[heads] or empty: one more score per head, in the sum that probabilities are divided by."}};
+            "[heads] or empty: one more score per head, in the sum that probabilities are divided by."},
+      Field{"norms_after_rotation", &C::norms_after_rotation,
+            "True: heads are normalized after their rotation instead of before it."},
+      Field{"query_scaling_beta", &C::query_scaling_beta,
+            "Scores are multiplied by 1 + beta * ln(1 + floor(position of the query / length)); 0: they "
+            "stay."},
+      Field{"query_scaling_length", &C::query_scaling_length, "See query_scaling_beta."}};
 }
 static_assert(lists_every_member<AttentionOp>());
 
@@ -318,6 +324,19 @@ constexpr auto fields_of(const CausalConvolutionOp* /*type*/) {
 }
 static_assert(lists_every_member<CausalConvolutionOp>());
 
+constexpr auto fields_of(const GatedConvolutionOp* /*type*/) {
+  using C = GatedConvolutionOp;
+  return std::tuple{
+      RequiredField{"layer", &C::layer, "Number of the layer, whose state has the last taps - 1 products."},
+      RequiredField{"input", &C::input, "Buffer: float32, RowKind.TOKENS, [b | c | x].", FieldRole::kBuffer},
+      RequiredField{"output", &C::output, "Buffer: the engine's activation type, as wide as x.",
+                    FieldRole::kBuffer},
+      RequiredField{"weight", &C::weight, "[taps, columns]."},
+      RequiredField{"taps", &C::taps, "Number of tokens that an output depends on."},
+      Field{"bias", &C::bias, "[columns] or empty."}};
+}
+static_assert(lists_every_member<GatedConvolutionOp>());
+
 constexpr auto fields_of(const DeltaShape* /*type*/) {
   using C = DeltaShape;
   return std::tuple{
@@ -342,7 +361,8 @@ constexpr auto fields_of(const GatedDeltaOp* /*type*/) {
       RequiredField{"output", &C::output, "Buffer: float32, RowKind.TOKENS, as wide as v.",
                     FieldRole::kBuffer},
       RequiredField{"log_decay", &C::log_decay, "[value heads]: logarithm of the decay's rate."},
-      RequiredField{"time_bias", &C::time_bias, "[value heads]: added to a."}};
+      RequiredField{"time_bias", &C::time_bias, "[value heads]: added to a."},
+      Field{"update_scale", &C::update_scale, "Factor of sigmoid(b)."}};
 }
 static_assert(lists_every_member<GatedDeltaOp>());
 

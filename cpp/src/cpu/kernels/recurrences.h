@@ -13,25 +13,49 @@
 namespace adaptrt {
 namespace {
 
-inline void causal_convolution(const CausalConvolution& convolution) {
+/// Adds the products of the taps with the state's rows and with the newest `input` to `sum`, for columns from
+/// `column` on, and moves the state on by one row.
+template <class Convolution>
+inline Simd::Vec sum_over_taps(const Convolution& convolution, std::int64_t column, std::int64_t lanes,
+                               Simd::Vec input, Simd::Vec sum) {
   const std::int64_t before = convolution.taps - 1;
+  const float* weight = convolution.weight + column;
+  float* state = convolution.state + column;
+  for (std::int64_t tap = 0; tap < before; ++tap) {
+    const Simd::Vec earlier = Simd::load(state, lanes);
+    sum = Simd::fma(Simd::load(weight, lanes), earlier, sum);
+    if (tap > 0) Simd::store(state - convolution.tap_stride, earlier, lanes);
+    weight += convolution.tap_stride;
+    state += convolution.tap_stride;
+  }
+  if (before > 0) Simd::store(state - convolution.tap_stride, input, lanes);
+  return Simd::fma(Simd::load(weight, lanes), input, sum);
+}
+
+inline void causal_convolution(const CausalConvolution& convolution) {
   for (std::int64_t row = 0; row < convolution.rows; ++row) {
     float* x = convolution.x + row * convolution.stride;
     for_each_vector(convolution.width, [&](std::int64_t i, std::int64_t lanes) {
-      const float* weight = convolution.weight + i;
-      float* state = convolution.state + i;
-      const Simd::Vec input = Simd::load(x + i, lanes);
-      Simd::Vec sum = Simd::zero();
-      for (std::int64_t tap = 0; tap < before; ++tap) {
-        const Simd::Vec earlier = Simd::load(state, lanes);
-        sum = Simd::fma(Simd::load(weight, lanes), earlier, sum);
-        if (tap > 0) Simd::store(state - convolution.tap_stride, earlier, lanes);
-        weight += convolution.tap_stride;
-        state += convolution.tap_stride;
-      }
-      if (before > 0) Simd::store(state - convolution.tap_stride, input, lanes);
-      sum = Simd::fma(Simd::load(weight, lanes), input, sum);
+      const Simd::Vec sum = sum_over_taps(convolution, i, lanes, Simd::load(x + i, lanes), Simd::zero());
       Simd::store(x + i, Silu::exact(sum), lanes);
+    });
+  }
+}
+
+inline void gated_convolution(const GatedConvolution& convolution) {
+  const float* bias = convolution.bias;
+  for (std::int64_t row = 0; row < convolution.rows; ++row) {
+    const std::int64_t first = row * convolution.stride;
+    std::byte* out = convolution.out + static_cast<std::size_t>(row * convolution.out_stride) *
+                                           size_of(convolution.out_type);
+    with_store(out, convolution.out_type, [&](auto store) {
+      for_each_vector(convolution.width, [&](std::int64_t i, std::int64_t lanes) {
+        const auto load = [&](const float* from) { return Simd::load(from + first + i, lanes); };
+        const Simd::Vec start = bias == nullptr ? Simd::zero() : Simd::load(bias + i, lanes);
+        const Simd::Vec input = Simd::mul(load(convolution.before), load(convolution.x));
+        const Simd::Vec sum = sum_over_taps(convolution, i, lanes, input, start);
+        store(i, Simd::mul(load(convolution.after), sum), lanes);
+      });
     });
   }
 }

@@ -33,6 +33,7 @@ void ADAPTRT_KERNEL_SET::register_rows(KernelTable* table) {
   table->multiply_by_sigmoid = &multiply_by_sigmoid;
   table->causal_convolution = &causal_convolution;
   table->gated_delta = &gated_delta;
+  table->gated_convolution = &gated_convolution;
 }
 
 }  // namespace adaptrt

@@ -310,6 +310,15 @@ OpCost cost_of(const CausalConvolutionOp& op, const CpuContext& /*context*/, con
           .flops = 2 * step.rows * op.weight.size};
 }
 
+OpCost cost_of(const GatedConvolutionOp& op, const CpuContext& context, const Step& step) {
+  const std::int64_t state_bytes =
+      2 * step.num_sequences() * op.state_size() * static_cast<std::int64_t>(sizeof(float));
+  return {.weight_bytes = num_bytes(op.weight) + num_bytes(op.bias),
+          .activation_bytes =
+              state_bytes + num_bytes(op.input, context, step) + num_bytes(op.output, context, step),
+          .flops = 2 * step.rows * (op.weight.size + op.width())};
+}
+
 OpCost cost_of(const GatedDeltaOp& op, const CpuContext& context, const Step& step) {
   const std::int64_t state = op.shape.state_size();
   const std::int64_t state_bytes =

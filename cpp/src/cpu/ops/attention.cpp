@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <numbers>
 #include <span>
 #include <variant>
@@ -204,20 +205,35 @@ class AttentionRun {
     }
   }
 
-  /// Normalizes heads of a token in place, if there is a norm. Returns their rotation.
+  /// Normalizes heads of a token in place, if there is a norm. Returns their rotation. If the norm comes after
+  /// the rotation, the heads are rotated in place already, and the returned rotation only copies them.
   [[nodiscard]] HeadRotation rotation_of(std::int64_t token, float* heads, std::int64_t count,
                                          const VectorView& norm) const {
+    HeadRotation rotation{.cosine = half_ == 0 ? nullptr : of_.cosine.float_row(token),
+                          .sine = half_ == 0 ? nullptr : of_.sine.float_row(token),
+                          .half = half_,
+                          .x = heads,
+                          .heads = count,
+                          .head_dim = head_dim_};
+    if (op_.norms_after_rotation) {
+      rotation.out = reinterpret_cast<std::byte*>(heads);
+      context_.kernels.rotate_heads(rotation);
+      rotation.half = 0;
+    }
     for (std::int64_t head = 0; norm.size == head_dim_ && head < count; ++head) {
       float* x = heads + head * head_dim_;
       context_.kernels.rms_norm(x, norm.data, op_.norm_epsilon, head_dim_, reinterpret_cast<std::byte*>(x),
                                 DType::kFloat32);
     }
-    return {.cosine = half_ == 0 ? nullptr : of_.cosine.float_row(token),
-            .sine = half_ == 0 ? nullptr : of_.sine.float_row(token),
-            .half = half_,
-            .x = heads,
-            .heads = count,
-            .head_dim = head_dim_};
+    return rotation;
+  }
+
+  /// Factor of the scores of a token's queries, and of the base 2 of the softmax.
+  [[nodiscard]] float score_factor_of(std::int64_t token) const {
+    const float factor = op_.scale * std::numbers::log2e_v<float>;
+    if (op_.query_scaling_beta == 0.0F) return factor;
+    const auto steps = static_cast<float>(place_of(token) / op_.query_scaling_length);
+    return factor * (1.0F + op_.query_scaling_beta * std::log(1.0F + steps));
   }
 
   void run_task(std::size_t index, int thread) const {
@@ -274,7 +290,7 @@ class AttentionRun {
     for (std::int64_t head = task.first_head; head < task.first_head + task.heads; ++head) {
       for (std::int64_t token = task.first_token; token < task.first_token + task.tokens; ++token) {
         HeadRotation rotation = rotation_of(token, queries_of(token, head), group_, op_.query_norm);
-        rotation.factor = op_.scale * std::numbers::log2e_v<float>;
+        rotation.factor = score_factor_of(token);
         rotation.out = out;
         rotation.out_type = query_type();
         context_.kernels.rotate_heads(rotation);

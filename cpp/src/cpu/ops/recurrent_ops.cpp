@@ -60,6 +60,52 @@ class LoweredCausalConvolution final : public LoweredOp {
   Rows values_;
 };
 
+class LoweredGatedConvolution final : public LoweredOp {
+ public:
+  LoweredGatedConvolution(const GatedConvolutionOp& op, const OpPlace& place)
+      : op_(op),
+        context_(place.context),
+        input_(place.context.rows_of(op.input)),
+        output_(place.context.rows_of(op.output)) {}
+
+  /// Threads have different columns, or different sequences.
+  void run(Step& step) override {
+    constexpr std::int64_t kColumns = 256;
+    const std::int64_t width = op_.width();
+    const std::int64_t pieces = (width + kColumns - 1) / kColumns;
+    const std::size_t element = size_of(output_.dtype);
+    const auto body = [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t task = begin; task < end; ++task) {
+        const SequenceRows rows = rows_of_sequence(step, task / pieces);
+        const std::int64_t first = task % pieces * kColumns;
+        const float* input = input_.float_row(rows.begin) + first;
+        context_.kernels.gated_convolution(
+            {.before = input,
+             .after = input + width,
+             .x = input + 2 * width,
+             .stride = input_.width,
+             .rows = rows.count,
+             .width = std::min(kColumns, width - first),
+             .weight = op_.weight.data + first,
+             .bias = op_.bias.size == 0 ? nullptr : op_.bias.data + first,
+             .taps = op_.taps,
+             .state = context_.state_memory.convolution(rows.slot, op_.layer) + first,
+             .tap_stride = width,
+             .out = output_.row(rows.begin) + static_cast<std::size_t>(first) * element,
+             .out_stride = output_.width,
+             .out_type = output_.dtype});
+      }
+    };
+    context_.threads.parallel_for(step.num_sequences() * pieces, 1, body);
+  }
+
+ private:
+  const GatedConvolutionOp& op_;
+  const CpuContext& context_;
+  Rows input_;
+  Rows output_;
+};
+
 class LoweredGatedDelta final : public LoweredOp {
  public:
   LoweredGatedDelta(const GatedDeltaOp& op, const OpPlace& place)
@@ -120,7 +166,7 @@ class LoweredGatedDelta final : public LoweredOp {
   void compute_gates(float* gates) const {
     const std::int64_t heads = op_.shape.num_value_heads;
     for (std::int64_t head = 0; head < heads; ++head) {
-      gates[head] = 1.0F / (1.0F + std::exp(-gates[head]));
+      gates[head] = op_.update_scale / (1.0F + std::exp(-gates[head]));
       const float time = gates[heads + head] + op_.time_bias.data[head];
       // transformers' softplus has this bound.
       const float softplus = time > 20.0F ? time : std::log1p(std::exp(time));
@@ -166,6 +212,10 @@ class LoweredGatedDelta final : public LoweredOp {
 
 LoweredOpPtr lower(const CausalConvolutionOp& op, const OpPlace& place) {
   return std::make_unique<LoweredCausalConvolution>(op, place);
+}
+
+LoweredOpPtr lower(const GatedConvolutionOp& op, const OpPlace& place) {
+  return std::make_unique<LoweredGatedConvolution>(op, place);
 }
 
 LoweredOpPtr lower(const GatedDeltaOp& op, const OpPlace& place) {
