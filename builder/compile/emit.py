@@ -28,9 +28,11 @@ from ...formats.engine.plan import (
     ReceiveOp,
     RmsNormOp,
     RopeTableOp,
+    SelectiveScanOp,
     SendOp,
     SigmoidGateOp,
     Vector,
+    XieluOp,
 )
 from ...formats.network import ops
 from ...formats.network.network import Network
@@ -161,6 +163,10 @@ class _Emitter:
             return self._gated_convolution(op)
         if isinstance(op, ops.GatedDelta):
             return self._gated_delta(op)
+        if isinstance(op, ops.SelectiveScan):
+            return self._selective_scan(op)
+        if isinstance(op, ops.Xielu):
+            return self._xielu(op)
         if isinstance(op, ops.Linear):
             return self._linears.linear(op)
         return self._with_same_fields(op)
@@ -276,6 +282,8 @@ class _Emitter:
             output=buffer_of(op.output),
             weight=self._weights.norm(op.weight),
             epsilon=as_float32(op.epsilon),
+            gate_first=op.gate_first,
+            num_groups=op.num_groups,
         )
         return EmittedOp(op=made, reads=(op.input, op.gate), writes=(op.output,), dtype=self._activation)
 
@@ -286,6 +294,7 @@ class _Emitter:
             values=buffer_of(op.output),
             weight=self._weights.columns(op.weight),
             taps=taps,
+            bias=None if op.bias is None else self._weights.norm(op.bias),
         )
         return EmittedOp(op=made, reads=(op.input,), writes=(op.output,), dtype=DType.FLOAT32, in_place=op.input)
 
@@ -312,6 +321,25 @@ class _Emitter:
             update_scale=as_float32(op.update_scale),
         )
         return EmittedOp(op=made, reads=(op.qkv, op.gates), writes=(op.output,), dtype=DType.FLOAT32)
+
+    def _selective_scan(self, op: ops.SelectiveScan) -> EmittedOp:
+        made = SelectiveScanOp(
+            layer=op.layer,
+            shape=op.shape,
+            values=buffer_of(op.values),
+            output=buffer_of(op.output),
+            log_decay=self._weights.norm(op.log_decay),
+            time_bias=self._weights.norm(op.time_bias),
+            skip=self._weights.norm(op.skip),
+            time_min=as_float32(op.time_min),
+            time_max=as_float32(op.time_max),
+        )
+        return EmittedOp(op=made, reads=(op.values,), writes=(op.output,), dtype=DType.FLOAT32)
+
+    def _xielu(self, op: ops.Xielu) -> EmittedOp:
+        parameters = self._weights.norm(op.parameters)
+        made = XieluOp(input=buffer_of(op.input), output=buffer_of(op.output), parameters=parameters)
+        return EmittedOp(op=made, reads=(op.input,), writes=(op.output,), dtype=self._activation)
 
     def _all_reduce(self, op: ops.AllReduce) -> EmittedOp:
         made = AllReduceOp(input=buffer_of(op.input), output=buffer_of(op.output), add=op.add_to is not None)

@@ -14,11 +14,12 @@ from ...formats.engine.plan import (
     GatedConvolutionOp,
     GatedDeltaOp,
     KeepLogitRowsOp,
+    SelectiveScanOp,
 )
 from ...formats.network.operands import Value
 from .emitted import EmittedOp
 
-_MIXES_ROWS = (AttentionOp, CrossAttentionOp, CausalConvolutionOp, GatedConvolutionOp, GatedDeltaOp)
+_MIXES_ROWS = (AttentionOp, CrossAttentionOp, CausalConvolutionOp, GatedConvolutionOp, GatedDeltaOp, SelectiveScanOp)
 """Ops whose output rows depend on other rows."""
 
 

@@ -19,6 +19,8 @@ from ...formats.network.ops import (
     LayerNorm,
     Linear,
     RmsNorm,
+    SelectiveScan,
+    Xielu,
 )
 from ...formats.network.weights import LinearWeight, Part, Split, Tensor
 from .stage_network import network_of_stage
@@ -88,12 +90,18 @@ def _weights(network: Network) -> Iterator[Tensor | LinearWeight]:
             for table in (op.positions, op.types):
                 if table is not None:
                     yield table
-        elif isinstance(op, (RmsNorm, GatedRmsNorm, CausalConvolution)):
+        elif isinstance(op, (RmsNorm, GatedRmsNorm)):
             yield op.weight
         elif isinstance(op, GatedDelta):
             yield op.log_decay
             yield op.time_bias
-        elif isinstance(op, (LayerNorm, GatedConvolution)):
+        elif isinstance(op, SelectiveScan):
+            yield op.log_decay
+            yield op.time_bias
+            yield op.skip
+        elif isinstance(op, Xielu):
+            yield op.parameters
+        elif isinstance(op, (LayerNorm, CausalConvolution, GatedConvolution)):
             yield op.weight
             if op.bias is not None:
                 yield op.bias

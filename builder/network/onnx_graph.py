@@ -31,7 +31,9 @@ from ...formats.network.ops import (
     Op,
     RmsNorm,
     Rotary,
+    SelectiveScan,
     SigmoidGate,
+    Xielu,
 )
 from .graph import GraphBuilder, StoredTensor
 from .inputs import StepInputs, declare_inputs, kv_pool_shape
@@ -42,8 +44,8 @@ from .onnx_rotary import rotary_table
 from .onnx_rows import embedding, layer_norm, rms_norm
 from .onnx_values import Values
 
-_WITHOUT_NODES = (CausalConvolution, GatedConvolution, GatedDelta, GatedRmsNorm, SigmoidGate)
-"""Ops of linear attention and of convolutions, and of the gated attention next to them."""
+_WITHOUT_NODES = (CausalConvolution, GatedConvolution, GatedDelta, GatedRmsNorm, SelectiveScan, SigmoidGate, Xielu)
+"""Ops of layers that keep states, of the gated attention next to them, and an activation with parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +80,8 @@ def onnx_graph(network: Network, weights: Mapping[str, StoredTensor], options: N
     with linear attention.
     """
     config = network.config
-    if any(isinstance(op, _WITHOUT_NODES) for op in network.ops):
-        raise ConfigError(
-            f"{config.architecture} has linear attention or convolutions, which cannot be written as ONNX"
-        )
+    if missing := sorted({type(op).__name__ for op in network.ops if isinstance(op, _WITHOUT_NODES)}):
+        raise ConfigError(f"{config.architecture} has the ops {', '.join(missing)}, which cannot be written as ONNX")
     scaled_from = network.scales_queries_from
     if scaled_from is not None and (options.max_seq_len is None or options.max_seq_len > scaled_from):
         raise ConfigError(

@@ -23,6 +23,7 @@ from ...formats.network.ops import (
     Gather,
     Linear,
     Op,
+    Xielu,
 )
 from ...formats.network.weights import LinearWeight, Split
 from .stage_network import network_of_stage
@@ -94,6 +95,9 @@ class _Cutter:
             return self._attention(op)
         if isinstance(op, Experts):
             return self._experts(op)
+        if isinstance(op, Xielu):
+            own = self._own(op.input)
+            return [replace(op, input=own, output=self._value(op.output, own.width))]
         if isinstance(op, CrossKeys):
             return [replace(op, kv=self._own(op.kv), shape=self._shape(op.shape))]
         if isinstance(op, CrossAttention):

@@ -49,6 +49,10 @@ void bind_ops(py::module_& module) {
                               "output = input / rms(input) * weight * silu(gate), head by head.");
   bind_record<CausalConvolutionOp>(module, "CausalConvolutionOp",
                                    "Replaces columns by the silu of a weighted sum over the last tokens.");
+  bind_record<ScanShape>(module, "ScanShape", "The heads of one layer's selective scan.");
+  bind_record<SelectiveScanOp>(module, "SelectiveScanOp",
+                               "Advances the states of Mamba 2's selective scan, and reads them by C.");
+  bind_record<XieluOp>(module, "XieluOp", "The activation xIELU, which has learned parameters.");
   bind_record<GatedConvolutionOp>(module, "GatedConvolutionOp",
                                   "A weighted sum over the last tokens, between two gates.");
   bind_record<DeltaShape>(module, "DeltaShape", "The heads of one layer's gated delta rule.");

@@ -18,6 +18,8 @@ class Activation(Enum):
     """For gated layers: relu(gate) * relu(up)."""
     RELU_SQUARED = "relu_squared"
     """relu(x)^2, for layers without a gate."""
+    XIELU = "xielu"
+    """For layers without a gate; the model has its parameters."""
     CLAMPED_SILU = "clamped_silu"
     """For gated layers: g sigmoid(1.702 g) * (u + 1), with the gate g at most 7 and u clamped to -7 .. 7."""
 

@@ -41,14 +41,12 @@ class _Joined:
     def problems(self) -> Iterator[str]:
         """Yields what keeps the tensors from being joined."""
         first = self.weights.spec(self.tensors[0])
-        if not first.shape:
-            yield f"{self.weights.where(self.tensors[0])}: is a scalar; expected rows"
         for name in self.tensors[1:]:
             if name not in self.weights:
                 yield f"{self.weights.where(self.tensors[0])}: tensor '{name}' is missing, whose rows follow"
                 continue
             spec = self.weights.spec(name)
-            if not spec.shape or (spec.shape[1:], spec.dtype) != (first.shape[1:], first.dtype):
+            if (spec.shape[1:], spec.dtype) != (first.shape[1:], first.dtype):
                 yield (
                     f"{self.weights.where(name)}: is {spec.dtype} {list(spec.shape)}; expected {first.dtype} "
                     f"[rows, {', '.join(map(str, first.shape[1:]))}]"
@@ -57,8 +55,7 @@ class _Joined:
     @property
     def shape(self) -> tuple[int, ...]:
         """See MadeTensor.shape."""
-        specs = [self.weights.spec(name) for name in self.tensors]
-        return (sum(spec.shape[0] for spec in specs), *specs[0].shape[1:])
+        return (sum(map(self._num_rows, self.tensors)), *self.weights.spec(self.tensors[0]).shape[1:])
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -69,8 +66,13 @@ class _Joined:
         """See MadeTensor.rows."""
         first = 0
         for name in self.tensors:
-            count = self.weights.spec(name).shape[0]
+            count = self._num_rows(name)
             taken = range(max(rows.start - first, 0), max(min(rows.stop - first, count), 0))
             first += count
             if taken:
-                yield from self.weights.rows(name, taken, step)
+                yield from (piece.reshape(-1, *self.shape[1:]) for piece in self.weights.rows(name, taken, step))
+
+    def _num_rows(self, name: str) -> int:
+        """Number of rows of a tensor; a scalar is one."""
+        shape = self.weights.spec(name).shape
+        return shape[0] if shape else 1

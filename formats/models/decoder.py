@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..checkpoint.activation import Activation
@@ -118,6 +118,9 @@ def declare_llama_like(
     plus_one: bool = False,
     mlp: Mlp | None = None,
     norms_of_all_heads: bool = False,
+    mixers: Mapping[int, Mlp] | None = None,
+    layer_norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm"),
+    last_norm: str = "norm",
     norm_names: tuple[str, str] = ("q_norm", "k_norm"),
     norms_after_rotation: bool = False,
     sinks: bool = False,
@@ -131,6 +134,9 @@ def declare_llama_like(
     plus_one: True if the model stores norm weights as differences from one.
     mlp: replaces Llama's MLP.
     norms_of_all_heads: True normalises q and k over all heads together, if they are normalised.
+    mixers: replace attention, by the number of the layer.
+    layer_norms: names of the norms before attention and MLP.
+    last_norm: name of the norm before lm_head.
     norm_names: names of the norms of q and k.
     norms_after_rotation: True normalises heads after their rotation.
     sinks: True adds a learned score to each head's softmax.
@@ -143,43 +149,48 @@ def declare_llama_like(
     tables = _rotary_tables(
         net, c, bases or [0.0 if layer in unrotated else c.rotary_base for layer in range(c.num_hidden_layers)]
     )
+
+    def attention(layer: int, h: Value, x: Value) -> Value:
+        p = f"{decoder}.layers.{layer}"
+        qkv = net.linear(h, "attention.qkv", qkv_parts(c, f"{p}.self_attn"), split=Split.COLUMN, bias=c.attn_bias)
+        query_norm = key_norm = None
+        if c.qk_layernorm:
+            widths = (query, key) if norms_of_all_heads else (None, None)
+            query_norm = net.head_norm(f"{p}.self_attn.{norm_names[0]}", "attention.q_layernorm", widths[0])
+            key_norm = net.head_norm(f"{p}.self_attn.{norm_names[1]}", "attention.k_layernorm", widths[1])
+        attended = net.attention(
+            qkv,
+            tables[layer],
+            window=c.window_of(layer),
+            scale=factors.scores,
+            query_norm=query_norm,
+            key_norm=key_norm,
+            interleaved=c.position_embedding_type == ROPE_INTERLEAVED,
+            sinks=net.sinks(f"{p}.self_attn.sinks", "attention.sinks") if sinks else None,
+            norms_after_rotation=norms_after_rotation,
+            query_scaling=query_scaling,
+        )
+        dense = whole(f"{p}.self_attn.o_proj", "attn_dense", c.hidden_size)
+        return net.linear(
+            attended,
+            "attention.dense",
+            [dense],
+            split=Split.ROW,
+            bias=c.attn_dense_bias,
+            add_to=x,
+            scale=factors.residual,
+        )
+
     for layer in net.layers():
         p = f"{decoder}.layers.{layer}"
         with net.scope("attention"):
-            h = net.rms_norm(x, f"{p}.input_layernorm", "input_layernorm", plus_one=plus_one)
-            qkv = net.linear(h, "attention.qkv", qkv_parts(c, f"{p}.self_attn"), split=Split.COLUMN, bias=c.attn_bias)
-            query_norm = key_norm = None
-            if c.qk_layernorm:
-                widths = (query, key) if norms_of_all_heads else (None, None)
-                query_norm = net.head_norm(f"{p}.self_attn.{norm_names[0]}", "attention.q_layernorm", widths[0])
-                key_norm = net.head_norm(f"{p}.self_attn.{norm_names[1]}", "attention.k_layernorm", widths[1])
-            attended = net.attention(
-                qkv,
-                tables[layer],
-                window=c.window_of(layer),
-                scale=factors.scores,
-                query_norm=query_norm,
-                key_norm=key_norm,
-                interleaved=c.position_embedding_type == ROPE_INTERLEAVED,
-                sinks=net.sinks(f"{p}.self_attn.sinks", "attention.sinks") if sinks else None,
-                norms_after_rotation=norms_after_rotation,
-                query_scaling=query_scaling,
-            )
-            dense = whole(f"{p}.self_attn.o_proj", "attn_dense", c.hidden_size)
-            x = net.linear(
-                attended,
-                "attention.dense",
-                [dense],
-                split=Split.ROW,
-                bias=c.attn_dense_bias,
-                add_to=x,
-                scale=factors.residual,
-            )
+            h = net.rms_norm(x, f"{p}.{layer_norms[0]}", "input_layernorm", plus_one=plus_one)
+            x = (mixers or {}).get(layer, attention)(layer, h, x)
         with net.scope("mlp"):
-            h = net.rms_norm(x, f"{p}.post_attention_layernorm", "post_layernorm", plus_one=plus_one)
+            h = net.rms_norm(x, f"{p}.{layer_norms[1]}", "post_layernorm", plus_one=plus_one)
             x = dense_mlp(net, c, h, x, f"{p}.mlp", factors.residual) if mlp is None else mlp(layer, h, x)
     with net.scope("head"):
-        h = net.rms_norm(x, f"{decoder}.norm", "transformer.ln_f", plus_one=plus_one, logit_rows=True)
+        h = net.rms_norm(x, f"{decoder}.{last_norm}", "transformer.ln_f", plus_one=plus_one, logit_rows=True)
         net.lm_head(h, "lm_head", f"{decoder}.embed_tokens", scale=factors.logits)
 
 

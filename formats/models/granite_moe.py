@@ -17,8 +17,8 @@ from .family import Features, ModelFamily
 from .granite import GraniteConfig, granite_multipliers, read_granite_multipliers
 from .mixture import ROUTER_FIELDS, ExpertNames, MixtureConfig, add_experts
 
-_BLOCK: Final = "block_sparse_moe"
-_NAMES: Final = ExpertNames(router="router")
+EXPERT_BLOCK: Final = "block_sparse_moe"
+EXPERT_NAMES: Final = ExpertNames(router="router")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ def granite_moe_mlp(net: Network, c: GraniteMoeConfig) -> Mlp:
 
     def mlp(layer: int, h: Value, x: Value) -> Value:
         routing = replace(c.routing(RouterScores.SOFTMAX_OF_CHOSEN), scale=c.residual_multiplier)
-        x = add_experts(net, c, h, x, f"{MODEL}.layers.{layer}.{_BLOCK}", routing, _NAMES)
+        x = add_experts(net, c, h, x, f"{MODEL}.layers.{layer}.{EXPERT_BLOCK}", routing, EXPERT_NAMES)
         return x if c.shared_expert_intermediate_size is None else _shared_mlp(net, c, h, x, layer)
 
     return mlp
@@ -77,13 +77,13 @@ GRANITE_MOE = ModelFamily(
     read_features=read_granite_moe_features,
     declare=_declare,
     optional_fields=frozenset({"num_key_value_heads", "head_dim"}),
-    older_endings={f".{_BLOCK}.router.layer.weight": f".{_BLOCK}.router.weight"},
+    older_endings={f".{EXPERT_BLOCK}.router.layer.weight": f".{EXPERT_BLOCK}.router.weight"},
     harmless_fields=ROUTER_FIELDS,
     stacked_experts=replace(
         CONSECUTIVE_EXPERTS,
         older_names={
-            f".{_BLOCK}.input_linear.weight": f".{_BLOCK}.experts.gate_up_proj",
-            f".{_BLOCK}.output_linear.weight": f".{_BLOCK}.experts.down_proj",
+            f".{EXPERT_BLOCK}.input_linear.weight": f".{EXPERT_BLOCK}.experts.gate_up_proj",
+            f".{EXPERT_BLOCK}.output_linear.weight": f".{EXPERT_BLOCK}.experts.down_proj",
         },
     ),
 )

@@ -15,7 +15,6 @@ _LLAMA4 = (
     "experts whose inputs the router scales, norms of heads after the rotation, attention within chunks, and queries "
     "that are scaled by their position"
 )
-_MAMBA2 = "Mamba 2's selective scan"
 _LATENT_ATTENTION = "multi-head latent attention"
 
 MISSING_OPS: Final = {
@@ -25,15 +24,11 @@ MISSING_OPS: Final = {
     "Gemma4ForConditionalGeneration": _GEMMA4,
     "Gemma4UnifiedForCausalLM": _GEMMA4,
     "Gemma4UnifiedForConditionalGeneration": _GEMMA4,
-    "ApertusForCausalLM": "the activation xIELU",
     "Llama4ForCausalLM": _LLAMA4,
     "Llama4ForConditionalGeneration": _LLAMA4,
     "Lfm2MoeForCausalLM": "experts whose weights have another bias and sum",
     "OlmoForCausalLM": "layer norms without weights, and bounds on q, k and v",
-    "Mamba2ForCausalLM": _MAMBA2,
-    "BambaForCausalLM": _MAMBA2,
-    "FalconH1ForCausalLM": _MAMBA2,
-    "NemotronHForCausalLM": _MAMBA2,
+    "FalconH1ForCausalLM": "Mamba 2's layers beside attention, with factors of their inputs",
     "MambaForCausalLM": "Mamba's selective scan",
     "JambaForCausalLM": "Mamba's selective scan",
     "DeepseekV2ForCausalLM": _LATENT_ATTENTION,

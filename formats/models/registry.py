@@ -12,6 +12,8 @@ from ...common.json_fields import describe
 from ..checkpoint.config import CheckpointConfig
 from ..checkpoint.config_file import ConfigFile
 from ..network.network import Network
+from .apertus import APERTUS
+from .bamba import BAMBA
 from .bart import BART
 from .bert import BERT
 from .cohere import COHERE, COHERE2
@@ -37,9 +39,11 @@ from .jina_v3 import JINA_V3
 from .lfm2 import LFM2
 from .llama import LLAMA
 from .llama_relatives import CWM, ERNIE4_5, HELIUM, MINISTRAL, SEED_OSS
+from .mamba import MAMBA2
 from .mistral import BAMBOO, MINISTRAL3, MISTRAL, MISTRAL3
 from .mixtral import MIXTRAL
 from .modernbert import MODERNBERT
+from .nemotron_h import NEMOTRON_H
 from .olmo2 import OLMO2, OLMO3
 from .olmo_hybrid import OLMO_HYBRID
 from .olmoe import OLMOE
@@ -109,7 +113,11 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         MINISTRAL3,
         CWM,
         EXAONE4,
+        APERTUS,
         HUNYUAN,
+        MAMBA2,
+        BAMBA,
+        NEMOTRON_H,
         LFM2,
         STABLELM,
         MIXTRAL,

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from .declared_attention import DeclaredAttention
-from .operands import DeltaShape, Value
-from .ops import CausalConvolution, GatedConvolution, GatedDelta, GatedRmsNorm, SigmoidGate
+from .operands import DeltaShape, ScanShape, Value
+from .ops import CausalConvolution, GatedConvolution, GatedDelta, GatedRmsNorm, SelectiveScan, SigmoidGate, Xielu
 from .weights import Tensor
 
 
 class DeclaredRecurrence(DeclaredAttention):
     """Methods of a network that declare layers with a state per sequence, and gates of attention."""
 
-    def causal_convolution(self, x: Value, source: str, name: str, *, width: int, taps: int) -> Value:
+    def causal_convolution(
+        self, x: Value, source: str, name: str, *, width: int, taps: int, bias: bool = False
+    ) -> Value:
         """Declares `x` with its first `width` columns replaced by silu(their convolution over `taps` tokens).
 
-        Column c is convolved with row c of `source`.weight [width, 1, taps].
+        Column c is convolved with row c of `source`.weight [width, 1, taps], and has the bias `source`.bias[c].
         """
         assert self._layer is not None
         output = self._value("convolved", x.width, x.rows)
         weight = Tensor(self._name(f"{name}.weight"), f"{source}.weight", (width, 1, taps))
         self.ops.append(
             CausalConvolution(
-                scope=self._scope, layer=self._layer, input=self._overwrite(x), output=output, weight=weight
+                scope=self._scope,
+                layer=self._layer,
+                input=self._overwrite(x),
+                output=output,
+                weight=weight,
+                bias=self._vector(source, f"{name}.bias", width) if bias else None,
             )
         )
         return output
@@ -72,12 +79,59 @@ class DeclaredRecurrence(DeclaredAttention):
         )
         return output
 
-    def gated_rms_norm(
-        self, x: Value, gate: Value, source: str, name: str, *, head_size: int, epsilon: float | None = None
+    def selective_scan(
+        self, values: Value, shape: ScanShape, source: str, name: str, *, time_limits: tuple[float, float]
     ) -> Value:
-        """Declares an RMS norm of each head of `x`, times the silu of the last columns of `gate`.
+        """Declares Mamba 2's scan over the columns [x | B | C | dt] of `values`.
 
-        The default of `epsilon` comes from the config.
+        Vectors are `source`.A_log, `source`.dt_bias and `source`.D, each [heads].
+        """
+        assert self._layer is not None
+        output = self._value("scanned", shape.value_size, values.rows)
+
+        def vector(kind: str) -> Tensor:
+            return Tensor(self._name(f"{name}.{kind}"), f"{source}.{kind}", (shape.num_heads,), float32=True)
+
+        self.ops.append(
+            SelectiveScan(
+                scope=self._scope,
+                layer=self._layer,
+                values=self._read(values),
+                output=output,
+                shape=shape,
+                log_decay=vector("A_log"),
+                time_bias=vector("dt_bias"),
+                skip=vector("D"),
+                time_min=time_limits[0],
+                time_max=time_limits[1],
+            )
+        )
+        return output
+
+    def xielu(self, x: Value, source: str, name: str) -> Value:
+        """Declares xIELU(x) with the parameters `source` [4]."""
+        output = self._value("activated", x.width, x.rows)
+        parameters = Tensor(self._name(name), source, (4,), float32=True)
+        self.ops.append(Xielu(scope=self._scope, input=self._read(x), output=output, parameters=parameters))
+        return output
+
+    def gated_rms_norm(
+        self,
+        x: Value,
+        gate: Value,
+        source: str,
+        name: str,
+        *,
+        head_size: int,
+        epsilon: float | None = None,
+        gate_first: bool = False,
+        num_groups: int = 1,
+    ) -> Value:
+        """Declares an RMS norm of each of `num_groups` groups of each head of `x`, times silu(gate).
+
+        gate: its last columns count.
+        epsilon: the default comes from the config.
+        gate_first: True multiplies `x` by silu(gate) before its norm.
         """
         output = self._value("normed", x.width, x.rows)
         self.ops.append(
@@ -88,6 +142,8 @@ class DeclaredRecurrence(DeclaredAttention):
                 output=output,
                 weight=self._vector(source, f"{name}.weight", head_size),
                 epsilon=self.config.norm_epsilon if epsilon is None else epsilon,
+                gate_first=gate_first,
+                num_groups=num_groups,
             )
         )
         return output

@@ -104,6 +104,27 @@ class DeltaShape:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScanShape:
+    """Heads of one layer's selective scan (Mamba 2). Consecutive heads share a group."""
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_dim: int
+    """Elements of a row of B, and of C, in a group."""
+
+    @property
+    def value_size(self) -> int:
+        """Width of x."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def group_size(self) -> int:
+        """Width of B, and of C."""
+        return self.num_groups * self.state_dim
+
+
+@dataclass(frozen=True, kw_only=True)
 class GateScores:
     """Predicted scores of a row's gates, before they are computed: a score below `least` closes the gate."""
 

@@ -20,6 +20,7 @@ from .operands import (
     QueryScaling,
     RotaryTable,
     Routing,
+    ScanShape,
     Sinks,
     Value,
 )
@@ -201,6 +202,17 @@ class GatedAdd:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Xielu:
+    """output = xIELU(x): the parameters [alpha_p, alpha_n, beta, epsilon] are those of transformers."""
+
+    scope: str
+    input: Value
+    output: Value
+    parameters: Tensor
+    """[4]."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SigmoidGate:
     """output = sigmoid(gate) * input, which it overwrites; the last columns of `gate` count."""
 
@@ -212,9 +224,9 @@ class SigmoidGate:
 
 @dataclass(frozen=True, kw_only=True)
 class GatedRmsNorm:
-    """output = x / sqrt(mean(x^2) + epsilon) * weight * silu(gate), with the mean over each head.
+    """output = x / sqrt(mean(x^2) + epsilon) * weight * silu(gate), with the mean over each group of a head.
 
-    The last columns of `gate` count.
+    The last columns of `gate` count. With `gate_first`, x is multiplied by silu(gate) before its norm instead.
     """
 
     scope: str
@@ -224,11 +236,14 @@ class GatedRmsNorm:
     weight: Tensor
     """[elements of a head]."""
     epsilon: float
+    gate_first: bool = False
+    num_groups: int = 1
+    """Number of equal groups that a head consists of."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CausalConvolution:
-    """output = silu(the sum over taps i of weight[:, i] * the input of taps - 1 - i tokens before), column by column.
+    """output = silu(bias + the sum over taps i of weight[:, i] * the input of taps - 1 - i tokens before).
 
     The first columns of the input are replaced. A sequence's state has the inputs of its last taps - 1 tokens.
     """
@@ -239,6 +254,8 @@ class CausalConvolution:
     output: Value
     weight: Tensor
     """[columns, 1, taps]."""
+    bias: Tensor | None = None
+    """[columns]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,6 +297,30 @@ class GatedDelta:
     time_bias: Tensor
     """[value heads]."""
     update_scale: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectiveScan:
+    """Mamba 2's selective scan, with a state [heads, state_dim, head_dim] per sequence.
+
+    For each token and head, with t = softplus(dt + time_bias) within the time limits:
+    state = exp(-exp(log_decay) t) * state + B^T (x t), output = C state + skip * x.
+    """
+
+    scope: str
+    layer: int
+    values: Value
+    """Its first columns are [x | B | C | dt]; dt is overwritten."""
+    output: Value
+    shape: ScanShape
+    log_decay: Tensor
+    """[heads]."""
+    time_bias: Tensor
+    """[heads]."""
+    skip: Tensor
+    """[heads]."""
+    time_min: float
+    time_max: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -386,6 +427,8 @@ Op = (
     | CausalConvolution
     | GatedConvolution
     | GatedDelta
+    | SelectiveScan
+    | Xielu
     | CrossKeys
     | CrossAttention
     | AllReduce

@@ -36,8 +36,10 @@ from ...formats.engine.plan import (
     ReceiveOp,
     RmsNormOp,
     RopeTableOp,
+    SelectiveScanOp,
     SendOp,
     SigmoidGateOp,
+    XieluOp,
 )
 
 SINK: Final = "sampling"
@@ -105,6 +107,8 @@ _KIND_NAMES: Final[dict[type, str]] = {
     CausalConvolutionOp: "causal_convolution",
     GatedConvolutionOp: "gated_convolution",
     GatedDeltaOp: "gated_delta",
+    SelectiveScanOp: "selective_scan",
+    XieluOp: "xielu",
     RopeTableOp: "rope_table",
     AttentionOp: "attention",
     KeepLogitRowsOp: "keep_logit_rows",

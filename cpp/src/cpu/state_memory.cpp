@@ -33,6 +33,8 @@ StateMemory::StateMemory(const Program& program) : layers_(static_cast<std::size
       layers_[static_cast<std::size_t>(convolution->layer)].convolution = place(convolution->state_size());
     } else if (const auto* gated = std::get_if<GatedConvolutionOp>(&op)) {
       layers_[static_cast<std::size_t>(gated->layer)].convolution = place(gated->state_size());
+    } else if (const auto* scan = std::get_if<SelectiveScanOp>(&op)) {
+      layers_[static_cast<std::size_t>(scan->layer)].scan = place(scan->shape.state_size());
     } else if (const auto* delta = std::get_if<GatedDeltaOp>(&op)) {
       layers_[static_cast<std::size_t>(delta->layer)].delta = place(delta->shape.state_size());
     }

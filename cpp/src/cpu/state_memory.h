@@ -35,11 +35,16 @@ class StateMemory {
   [[nodiscard]] float* delta(std::int32_t slot, std::int32_t layer) const {
     return state(slot, layers_[static_cast<std::size_t>(layer)].delta);
   }
+  /// float32 [heads, state_dim, head_dim] of a layer's selective scan.
+  [[nodiscard]] float* scan(std::int32_t slot, std::int32_t layer) const {
+    return state(slot, layers_[static_cast<std::size_t>(layer)].scan);
+  }
 
  private:
   /// Byte offsets in a slot.
   struct Layer {
     std::size_t convolution = 0;
+    std::size_t scan = 0;
     std::size_t delta = 0;
   };
 

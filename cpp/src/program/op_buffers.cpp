@@ -68,6 +68,14 @@ OpBuffers find(const CausalConvolutionOp& op, const Program& /*program*/) {
   return {.reads = {op.values}, .writes = {}};
 }
 
+OpBuffers find(const SelectiveScanOp& op, const Program& /*program*/) {
+  return {.reads = {op.values}, .writes = {op.output}};
+}
+
+OpBuffers find(const XieluOp& op, const Program& /*program*/) {
+  return {.reads = {op.input}, .writes = {op.output}};
+}
+
 OpBuffers find(const GatedConvolutionOp& op, const Program& /*program*/) {
   return {.reads = {op.input}, .writes = {op.output}};
 }

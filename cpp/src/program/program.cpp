@@ -11,15 +11,31 @@
 namespace adaptrt {
 
 std::string_view name_of(const Op& op) {
-  static constexpr std::array<std::string_view, std::variant_size_v<Op>> kNames = {
-      "embedding",    "rope table",     "rms norm",
-      "attention",    "linear",         "keep logit rows",
-      "layer norm",   "cast",           "experts",
-      "gated add",    "cross keys",     "cross attention",
-      "all reduce",   "gather",         "receive",
-      "send",         "all heads norm", "broadcast",
-      "sigmoid gate", "gated rms norm", "causal convolution",
-      "gated delta",   "gated convolution"};
+  static constexpr std::array<std::string_view, std::variant_size_v<Op>> kNames = {"embedding",
+                                                                                   "rope table",
+                                                                                   "rms norm",
+                                                                                   "attention",
+                                                                                   "linear",
+                                                                                   "keep logit rows",
+                                                                                   "layer norm",
+                                                                                   "cast",
+                                                                                   "experts",
+                                                                                   "gated add",
+                                                                                   "cross keys",
+                                                                                   "cross attention",
+                                                                                   "all reduce",
+                                                                                   "gather",
+                                                                                   "receive",
+                                                                                   "send",
+                                                                                   "all heads norm",
+                                                                                   "broadcast",
+                                                                                   "sigmoid gate",
+                                                                                   "gated rms norm",
+                                                                                   "causal convolution",
+                                                                                   "gated delta",
+                                                                                   "gated convolution",
+                                                                                   "selective scan",
+                                                                                   "xielu"};
   return kNames[op.index()];
 }
 

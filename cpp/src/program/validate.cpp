@@ -30,6 +30,7 @@ Problems Validator::run() {
   const auto layers = static_cast<std::size_t>(std::clamp(program_.num_layers, 0, 1 << 16));
   layer_users_.assign(layers, 0);
   convolution_users_.assign(layers, 0);
+  scan_users_.assign(layers, 0);
   encoder_layer_users_.assign(static_cast<std::size_t>(std::clamp(program_.num_encoder_layers, 0, 1 << 16)),
                               0);
   cross_keys_users_.assign(program_.has_encoder() ? layers : 0, 0);
@@ -206,12 +207,19 @@ void Validator::check_users() {
       add(layer + std::to_string(i) + " has " + std::to_string(users[i]) + ops);
     }
   };
-  check_layers(layer_users_, "layer ", " attention ops, not one");
-  for (std::size_t i = 0; i < convolution_users_.size(); ++i) {
-    if (convolution_users_[i] <= 1) continue;
-    add("layer " + std::to_string(i) + " has " + std::to_string(convolution_users_[i]) +
-        " causal convolutions, not one");
+  const auto check_at_most_one = [&](const std::vector<std::int32_t>& users, const char* ops) {
+    for (std::size_t i = 0; i < users.size(); ++i) {
+      if (users[i] > 1) add("layer " + std::to_string(i) + " has " + std::to_string(users[i]) + ops);
+    }
+  };
+  // Layers of models with states may have no attention.
+  if (state_bytes_ == std::size_t{0}) {
+    check_layers(layer_users_, "layer ", " attention ops, not one");
+  } else {
+    check_at_most_one(layer_users_, " attention ops, not one");
   }
+  check_at_most_one(convolution_users_, " causal convolutions, not one");
+  check_at_most_one(scan_users_, " selective scans, not one");
   check_layers(encoder_layer_users_, "encoder layer ", " attention ops, not one");
   check_layers(cross_keys_users_, "layer ", " cross keys ops, not one");
   check_layers(cross_attention_users_, "layer ", " cross attention ops, not one");

@@ -35,7 +35,9 @@ void Validator::check(const CausalConvolutionOp& op) {
   const Buffer* values = operand("values", op.values, DType::kFloat32, rows_);
   use_layer(op.layer, &convolution_users_);
   const std::int64_t width = check_taps(op.weight, op.taps);
-  if (width > 0) check_at_least("values", values, width);
+  if (width == 0) return;
+  check_at_least("values", values, width);
+  check_optional_vector("the bias", op.bias, width);
 }
 
 void Validator::check(const GatedConvolutionOp& op) {
@@ -79,6 +81,35 @@ void Validator::check(const GatedDeltaOp& op) {
   check_finite("update_scale", op.update_scale, 0.0F);
 }
 
+void Validator::check(const SelectiveScanOp& op) {
+  const ScanShape& shape = op.shape;
+  sees_before_ = true;
+  use_layer(op.layer, &scan_users_);
+  const Buffer* values = operand("values", op.values, DType::kFloat32, rows_);
+  const Buffer* output = operand("output", op.output, DType::kFloat32, rows_);
+  Problems of_shape;
+  const RangeCheck check_size{&of_shape};
+  check_size("num_heads", shape.num_heads, 1, kSizeLimit - 1);
+  check_size("head_dim", shape.head_dim, 1, kSizeLimit - 1);
+  check_size("num_groups", shape.num_groups, 1, kSizeLimit - 1);
+  check_size("state_dim", shape.state_dim, 1, kSizeLimit - 1);
+  problems_.add_all(where_ + ": ", of_shape);
+  if (!of_shape.empty()) return;
+  if (shape.num_heads % shape.num_groups != 0) {
+    add(where_ + ": num_heads is " + text(shape.num_heads) + "; expected a multiple of " +
+        text(shape.num_groups) + " groups");
+  }
+  check_state(
+      product({shape.num_heads, shape.head_dim, shape.state_dim, static_cast<std::int64_t>(sizeof(float))}));
+  check_at_least("values", values, shape.value_size() + 2 * shape.group_size() + shape.num_heads);
+  check_width("output", output, shape.value_size());
+  check_vector("log_decay", op.log_decay, shape.num_heads);
+  check_vector("time_bias", op.time_bias, shape.num_heads);
+  check_vector("skip", op.skip, shape.num_heads);
+  check_finite("time_min", op.time_min, 0.0F);
+  check_finite("time_max", op.time_max, op.time_min);
+}
+
 void Validator::check(const GatedRmsNormOp& op) {
   const Buffer* input = operand("input", op.input, DType::kFloat32, rows_);
   const Buffer* gate = operand("gate", op.gate, DType::kFloat32, rows_);
@@ -91,8 +122,21 @@ void Validator::check(const GatedRmsNormOp& op) {
           text(input->width));
     }
   }
+  check_range_(where_ + ": num_groups", op.num_groups, 1, kSizeLimit - 1);
+  if (op.num_groups >= 1 && op.weight.size % op.num_groups != 0) {
+    add(where_ + ": num_groups " + text(op.num_groups) + " does not divide a weight of " +
+        text(op.weight.size) + " elements");
+  }
   if (op.output == op.input || op.output == op.gate) add(where_ + ": the output is one of the inputs");
   check_finite("epsilon", op.epsilon, 0.0F);
+}
+
+void Validator::check(const XieluOp& op) {
+  const Buffer* input = operand("input", op.input, DType::kFloat32, rows_);
+  const Buffer* output = operand("output", op.output, program_.activation_type(), rows_);
+  if (input != nullptr) check_width("output", output, input->width);
+  check_vector("parameters", op.parameters, 4);
+  if (op.input == op.output) add(where_ + ": input and output are one buffer");
 }
 
 void Validator::check(const SigmoidGateOp& op) {

@@ -80,7 +80,10 @@ class Validator {
   void check(const CausalConvolutionOp& op);
   void check(const GatedDeltaOp& op);
   void check(const GatedConvolutionOp& op);
-  /// Checks the taps and the state of a convolution; returns the number of its columns, or 0 if it is unknown.
+  void check(const XieluOp& op);
+  void check(const SelectiveScanOp& op);
+  /// Checks the taps and the state of a convolution; returns the number of its columns, or 0 if it is
+  /// unknown.
   std::int64_t check_taps(const VectorView& weight, std::int64_t num_taps);
   /// Checks that an op may keep a state of so many bytes.
   void check_state(std::optional<std::size_t> num_bytes);
@@ -118,6 +121,7 @@ class Validator {
   std::vector<std::int32_t> site_users_;
   std::vector<std::int32_t> layer_users_;
   std::vector<std::int32_t> convolution_users_;
+  std::vector<std::int32_t> scan_users_;
   std::vector<std::int32_t> encoder_layer_users_;
   std::vector<std::int32_t> cross_keys_users_;
   std::vector<std::int32_t> cross_attention_users_;

@@ -256,5 +256,28 @@ BOOST_DATA_TEST_CASE(gates_of_low_scores_are_closed, kernel_tables(), name) {
   }
 }
 
+BOOST_DATA_TEST_CASE(xielu_is_its_definition, kernel_tables(), name) {
+  const auto& table = kernel_table(name);
+  FreshRandom random;
+  const XieluParameters of{.positive = 0.8F, .negative = 1.3F, .linear = 0.5F, .bound = -1e-6F};
+  for (const std::int64_t n : kWidths) {
+    std::vector<float> x = random.vector(n, -8.0F, 8.0F);
+    const std::vector<float> borders = {0.0F, -0.5F, -0.49999997F, -1e-6F, -1e-7F, -1e-4F, -90.0F, 1e-5F};
+    for (std::size_t i = 0; i < std::min(x.size(), borders.size()); ++i) x[i] = borders[i];
+    std::vector<float> out(x.size() + 1, kPoison);
+    table.xielu(of, x.data(), n, reinterpret_cast<std::byte*>(out.data()), DType::kFloat32);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const double value = x[i];
+      const double linear = static_cast<double>(of.linear) * value;
+      const double bend = std::expm1(std::min(value, static_cast<double>(of.bound))) - value;
+      const double curve = value > 0.0 ? static_cast<double>(of.positive) * value * value
+                                       : static_cast<double>(of.negative) * bend;
+      // The two terms may cancel each other.
+      check_near(out[i], curve + linear, 6e-7 * (std::abs(curve) + std::abs(linear)) + 1e-12);
+    }
+    BOOST_TEST(out.back() == kPoison);
+  }
+}
+
 }  // namespace
 }  // namespace adaptrt::activations_test

@@ -33,12 +33,14 @@ struct Convolution {
   std::int64_t tap_stride = width + 2;
   Values x;
   Values weight;
+  Values bias;
   Values state;
 
   Convolution(std::int64_t num_rows, std::int64_t columns, std::int64_t num_taps, FreshRandom* random)
       : rows(num_rows), width(columns), taps(num_taps) {
     x = random->vector(rows * stride, -2.0F, 2.0F);
     weight = random->vector(taps * tap_stride);
+    if (taps % 2 == 0) bias = random->vector(width);
     state = random->vector((taps - 1) * tap_stride);
   }
 
@@ -52,7 +54,8 @@ struct Convolution {
                               .weight = weight.data() + first,
                               .taps = taps,
                               .state = state.data() + first,
-                              .tap_stride = tap_stride});
+                              .tap_stride = tap_stride,
+                              .bias = bias.empty() ? nullptr : bias.data() + first});
   }
 };
 
@@ -82,7 +85,7 @@ BOOST_DATA_TEST_CASE(convolution_is_the_sum_over_taps, kernel_tables(), name) {
               BOOST_TEST_REQUIRE(found == x[at(row * stride + column)]);
               continue;
             }
-            double sum = 0.0;
+            double sum = convolution.bias.empty() ? 0.0 : static_cast<double>(convolution.bias[at(column)]);
             for (std::int64_t tap = 0; tap < taps; ++tap) {
               sum += static_cast<double>(convolution.weight[at(tap * tap_stride + column)]) *
                      static_cast<double>(input(row - taps + 1 + tap, column));
@@ -326,6 +329,115 @@ BOOST_DATA_TEST_CASE(gated_delta_in_pieces_has_the_same_bits, kernel_tables(), n
   FreshRandom random;
   Delta whole(9, 11, 70, &random);
   Delta pieces = whole;
+  whole.run(table, 0, 9, 0, 70);
+  for (const auto& [first, last] : {std::pair{0, 16}, {16, 21}, {21, 70}}) {
+    for (const auto& [begin, end] : {std::pair{0, 1}, {1, 3}, {3, 9}}) {
+      pieces.run(table, begin, end, first, last);
+    }
+  }
+  BOOST_TEST((whole.out == pieces.out));
+  BOOST_TEST((whole.state == pieces.state));
+}
+
+/// One head of a scan with room after each row, which must stay as it is.
+struct Scan {
+  std::int64_t rows;
+  std::int64_t state_dim;
+  std::int64_t width;
+  std::int64_t stride = 2 * state_dim + width + 3;  // [b | c | x], time, something else
+  std::int64_t state_stride = width + 1;
+  std::int64_t out_stride = width + 2;
+  Values values;
+  Values state;
+  Values out;
+  float rate = -1.3F;
+  float skip = 0.7F;
+
+  Scan(std::int64_t num_rows, std::int64_t state_size, std::int64_t columns, FreshRandom* random)
+      : rows(num_rows), state_dim(state_size), width(columns) {
+    const float bound = 1.0F / std::sqrt(static_cast<float>(state_dim));
+    values = random->vector(rows * stride, -bound, bound);
+    for (std::int64_t row = 0; row < rows; ++row) {
+      float& time = values[at(row * stride + 2 * state_dim + width)];
+      time = 2.0F * std::abs(time);
+    }
+    state = random->vector(state_dim * state_stride);
+    out.assign(at(rows * out_stride), kPoison);
+  }
+
+  /// Runs rows [begin, end) and columns [first, last).
+  void run(const KernelTable& table, std::int64_t begin, std::int64_t end, std::int64_t first,
+           std::int64_t last) {
+    const float* row = values.data() + begin * stride;
+    table.selective_scan({.x = row + 2 * state_dim + first,
+                          .b = row,
+                          .c = row + state_dim,
+                          .time = row + 2 * state_dim + width,
+                          .stride = stride,
+                          .rows = end - begin,
+                          .state_dim = state_dim,
+                          .width = last - first,
+                          .rate = rate,
+                          .skip = skip,
+                          .state = state.data() + first,
+                          .state_stride = state_stride,
+                          .out = out.data() + begin * out_stride + first,
+                          .out_stride = out_stride});
+  }
+};
+
+/// Compares with the recurrence in float64, whose state is float64 too.
+void check_scan(const Scan& before, const Scan& after) {
+  std::vector<double> state(before.state.begin(), before.state.end());
+  for (std::int64_t row = 0; row < before.rows; ++row) {
+    const float* b = before.values.data() + row * before.stride;
+    const float* c = b + before.state_dim;
+    const float* x = c + before.state_dim;
+    const double time = x[before.width];
+    const double decay = std::exp(static_cast<double>(before.rate) * time);
+    for (std::int64_t column = 0; column < before.width; ++column) {
+      double sum = static_cast<double>(before.skip) * static_cast<double>(x[column]);
+      for (std::int64_t i = 0; i < before.state_dim; ++i) {
+        double& element = state[at(i * before.state_stride + column)];
+        element = decay * element + static_cast<double>(b[i]) * time * static_cast<double>(x[column]);
+        sum += static_cast<double>(c[i]) * element;
+      }
+      check_near(after.out[at(row * before.out_stride + column)], sum, 1e-5);
+    }
+    for (std::int64_t column = before.width; column < before.out_stride; ++column) {
+      BOOST_TEST_REQUIRE(after.out[at(row * before.out_stride + column)] == kPoison);
+    }
+  }
+  for (std::int64_t i = 0; i < before.state_dim; ++i) {
+    for (std::int64_t column = 0; column < before.width; ++column) {
+      const std::int64_t place = i * before.state_stride + column;
+      check_near(after.state[at(place)], state[at(place)], 1e-5);
+    }
+    const std::int64_t outside = i * before.state_stride + before.width;
+    BOOST_TEST_REQUIRE(after.state[at(outside)] == before.state[at(outside)]);
+  }
+}
+
+BOOST_DATA_TEST_CASE(selective_scan_is_the_recurrence, kernel_tables(), name) {
+  const auto& table = kernel_table(name);
+  FreshRandom random;
+  for (const std::int64_t width : kWidths) {
+    for (const std::int64_t state_dim : {1, 3, 8, 17}) {
+      for (const std::int64_t rows : {0, 1, 9}) {
+        const Scan before(rows, state_dim, width, &random);
+        Scan after = before;
+        after.run(table, 0, rows, 0, width);
+        check_scan(before, after);
+      }
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(selective_scan_in_pieces_has_the_same_bits, kernel_tables(), name) {
+  const auto& table = kernel_table(name);
+  FreshRandom random;
+  Scan whole(9, 11, 70, &random);
+  Scan pieces = whole;
   whole.run(table, 0, 9, 0, 70);
   for (const auto& [first, last] : {std::pair{0, 16}, {16, 21}, {21, 70}}) {
     for (const auto& [begin, end] : {std::pair{0, 1}, {1, 3}, {3, 9}}) {

@@ -209,6 +209,53 @@ BOOST_AUTO_TEST_CASE(unusable_ops_of_other_families_are_found) {
         [](Program* p) { op_at<LinearOp>(p, 5).scale = std::numeric_limits<float>::infinity(); });
 }
 
+BOOST_AUTO_TEST_CASE(unusable_convolutions_scans_and_activations_are_found) {
+  Random random(3);
+  const auto vector = [&](std::int64_t size) { return model.storage().vector(size, 0.5F, 1.5F, &random); };
+  const auto with = [](Op op) {
+    return [op = std::move(op)](Program* p) { p->body.insert(p->body.begin() + 4, op); };
+  };
+  // Buffer 0 is the residual stream, 48 wide.
+  finds("(gated convolution): taps is 0",
+        with(GatedConvolutionOp{.input = 0, .output = 1, .weight = vector(48), .taps = 0}));
+  finds("(gated convolution): the weight has 47 elements; it must have some for each of 3 taps",
+        with(GatedConvolutionOp{.input = 0, .output = 1, .weight = vector(47), .taps = 3}));
+  finds("(gated convolution): input 'hidden' is 48 wide; it must be 51",
+        with(GatedConvolutionOp{.input = 0, .output = 1, .weight = vector(34), .taps = 2}));
+  finds(
+      "(gated convolution): the bias has 15 elements",
+      with(GatedConvolutionOp{.input = 0, .output = 1, .weight = vector(32), .taps = 2, .bias = vector(15)}));
+  SelectiveScanOp scan{.shape = {.num_heads = 4, .head_dim = 8, .num_groups = 2, .state_dim = 3},
+                       .values = 0,
+                       .output = 1,
+                       .log_decay = vector(4),
+                       .time_bias = vector(4),
+                       .skip = vector(4)};
+  finds("layer 0 has 2 selective scans, not one", [&](Program* p) {
+    with(scan)(p);
+    with(scan)(p);
+  });
+  const auto changed = [&](auto change) {
+    SelectiveScanOp op = scan;
+    change(&op);
+    return with(op);
+  };
+  finds("(selective scan): skip has 3 elements", changed([&](auto* op) { op->skip = vector(3); }));
+  finds("(selective scan): state_dim is 0", changed([](auto* op) { op->shape.state_dim = 0; }));
+  finds("(selective scan): num_heads is 4; expected a multiple of 3 groups",
+        changed([](auto* op) { op->shape.num_groups = 3; }));
+  finds("(selective scan): time_max is 0.500000; it must be finite and at least 1",
+        changed([](auto* op) { op->time_min = 1.0F, op->time_max = 0.5F; }));
+  finds("(selective scan): values 'hidden' is 48 wide; it must be at least 52",
+        changed([](auto* op) { op->shape.state_dim = 4; }));
+  finds("(xielu): parameters has 3 elements",
+        with(XieluOp{.input = 0, .output = 1, .parameters = vector(3)}));
+  finds("(xielu): input and output are one buffer",
+        with(XieluOp{.input = 0, .output = 0, .parameters = vector(4)}));
+  finds("(gated rms norm): num_groups 5 does not divide a weight of 48 elements",
+        with(GatedRmsNormOp{.input = 0, .gate = 0, .output = 1, .weight = vector(48), .num_groups = 5}));
+}
+
 BOOST_AUTO_TEST_CASE(unusable_sites_are_found) {
   finds("lora_site is 8 of 8", [](Program* p) { op_at<LinearOp>(p, 3).lora_site = 8; });
   finds("lora_site is -2", [](Program* p) { op_at<LinearOp>(p, 3).lora_site = -2; });

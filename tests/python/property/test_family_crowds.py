@@ -38,6 +38,7 @@ ENGINES = {
     "qwen3-next": (DType.FLOAT32, QuantAlgo.W4A16),
     "hunyuan": (DType.FLOAT16, None),
     "lfm2": (DType.BFLOAT16, QuantAlgo.W8A8),
+    "granite4-mamba-moe": (DType.BFLOAT16, None),
 }
 ADAPTERS = [{"r": 5}, {"r": 16, "use_rslora": True}, {"r": 4, "use_dora": True}]
 # Lengths below, at and above the windows of 10 and 20 and longrope's 24 tokens, with shared beginnings.

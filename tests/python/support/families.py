@@ -272,6 +272,10 @@ RELATIVES = {
             "yarn", 3000.0, factor=16.0, original_max_position_embeddings=24, mscale=0.5, mscale_all_dim=1.0,
             beta_fast=4.0, llama_4_scaling_beta=0.5)},
     ),
+    "apertus": Family(
+        transformers.ApertusConfig, UNGATED, {**SIZES, "head_dim": 20, "attention_bias": True, "rope_parameters": rope(
+            "llama3", factor=16.0, high_freq_factor=4.0, low_freq_factor=1.0, original_max_position_embeddings=64)},
+    ),
     "hunyuan": Family(
         transformers.HunYuanDenseV1Config, LLAMA,
         {**SIZES, "head_dim": 20, "attention_bias": True, "rope_parameters": rope("dynamic", factor=1.0, alpha=50.0)},
@@ -335,6 +339,12 @@ LINEAR_EXPERTS = {
     "num_experts_per_tok": 2, "moe_intermediate_size": 14, "shared_expert_intermediate_size": 22,
 }  # fmt: skip
 
+MAMBA = {
+    **SIZES, "shared_intermediate_size": 38, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_d_state": 10, "mamba_chunk_size": 16, "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.3, "attention_multiplier": 0.2, "logits_scaling": 2.5,
+}  # fmt: skip
+
 RECURRENT = {
     "qwen3.5": Family(transformers.Qwen3_5TextConfig, LLAMA + LINEAR_TARGETS, LINEAR_ATTENTION),
     "qwen3.5-vl": Family(
@@ -392,6 +402,58 @@ RECURRENT = {
             "layer_types": ["conv", "full_attention", "conv"],
             "conv_bias": True,
             "tie_word_embeddings": False,
+        },
+    ),
+    "mamba2": Family(
+        transformers.Mamba2Config,
+        ["in_proj"],
+        {
+            **{
+                name: SIZES[name]
+                for name in ("vocab_size", "hidden_size", "num_hidden_layers", "bos_token_id", "eos_token_id")
+            },
+            "num_heads": 6,
+            "head_dim": 12,
+            "n_groups": 2,
+            "state_size": 10,
+            "chunk_size": 16,
+            "use_bias": True,
+        },
+    ),
+    "granite4-mamba": Family(
+        transformers.GraniteMoeHybridConfig,
+        [*ATTENTION, "in_proj", "out_proj", "input_linear", "output_linear"],
+        {**MAMBA, "num_local_experts": 0, "num_experts_per_tok": 0, "time_step_limit": (0.4, 0.9)},
+    ),
+    "granite4-mamba-moe": Family(
+        transformers.GraniteMoeHybridConfig,
+        [*ATTENTION, "in_proj", "out_proj"],
+        {**MAMBA, "intermediate_size": 22, "num_local_experts": 5, "num_experts_per_tok": 2, "mamba_conv_bias": False},
+        ("experts.gate_up_proj", "experts.down_proj", "block_sparse_moe.router.weight"),
+    ),
+    "bamba": Family(
+        transformers.BambaConfig,
+        [*ATTENTION, "in_proj", "gate_proj", "up_proj", "down_proj"],
+        {
+            **{name: value for name, value in MAMBA.items() if name.startswith("mamba_") or name in SIZES},
+            "head_dim": 12,
+            "attn_layer_indices": [1],
+            "mamba_proj_bias": True,
+        },
+    ),
+    "nemotron-h": Family(
+        transformers.NemotronHConfig,
+        [*ATTENTION, "in_proj", "up_proj", "down_proj"],
+        {
+            **{name: value for name, value in SIZES.items() if name != "num_hidden_layers"},
+            "layers_block_type": ["linear_attention", "mlp", "full_attention"],
+            "head_dim": 20,
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 10,
+            "n_groups": 3,
+            "ssm_state_size": 10,
+            "chunk_size": 16,
+            "time_step_min": 0.3,
         },
     ),
 }

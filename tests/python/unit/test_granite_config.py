@@ -44,11 +44,13 @@ def test_the_older_name_of_layer_types(load: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"layer_types": ["mamba", "mamba", "attention"]}, "layer_types has 2 mamba, 1 attention; expected 3 times"),
-        ({"layer_types": ...}, "layer_types is null; expected 3 times full_attention, because Mamba layers are not"),
+        (
+            {"layer_types": ["conv", "mamba", "attention"]},
+            "layer_types has 1 conv, 1 mamba, 1 attention; expected 3 times",
+        ),
         ({"layer_types": ["attention"] * 2}, "layer_types has 2 attention; expected 3 times"),
-        ({"num_local_experts": 64}, "num_local_experts is 64; expected 0"),
-        ({"num_local_experts": ...}, "num_local_experts is 8; expected 0"),
+        ({"layer_types": ..., "mamba_n_heads": 7}, "mamba_n_heads times mamba_d_head is 448; expected 5120"),
+        ({"num_local_experts": 64, "num_experts_per_tok": 65}, "moe_top_k 65 is more than moe_num_experts 64"),
         ({"position_embedding_type": "alibi"}, 'position_embedding_type is "alibi"; accepted: rope, nope'),
         ({"normalization_function": "layernorm"}, 'normalization_function is "layernorm"; only "rmsnorm" is supported'),
     ],

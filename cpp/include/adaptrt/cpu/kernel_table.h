@@ -208,8 +208,9 @@ struct ScatteredRows {
   std::int64_t out_stride = 0;
 };
 
-/// A causal convolution of each column by itself, in place: x[row] = silu(the sum over taps i of weight[i] *
-/// input[row - taps + 1 + i]). Each product is added to the sum of the earlier taps, starting from zero.
+/// A causal convolution of each column by itself, in place: x[row] = silu(bias + the sum over taps i of
+/// weight[i]
+/// * input[row - taps + 1 + i]). Each product is added to the sum of the earlier taps.
 struct CausalConvolution {
   float* x = nullptr;       ///< [rows, width]
   std::int64_t stride = 0;  ///< floats between rows of x
@@ -219,6 +220,7 @@ struct CausalConvolution {
   std::int64_t taps = 0;          ///< at least 1
   float* state = nullptr;         ///< [taps - 1, width]: the inputs before x; becomes the newest inputs
   std::int64_t tap_stride = 0;    ///< floats between rows of weight, and of the state
+  const float* bias = nullptr;    ///< [width]: the sums start from it; nullptr: from zero
 };
 
 /// A convolution like CausalConvolution, but of before * x, without activation, multiplied by `after`.
@@ -260,6 +262,37 @@ struct GatedDelta {
   std::int64_t state_stride = 0;
   float* out = nullptr;  ///< [rows, width]
   std::int64_t out_stride = 0;
+};
+
+/// Mamba 2's selective scan for one head, or for some of its columns, one row after the other:
+///
+///   state = exp(rate * time) * state + b^T (x * time),  out = c state + skip * x
+///
+/// Sums are those of GatedDelta.
+struct SelectiveScan {
+  const float* x = nullptr;     ///< [rows, width]
+  const float* b = nullptr;     ///< [rows, state_dim]
+  const float* c = nullptr;     ///< [rows, state_dim]
+  const float* time = nullptr;  ///< [rows]
+  std::int64_t stride = 0;      ///< floats between rows of x, b, c and time
+  std::int64_t rows = 0;
+  std::int64_t state_dim = 0;
+  std::int64_t width = 0;
+  float rate = 0.0F;
+  float skip = 0.0F;
+  float* state = nullptr;  ///< [state_dim, width]
+  std::int64_t state_stride = 0;
+  float* out = nullptr;  ///< [rows, width]
+  std::int64_t out_stride = 0;
+};
+
+/// Parameters of xIELU: positive x^2 + linear x for x > 0, otherwise negative (expm1(min(x, bound)) - x) +
+/// linear x.
+struct XieluParameters {
+  float positive = 0.0F;
+  float negative = 0.0F;
+  float linear = 0.0F;
+  float bound = 0.0F;
 };
 
 /// KernelTable::block_rows of kernels that read unpacked rows, or activations other than bfloat16. The sums
@@ -444,6 +477,10 @@ struct KernelTable {
   void (*causal_convolution)(const CausalConvolution& convolution);
   void (*gated_delta)(const GatedDelta& delta);
   void (*gated_convolution)(const GatedConvolution& convolution);
+  void (*selective_scan)(const SelectiveScan& scan);
+  /// out[n] = xIELU(x), stored as `out_type`.
+  void (*xielu)(const XieluParameters& parameters, const float* x, std::int64_t n, std::byte* out,
+                DType out_type);
 };
 
 /// Bound of the relative error of KernelTable::exp: half a unit of rounding for the result, one for the

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string_view>
 #include <variant>
@@ -327,6 +328,15 @@ struct GatedAddOp {
   BufferId output = kNoBuffer;  // float32
 };
 
+/// output = xIELU(input), element by element. With a = softplus(alpha_p) and n = beta + softplus(alpha_n):
+///
+///   a x^2 + beta x for x > 0, otherwise n (expm1(min(x, epsilon)) - x) + beta x
+struct XieluOp {
+  BufferId input = kNoBuffer;   // float32
+  BufferId output = kNoBuffer;  // activation type
+  VectorView parameters;        // [alpha_p, alpha_n, beta, epsilon]
+};
+
 /// output *= sigmoid(the gate's last columns), row by row: a gate of attention.
 struct SigmoidGateOp {
   BufferId gate = kNoBuffer;    // float32, at least as wide as the output
@@ -334,23 +344,28 @@ struct SigmoidGateOp {
 };
 
 /// output = input / sqrt(mean(input^2) + epsilon) * weight * silu(the gate's last columns). The mean is over
-/// each head, in float32.
+/// each group of a head, in float32. With gate_first, the input is multiplied by silu(gate) before its norm
+/// instead.
 struct GatedRmsNormOp {
   BufferId input = kNoBuffer;   // float32, whole heads
   BufferId gate = kNoBuffer;    // float32, at least as wide as the input
   BufferId output = kNoBuffer;  // activation type
   VectorView weight;            // [elements of a head]
   float epsilon = 0.0F;
+  bool gate_first = false;
+  /// Number of equal groups that a head consists of.
+  std::int64_t num_groups = 1;
 };
 
-/// A causal convolution of each of the first columns by itself, in place: x = silu(the sum over taps i of
-/// weight[i] * the input of taps - 1 - i tokens before). A sequence's state has the inputs of its last
+/// A causal convolution of each of the first columns by itself, in place: x = silu(bias + the sum over taps i
+/// of weight[i] * the input of taps - 1 - i tokens before). A sequence's state has the inputs of its last
 /// taps - 1 tokens.
 struct CausalConvolutionOp {
   std::int32_t layer = 0;
   BufferId values = kNoBuffer;  // float32, kTokens
   VectorView weight;            // [taps, columns]
   std::int64_t taps = 1;
+  VectorView bias = {};  // [columns] or empty
 
   [[nodiscard]] std::int64_t width() const { return weight.size / taps; }
   /// Floats of a sequence's state.
@@ -405,6 +420,37 @@ struct GatedDeltaOp {
   VectorView log_decay;         // [num_value_heads]
   VectorView time_bias;         // [num_value_heads]
   float update_scale = 1.0F;
+};
+
+/// The heads of one layer's selective scan (Mamba 2). Consecutive heads share a group.
+struct ScanShape {
+  std::int64_t num_heads = 0;
+  std::int64_t head_dim = 0;
+  std::int64_t num_groups = 0;
+  /// Elements of a row of B, and of C, in a group.
+  std::int64_t state_dim = 0;
+
+  [[nodiscard]] std::int64_t value_size() const { return num_heads * head_dim; }
+  [[nodiscard]] std::int64_t group_size() const { return num_groups * state_dim; }
+  /// Floats of a sequence's state: [heads, state_dim, head_dim].
+  [[nodiscard]] std::int64_t state_size() const { return value_size() * state_dim; }
+  bool operator==(const ScanShape&) const = default;
+};
+
+/// Mamba 2's selective scan, token by token in the order of positions. For each head:
+///
+///   t = softplus(dt + time_bias), at least time_min and at most time_max
+///   state = exp(-exp(log_decay) t) * state + B^T (x t),  output = C state + skip * x
+struct SelectiveScanOp {
+  std::int32_t layer = 0;
+  ScanShape shape;
+  BufferId values = kNoBuffer;  // float32, kTokens; its first columns are [x | B | C | dt]; the op changes dt
+  BufferId output = kNoBuffer;  // float32, kTokens, value_size
+  VectorView log_decay;         // [num_heads]
+  VectorView time_bias;         // [num_heads]
+  VectorView skip;              // [num_heads]
+  float time_min = 0.0F;
+  float time_max = std::numeric_limits<float>::max();
 };
 
 /// output = input_0 + input_1 + ..., with one term per rank of the stage, in the order of the ranks. Every
@@ -463,10 +509,11 @@ struct KeepLogitRowsOp {
   std::vector<BufferId> buffers;  // kTokens, each once
 };
 
-using Op = std::variant<EmbeddingOp, RopeTableOp, RmsNormOp, AttentionOp, LinearOp, KeepLogitRowsOp,
-                        LayerNormOp, CastOp, ExpertsOp, GatedAddOp, CrossKeysOp, CrossAttentionOp,
-                        AllReduceOp, GatherOp, ReceiveOp, SendOp, AllHeadsNormOp, BroadcastOp, SigmoidGateOp,
-                        GatedRmsNormOp, CausalConvolutionOp, GatedDeltaOp, GatedConvolutionOp>;
+using Op =
+    std::variant<EmbeddingOp, RopeTableOp, RmsNormOp, AttentionOp, LinearOp, KeepLogitRowsOp, LayerNormOp,
+                 CastOp, ExpertsOp, GatedAddOp, CrossKeysOp, CrossAttentionOp, AllReduceOp, GatherOp,
+                 ReceiveOp, SendOp, AllHeadsNormOp, BroadcastOp, SigmoidGateOp, GatedRmsNormOp,
+                 CausalConvolutionOp, GatedDeltaOp, GatedConvolutionOp, SelectiveScanOp, XieluOp>;
 
 /// Name of an op's kind for messages: "rms norm".
 [[nodiscard]] std::string_view name_of(const Op& op);

@@ -300,6 +300,15 @@ constexpr auto fields_of(const SigmoidGateOp* /*type*/) {
 }
 static_assert(lists_every_member<SigmoidGateOp>());
 
+constexpr auto fields_of(const XieluOp* /*type*/) {
+  using C = XieluOp;
+  return std::tuple{
+      RequiredField{"input", &C::input, "Buffer: float32.", FieldRole::kBuffer},
+      RequiredField{"output", &C::output, "Buffer: the engine's activation type.", FieldRole::kBuffer},
+      RequiredField{"parameters", &C::parameters, "[alpha_p, alpha_n, beta, epsilon]."}};
+}
+static_assert(lists_every_member<XieluOp>());
+
 constexpr auto fields_of(const GatedRmsNormOp* /*type*/) {
   using C = GatedRmsNormOp;
   return std::tuple{
@@ -309,7 +318,9 @@ constexpr auto fields_of(const GatedRmsNormOp* /*type*/) {
                     FieldRole::kBuffer},
       RequiredField{"output", &C::output, "Buffer: the engine's activation type.", FieldRole::kBuffer},
       RequiredField{"weight", &C::weight, "[elements of a head]."},
-      RequiredField{"epsilon", &C::epsilon, "Added to the mean of squares of a head."}};
+      RequiredField{"epsilon", &C::epsilon, "Added to the mean of squares of a group."},
+      Field{"gate_first", &C::gate_first, "True: the gate multiplies the input before its norm."},
+      Field{"num_groups", &C::num_groups, "Groups of a head; each is normalized by itself."}};
 }
 static_assert(lists_every_member<GatedRmsNormOp>());
 
@@ -320,9 +331,37 @@ constexpr auto fields_of(const CausalConvolutionOp* /*type*/) {
       RequiredField{"values", &C::values, "Buffer: float32, RowKind.TOKENS; its first columns are replaced.",
                     FieldRole::kBuffer},
       RequiredField{"weight", &C::weight, "[taps, columns]."},
-      RequiredField{"taps", &C::taps, "Number of tokens that an output depends on."}};
+      RequiredField{"taps", &C::taps, "Number of tokens that an output depends on."},
+      Field{"bias", &C::bias, "[columns] or empty."}};
 }
 static_assert(lists_every_member<CausalConvolutionOp>());
+
+constexpr auto fields_of(const ScanShape* /*type*/) {
+  using C = ScanShape;
+  return std::tuple{RequiredField{"num_heads", &C::num_heads, "Heads of x."},
+                    RequiredField{"head_dim", &C::head_dim, "Elements of a head."},
+                    RequiredField{"num_groups", &C::num_groups, "Groups of heads that share B and C."},
+                    RequiredField{"state_dim", &C::state_dim, "Elements of a group's row of B, and of C."}};
+}
+static_assert(lists_every_member<ScanShape>());
+
+constexpr auto fields_of(const SelectiveScanOp* /*type*/) {
+  using C = SelectiveScanOp;
+  return std::tuple{
+      RequiredField{"layer", &C::layer, "Number of the layer, whose state is [heads, state_dim, head_dim]."},
+      RequiredField{"shape", &C::shape, "Heads of the layer."},
+      RequiredField{"values", &C::values,
+                    "Buffer: float32, RowKind.TOKENS; its first columns are [x | B | C | dt].",
+                    FieldRole::kBuffer},
+      RequiredField{"output", &C::output, "Buffer: float32, RowKind.TOKENS, as wide as x.",
+                    FieldRole::kBuffer},
+      RequiredField{"log_decay", &C::log_decay, "[heads]: logarithm of the decay's rate."},
+      RequiredField{"time_bias", &C::time_bias, "[heads]: added to dt."},
+      RequiredField{"skip", &C::skip, "[heads]: factor of x that is added to the output."},
+      Field{"time_min", &C::time_min, "Smallest time step."},
+      Field{"time_max", &C::time_max, "Largest time step."}};
+}
+static_assert(lists_every_member<SelectiveScanOp>());
 
 constexpr auto fields_of(const GatedConvolutionOp* /*type*/) {
   using C = GatedConvolutionOp;

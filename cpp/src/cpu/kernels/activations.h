@@ -162,6 +162,42 @@ void relu_mul(const ActivatedTile& tile) {
   }
 }
 
+/// expm1(x) - x for x <= 0. Near zero it is a polynomial, because a difference of exp(x) would lose its bits.
+inline Simd::Vec expm1_beyond_linear(Simd::Vec x) {
+  constexpr float kNear = 0.5F;
+  constexpr float kBelowNear = 0.49999997F;  // so that one of the two terms is chosen at -0.5
+  Simd::Vec p = Simd::set(1.0F / 40320.0F);
+  for (const float divisor : {5040.0F, 720.0F, 120.0F, 24.0F, 6.0F, 2.0F}) {
+    p = Simd::fma(p, x, Simd::set(1.0F / divisor));
+  }
+  const Simd::Vec near = Simd::zero_up_to(x, Simd::set(-kNear), Simd::mul(Simd::mul(x, x), p));
+  const Simd::Vec rest = Simd::sub(Simd::sub(exp_of(x), Simd::set(1.0F)), x);
+  const Simd::Vec far = Simd::zero_up_to(Simd::sub(Simd::zero(), x), Simd::set(kBelowNear), rest);
+  return Simd::add(near, far);
+}
+
+inline void xielu(const XieluParameters& parameters, const float* x, std::int64_t n, std::byte* out,
+                  DType out_type) {
+  const Simd::Vec positive = Simd::set(parameters.positive);
+  const Simd::Vec negative = Simd::set(parameters.negative);
+  const Simd::Vec linear = Simd::set(parameters.linear);
+  const Simd::Vec bound = Simd::set(parameters.bound);
+  with_store(out, out_type, [&](const auto& store) {
+    for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
+      const Simd::Vec value = Simd::load(x + i, lanes);
+      const Simd::Vec above = Relu::exact(value);
+      const Simd::Vec below = Simd::min(bound, value);
+      // expm1(below) - x = (expm1(below) - below) + (below - x)
+      const Simd::Vec curve = Simd::add(expm1_beyond_linear(below), Simd::sub(below, value));
+      const Simd::Vec minus = Simd::sub(Simd::zero(), value);
+      Simd::Vec sum = Simd::mul(linear, value);
+      sum = Simd::fma(Simd::mul(positive, above), above, sum);
+      sum = Simd::add(sum, Simd::zero_below(minus, Simd::zero(), Simd::mul(negative, curve)));
+      store(i, sum, lanes);
+    });
+  });
+}
+
 inline void close_gates(const float* scores, float least, std::int64_t n, float* gates) {
   const Simd::Vec bound = Simd::set(least);
   const Simd::Vec greatest = Simd::set(std::numeric_limits<float>::max());

@@ -34,6 +34,8 @@ void ADAPTRT_KERNEL_SET::register_rows(KernelTable* table) {
   table->causal_convolution = &causal_convolution;
   table->gated_delta = &gated_delta;
   table->gated_convolution = &gated_convolution;
+  table->selective_scan = &selective_scan;
+  table->xielu = &xielu;
 }
 
 }  // namespace adaptrt

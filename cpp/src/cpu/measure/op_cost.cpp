@@ -310,6 +310,22 @@ OpCost cost_of(const CausalConvolutionOp& op, const CpuContext& /*context*/, con
           .flops = 2 * step.rows * op.weight.size};
 }
 
+OpCost cost_of(const SelectiveScanOp& op, const CpuContext& context, const Step& step) {
+  const std::int64_t state = op.shape.state_size();
+  const std::int64_t state_bytes =
+      2 * step.num_sequences() * state * static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t inputs = step.rows *
+                              (op.shape.value_size() + 2 * op.shape.group_size() + op.shape.num_heads) *
+                              static_cast<std::int64_t>(sizeof(float));
+  return {.weight_bytes = num_bytes(op.log_decay) + num_bytes(op.time_bias) + num_bytes(op.skip),
+          .activation_bytes = state_bytes + inputs + num_bytes(op.output, context, step),
+          .flops = 5 * step.rows * state};
+}
+
+OpCost cost_of(const XieluOp& op, const CpuContext& context, const Step& step) {
+  return {.activation_bytes = num_bytes(op.input, context, step) + num_bytes(op.output, context, step)};
+}
+
 OpCost cost_of(const GatedConvolutionOp& op, const CpuContext& context, const Step& step) {
   const std::int64_t state_bytes =
       2 * step.num_sequences() * op.state_size() * static_cast<std::int64_t>(sizeof(float));

@@ -205,8 +205,8 @@ class AttentionRun {
     }
   }
 
-  /// Normalizes heads of a token in place, if there is a norm. Returns their rotation. If the norm comes after
-  /// the rotation, the heads are rotated in place already, and the returned rotation only copies them.
+  /// Normalizes heads of a token in place, if there is a norm. Returns their rotation. If the norm comes
+  /// after the rotation, the heads are rotated in place already, and the returned rotation only copies them.
   [[nodiscard]] HeadRotation rotation_of(std::int64_t token, float* heads, std::int64_t count,
                                          const VectorView& norm) const {
     HeadRotation rotation{.cosine = half_ == 0 ? nullptr : of_.cosine.float_row(token),

@@ -48,7 +48,8 @@ class LoweredCausalConvolution final : public LoweredOp {
              .weight = op_.weight.data + first,
              .taps = op_.taps,
              .state = context_.state_memory.convolution(rows.slot, op_.layer) + first,
-             .tap_stride = width});
+             .tap_stride = width,
+             .bias = op_.bias.size == 0 ? nullptr : op_.bias.data + first});
       }
     };
     context_.threads.parallel_for(step.num_sequences() * pieces, 1, body);
@@ -105,6 +106,11 @@ class LoweredGatedConvolution final : public LoweredOp {
   Rows input_;
   Rows output_;
 };
+
+/// transformers' softplus, with its bound.
+float softplus(float x) {
+  return x > 20.0F ? x : std::log1p(std::exp(x));
+}
 
 class LoweredGatedDelta final : public LoweredOp {
  public:
@@ -167,10 +173,8 @@ class LoweredGatedDelta final : public LoweredOp {
     const std::int64_t heads = op_.shape.num_value_heads;
     for (std::int64_t head = 0; head < heads; ++head) {
       gates[head] = op_.update_scale / (1.0F + std::exp(-gates[head]));
-      const float time = gates[heads + head] + op_.time_bias.data[head];
-      // transformers' softplus has this bound.
-      const float softplus = time > 20.0F ? time : std::log1p(std::exp(time));
-      gates[heads + head] = std::exp(rates_[static_cast<std::size_t>(head)] * softplus);
+      const float time = softplus(gates[heads + head] + op_.time_bias.data[head]);
+      gates[heads + head] = std::exp(rates_[static_cast<std::size_t>(head)] * time);
     }
   }
 
@@ -208,7 +212,88 @@ class LoweredGatedDelta final : public LoweredOp {
   std::vector<float> rates_;  // -exp(log_decay)
 };
 
+class LoweredSelectiveScan final : public LoweredOp {
+ public:
+  LoweredSelectiveScan(const SelectiveScanOp& op, const OpPlace& place)
+      : op_(op),
+        context_(place.context),
+        values_(place.context.rows_of(op.values)),
+        output_(place.context.rows_of(op.output)) {
+    for (std::int64_t head = 0; head < op.shape.num_heads; ++head) {
+      rates_.push_back(-std::exp(op.log_decay.data[head]));
+    }
+  }
+
+  void run(Step& step) override {
+    const ScanShape& shape = op_.shape;
+    const auto prepare = [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t row = begin; row < end; ++row) compute_times(values_.float_row(row) + time_column());
+    };
+    context_.threads.parallel_for(step.rows, rows_per_chunk(shape.num_heads), prepare);
+
+    // Threads have different columns of a head, different heads, or different sequences.
+    constexpr std::int64_t kColumns = 64;
+    const std::int64_t pieces = (shape.head_dim + kColumns - 1) / kColumns;
+    const std::int64_t tasks_of_sequence = pieces * shape.num_heads;
+    const auto body = [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t task = begin; task < end; ++task) {
+        const std::int64_t first = task % pieces * kColumns;
+        advance(rows_of_sequence(step, task / tasks_of_sequence), task % tasks_of_sequence / pieces, first,
+                std::min(kColumns, shape.head_dim - first));
+      }
+    };
+    context_.threads.parallel_for(step.num_sequences() * tasks_of_sequence, 1, body);
+  }
+
+ private:
+  [[nodiscard]] std::int64_t time_column() const {
+    return op_.shape.value_size() + 2 * op_.shape.group_size();
+  }
+
+  /// Replaces dt by the time steps.
+  void compute_times(float* times) const {
+    for (std::int64_t head = 0; head < op_.shape.num_heads; ++head) {
+      const float time = softplus(times[head] + op_.time_bias.data[head]);
+      times[head] = std::clamp(time, op_.time_min, op_.time_max);
+    }
+  }
+
+  /// Advances `width` columns of a head over a sequence's rows.
+  void advance(const SequenceRows& rows, std::int64_t head, std::int64_t first, std::int64_t width) const {
+    const ScanShape& shape = op_.shape;
+    const float* values = values_.float_row(rows.begin);
+    const float* b =
+        values + shape.value_size() + head / (shape.num_heads / shape.num_groups) * shape.state_dim;
+    const std::int64_t column = head * shape.head_dim + first;
+    context_.kernels.selective_scan({.x = values + column,
+                                     .b = b,
+                                     .c = b + shape.group_size(),
+                                     .time = values + time_column() + head,
+                                     .stride = values_.width,
+                                     .rows = rows.count,
+                                     .state_dim = shape.state_dim,
+                                     .width = width,
+                                     .rate = rates_[static_cast<std::size_t>(head)],
+                                     .skip = op_.skip.data[head],
+                                     .state = context_.state_memory.scan(rows.slot, op_.layer) +
+                                              head * shape.state_dim * shape.head_dim + first,
+                                     .state_stride = shape.head_dim,
+                                     .out = output_.float_row(rows.begin) + column,
+                                     .out_stride = output_.width});
+  }
+
+  const SelectiveScanOp& op_;
+  const CpuContext& context_;
+  Rows values_;
+  Rows output_;
+  std::vector<float> rates_;  // -exp(log_decay)
+};
+
 }  // namespace
+
+LoweredOpPtr lower(const SelectiveScanOp& op, const OpPlace& place) {
+  return std::make_unique<LoweredSelectiveScan>(op, place);
+}
 
 LoweredOpPtr lower(const CausalConvolutionOp& op, const OpPlace& place) {
   return std::make_unique<LoweredCausalConvolution>(op, place);

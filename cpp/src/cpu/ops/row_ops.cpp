@@ -219,6 +219,37 @@ class LoweredSigmoidGate final : public LoweredOp {
   Rows output_;
 };
 
+class LoweredXielu final : public LoweredOp {
+ public:
+  LoweredXielu(const XieluOp& op, const OpPlace& place)
+      : context_(place.context),
+        input_(place.context.rows_of(op.input)),
+        output_(place.context.rows_of(op.output)) {
+    const auto softplus = [](float x) { return x > 20.0F ? x : std::log1p(std::exp(x)); };
+    const float* given = op.parameters.data;
+    parameters_ = {.positive = softplus(given[0]),
+                   .negative = given[2] + softplus(given[1]),
+                   .linear = given[2],
+                   .bound = given[3]};
+  }
+
+  void run(Step& step) override {
+    const auto body = [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t row = begin; row < end; ++row) {
+        context_.kernels.xielu(parameters_, input_.float_row(row), input_.width, output_.row(row),
+                               output_.dtype);
+      }
+    };
+    context_.threads.parallel_for(step.rows, rows_per_chunk(input_.width), body);
+  }
+
+ private:
+  const CpuContext& context_;
+  Rows input_;
+  Rows output_;
+  XieluParameters parameters_;
+};
+
 class LoweredGatedRmsNorm final : public LoweredOp {
  public:
   LoweredGatedRmsNorm(const GatedRmsNormOp& op, const OpPlace& place)
@@ -229,26 +260,42 @@ class LoweredGatedRmsNorm final : public LoweredOp {
         output_(place.context.rows_of(op.output)) {}
 
   void run(Step& step) override {
-    const std::int64_t head = op_.weight.size;
     const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
-      float* normed = context_.scratch(thread);
+      float* scratch = context_.scratch(thread);
+      auto* between = reinterpret_cast<std::byte*>(scratch);
       for (std::int64_t row = begin; row < end; ++row) {
-        for (std::int64_t first = 0; first < input_.width; first += head) {
-          context_.kernels.rms_norm(input_.float_row(row) + first, op_.weight.data, op_.epsilon, head,
-                                    reinterpret_cast<std::byte*>(normed + first), DType::kFloat32);
+        if (op_.gate_first) {
+          gate(row, input_.float_row(row), between, DType::kFloat32);
+          norm(scratch, output_.row(row), output_.dtype);
+        } else {
+          norm(input_.float_row(row), between, DType::kFloat32);
+          gate(row, scratch, output_.row(row), output_.dtype);
         }
-        context_.kernels.silu({.x = gate_.float_row(row) + gate_.width - input_.width,
-                               .linear = normed,
-                               .rows = 1,
-                               .width = input_.width,
-                               .out = output_.row(row),
-                               .out_type = output_.dtype});
       }
     };
     context_.threads.parallel_for(step.rows, rows_per_chunk(input_.width), body);
   }
 
  private:
+  /// Stores the norms of all groups of a row.
+  void norm(const float* x, std::byte* out, DType type) const {
+    const std::int64_t group = op_.weight.size / op_.num_groups;
+    for (std::int64_t first = 0; first < input_.width; first += group) {
+      context_.kernels.rms_norm(x + first, op_.weight.data + first % op_.weight.size, op_.epsilon, group,
+                                out + static_cast<std::size_t>(first) * size_of(type), type);
+    }
+  }
+
+  /// Stores x times the silu of a row's gate.
+  void gate(std::int64_t row, const float* x, std::byte* out, DType type) const {
+    context_.kernels.silu({.x = gate_.float_row(row) + gate_.width - input_.width,
+                           .linear = x,
+                           .rows = 1,
+                           .width = input_.width,
+                           .out = out,
+                           .out_type = type});
+  }
+
   const GatedRmsNormOp& op_;
   const CpuContext& context_;
   Rows input_;
@@ -368,6 +415,10 @@ LoweredOpPtr lower(const GatedAddOp& op, const OpPlace& place) {
 
 LoweredOpPtr lower(const SigmoidGateOp& op, const OpPlace& place) {
   return std::make_unique<LoweredSigmoidGate>(op, place);
+}
+
+LoweredOpPtr lower(const XieluOp& op, const OpPlace& place) {
+  return std::make_unique<LoweredXielu>(op, place);
 }
 
 LoweredOpPtr lower(const GatedRmsNormOp& op, const OpPlace& place) {
