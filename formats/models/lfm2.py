@@ -1,21 +1,25 @@
-"""Lfm2ForCausalLM (LFM 2): most layers have a short convolution between two gates, the others have attention."""
+"""LFM 2, with experts or without: most layers have a short convolution between two gates, the others attention."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
+from ..._core import RouterScores
 from ...common.json_fields import JsonFields, describe, is_integer
 from ..checkpoint.activation import Activation
+from ..checkpoint.stacked_experts import StackedExperts
 from ..network.network import Network
-from ..network.operands import RotaryTable, Value
+from ..network.operands import RotaryTable, Routing, Value
 from ..network.weights import Split, whole
 from .decoder import MODEL, qkv_parts
 from .family import FULL_ATTENTION, Features, ModelFamily
+from .mixture import ROUTER_FIELDS, ExpertNames, MixtureConfig, add_experts, number_of_experts
 from .recurrent import RecurrentConfig
 
 _CONVOLUTION: Final = "conv"
+_EXPERT_NAMES: Final = ExpertNames(gate="w1", up="w3", down="w2")
 _INNER: Final = "feed_forward_size"
 """Name for the width of MLPs, which follows from several fields."""
 
@@ -41,6 +45,37 @@ class Lfm2Config(RecurrentConfig):
     def inconsistencies(self) -> list[str]:
         """Lists contradictions between fields that are each acceptable."""
         return super().inconsistencies() + self.layer_inconsistencies("conv_layers", self.conv_layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lfm2MoeConfig(Lfm2Config, MixtureConfig):
+    """Fields of LFM 2 with experts."""
+
+    moe_scale: float = 1.0
+    """Factor of the experts' weights."""
+    has_expert_bias: bool = True
+    """True if a bias is added to the scores that choose experts."""
+
+    def routing_of(self, net: Network, block: str) -> Routing:
+        """Returns the routing of a layer. transformers adds 1e-6 to the sum of a token's scores; this is left out."""
+        bias = None
+        if self.has_expert_bias:
+            bias = net.float32_vector(f"{block}.expert_bias", "mlp.router.expert_bias", self.moe_num_experts)
+        return replace(self.routing(RouterScores.SIGMOID), scale=self.moe_scale, bias=bias)
+
+
+def _read_moe_features(fields: JsonFields, num_hidden_layers: int) -> Features:
+    dense = fields.integer("num_dense_layers", minimum=0, default=2)
+    return {
+        **_read_features(fields, num_hidden_layers),
+        "moe_num_experts": number_of_experts(fields, "num_experts"),
+        "moe_top_k": fields.integer("num_experts_per_tok", default=4),
+        "moe_intermediate_size": fields.integer("moe_intermediate_size", default=1792),
+        "moe_normalised": fields.boolean("norm_topk_prob", default=True),
+        "moe_scale": fields.number("routed_scaling_factor", above=True, default=1.0),
+        "has_expert_bias": fields.boolean("use_expert_bias", default=True),
+        "dense_layers": tuple(range(min(dense, num_hidden_layers))),
+    }
 
 
 def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
@@ -71,13 +106,18 @@ def _convolution_layers(fields: JsonFields, num_hidden_layers: int) -> tuple[int
     return ()
 
 
+def _fill_in_tied(fields: JsonFields) -> Mapping[str, Any]:
+    """Adds tie_word_embeddings from its other name."""
+    if (tied := fields.raw("tie_embedding")) is None:
+        return {}
+    if "tie_word_embeddings" in fields and fields.raw("tie_word_embeddings") != tied:
+        fields.problem("tie_embedding", f"is {describe(tied)}, but tie_word_embeddings is not")
+    return {"tie_word_embeddings": tied}
+
+
 def _fill_in(fields: JsonFields) -> Mapping[str, Any]:
-    """Adds the width of MLPs, and tie_word_embeddings from its other name."""
-    found: dict[str, Any] = {}
-    if (tied := fields.raw("tie_embedding")) is not None:
-        found["tie_word_embeddings"] = tied
-        if "tie_word_embeddings" in fields and fields.raw("tie_word_embeddings") != tied:
-            fields.problem("tie_embedding", f"is {describe(tied)}, but tie_word_embeddings is not")
+    """Adds the width of MLPs too."""
+    found = _fill_in_tied(fields)
     size = fields.raw("block_ff_dim")
     if size is None:
         size = fields.raw("intermediate_size")
@@ -113,6 +153,16 @@ def _convolution(net: Network, c: Lfm2Config, h: Value, x: Value, prefix: str) -
     return net.linear(made, "conv.out_proj", [dense], split=Split.NONE, bias=c.conv_bias, add_to=x)
 
 
+def _mlp(net: Network, c: Lfm2Config, layer: int, h: Value, x: Value, block: str) -> Value:
+    if isinstance(c, Lfm2MoeConfig) and layer not in c.dense_layers:
+        return add_experts(net, c, h, x, block, c.routing_of(net, block), _EXPERT_NAMES)
+    gate = net.weight(h, "mlp.fc", [whole(f"{block}.w1", "mlp_h_to_4h", c.intermediate_size)])
+    up = net.weight(h, "mlp.gate", [whole(f"{block}.w3", "mlp_gate", c.intermediate_size)])
+    made = net.gated(h, gate, up, Activation.SILU)
+    down = whole(f"{block}.w2", "mlp_4h_to_h", c.hidden_size)
+    return net.linear(made, "mlp.proj", [down], split=Split.ROW, add_to=x)
+
+
 def _declare(net: Network, c: Lfm2Config) -> None:
     x = net.embedding(f"{MODEL}.embed_tokens")
     rotary = net.rotary()
@@ -126,12 +176,7 @@ def _declare(net: Network, c: Lfm2Config) -> None:
                 x = _attention(net, c, h, x, f"{p}.self_attn", rotary)
         with net.scope("mlp"):
             h = net.rms_norm(x, f"{p}.ffn_norm", "post_layernorm")
-            block = f"{p}.feed_forward"
-            gate = net.weight(h, "mlp.fc", [whole(f"{block}.w1", "mlp_h_to_4h", c.intermediate_size)])
-            up = net.weight(h, "mlp.gate", [whole(f"{block}.w3", "mlp_gate", c.intermediate_size)])
-            made = net.gated(h, gate, up, Activation.SILU)
-            down = whole(f"{block}.w2", "mlp_4h_to_h", c.hidden_size)
-            x = net.linear(made, "mlp.proj", [down], split=Split.ROW, add_to=x)
+            x = _mlp(net, c, layer, h, x, f"{p}.feed_forward")
     with net.scope("head"):
         h = net.rms_norm(x, f"{MODEL}.embedding_norm", "transformer.ln_f", logit_rows=True)
         net.lm_head(h, "lm_head", f"{MODEL}.embed_tokens")
@@ -155,4 +200,17 @@ LFM2 = ModelFamily(
         """.split()  # noqa: SIM905
     ),
     neutral_fields={"attention_bias": False, "mlp_bias": False, "use_pos_enc": True},
+)
+
+LFM2_MOE = replace(
+    LFM2,
+    architecture="Lfm2MoeForCausalLM",
+    config_class=Lfm2MoeConfig,
+    read_features=_read_moe_features,
+    field_names={"rms_norm_eps": "norm_eps"},
+    fill_in=_fill_in_tied,
+    harmless_fields=LFM2.harmless_fields | ROUTER_FIELDS,
+    stacked_experts=StackedExperts(
+        {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}, alternates=False, inputs_first=False
+    ),
 )

@@ -26,7 +26,6 @@ MISSING_OPS: Final = {
     "Gemma4UnifiedForConditionalGeneration": _GEMMA4,
     "Llama4ForCausalLM": _LLAMA4,
     "Llama4ForConditionalGeneration": _LLAMA4,
-    "Lfm2MoeForCausalLM": "experts whose weights have another bias and sum",
     "OlmoForCausalLM": "layer norms without weights, and bounds on q, k and v",
     "FalconH1ForCausalLM": "Mamba 2's layers beside attention, with factors of their inputs",
     "MambaForCausalLM": "Mamba's selective scan",

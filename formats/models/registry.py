@@ -36,7 +36,7 @@ from .granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
 from .granite_swa import GRANITE_MOE_SWA, GRANITE_SWA
 from .hunyuan import HUNYUAN, HUNYUAN_MOE
 from .jina_v3 import JINA_V3
-from .lfm2 import LFM2
+from .lfm2 import LFM2, LFM2_MOE
 from .llama import LLAMA
 from .llama_relatives import CWM, ERNIE4_5, HELIUM, MINISTRAL, SEED_OSS
 from .mamba import MAMBA2
@@ -129,6 +129,7 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         GRANITE_MOE_SWA,
         GLM4_MOE,
         HUNYUAN_MOE,
+        LFM2_MOE,
         GPT_OSS,
         T5,
         BART,

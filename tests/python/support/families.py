@@ -404,6 +404,20 @@ RECURRENT = {
             "tie_word_embeddings": False,
         },
     ),
+    "lfm2-moe": Family(
+        transformers.Lfm2MoeConfig,
+        ["q_proj", "k_proj", "v_proj", "out_proj", "in_proj"],
+        {
+            **SIZES,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "moe_intermediate_size": 22,
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "tie_word_embeddings": True,
+        },
+        ("experts.gate_up_proj", "experts.down_proj", "feed_forward.gate.weight"),
+    ),
     "mamba2": Family(
         transformers.Mamba2Config,
         ["in_proj"],
@@ -476,6 +490,9 @@ def save_family(family: Family, directory: Path, seed: int = 0, dtype: torch.dty
                 parameter.copy_(noise)
             else:
                 parameter.copy_(1.5 * noise / family_inputs(name, parameter) ** 0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("expert_bias"):  # zeros in a new model
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
     model.to(dtype).save_pretrained(directory)
     return directory
 
