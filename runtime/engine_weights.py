@@ -13,6 +13,8 @@ import numpy.typing as npt
 from .._core import (
     EmbeddingOp,
     ExpertsOp,
+    LatentQueriesOp,
+    LatentValuesOp,
     LayerNormOp,
     LinearOp,
     LinearPart,
@@ -23,6 +25,7 @@ from .._core import (
     lora_modules,
 )
 from ..formats.adapter import EMBEDDING, ModuleKey
+from ..formats.network.adapter_sites import KV_B, LATENT_MODULES
 from .file_weights import MappedWeights
 
 _ROWS_AT_ONCE = 1024
@@ -84,6 +87,10 @@ class EngineBase:
         """Returns (out, in) of a module; None if the engine does not have it."""
         if key.module.name == EMBEDDING:
             return None if self._table is None else (self._table.k, self._table.n)
+        if key.module.name == KV_B:
+            heads = self._heads_of(key)
+            outputs = sum(keys[0].inputs + values[0].outputs for keys, values in heads)
+            return (outputs, heads[0][1][0].inputs) if heads else None
         parts = self._parts_of(key)
         return (sum(pieces[0].outputs for pieces in parts), parts[0][0].inputs) if parts else None
 
@@ -92,6 +99,11 @@ class EngineBase:
         if key.module.name == EMBEDDING:
             if self._table is not None:
                 yield np.ascontiguousarray(self._weights.rows(self._table, 0, self._table.n).T)
+            return
+        if key.module.name == KV_B:
+            for keys, values in self._heads_of(key):
+                yield np.ascontiguousarray(self._rows(keys, 0, keys[0].outputs).T)
+                yield self._rows(values, 0, values[0].outputs)
             return
         parts = self._parts_of(key)
         for rows in key.in_source_order(sum(pieces[0].outputs for pieces in parts)):
@@ -127,6 +139,14 @@ class EngineBase:
         algos = {piece.part.weight.quantization.algo for pieces in parts for piece in pieces}
         return 0.5 / 127 if algos & {QuantAlgo.W8A16, QuantAlgo.W8A8} else 0.0
 
+    def _heads_of(self, key: ModuleKey) -> list[tuple[list[_Piece], list[_Piece]]]:
+        """Returns the keys' and the values' weight of each head of latent attention."""
+        of_heads: list[tuple[list[_Piece], list[_Piece]]] = []
+        while all((key.layer, name, len(of_heads)) in self._pieces for name in LATENT_MODULES):
+            keys, values = (self._pieces[key.layer, name, len(of_heads)] for name in LATENT_MODULES)
+            of_heads.append((keys, values))
+        return of_heads
+
     def _parts_of(self, key: ModuleKey) -> list[list[_Piece]]:
         keys = [(key.layer, part, key.expert) for part in key.module.parts]
         return [self._pieces[key] for key in keys] if all(key in self._pieces for key in keys) else []
@@ -158,6 +178,10 @@ def _adapted_parts(op: object) -> list[tuple[int, Sequence[LinearPart]]]:
     """Returns the linear layers of an op that adapters act on: index of the first site, and parts site by site."""
     if isinstance(op, LinearOp) and op.lora_site >= 0:
         return [(op.lora_site, op.parts)]
+    if isinstance(op, LatentQueriesOp) and op.lora_site >= 0:
+        return [(op.lora_site, op.keys)]
+    if isinstance(op, LatentValuesOp) and op.lora_site >= 0:
+        return [(op.lora_site, op.values)]
     if isinstance(op, ExpertsOp) and op.gate_up_site >= 0:
         return [(op.gate_up_site, op.gate_up), (op.down_site, op.down)]
     return []

@@ -317,10 +317,7 @@ def _positions(config: CheckpointConfig) -> str:
 
 
 def _model_rows(config: CheckpointConfig) -> dict[str, str]:
-    attention = [
-        f"{config.num_attention_heads} heads of {config.head_size}",
-        f"{config.num_key_value_heads} for k and v",
-    ]
+    attention = [config.describe_heads()]
     if config.qk_layernorm:
         attention.append("q and k normalised")
     if config.sliding_window is not None:

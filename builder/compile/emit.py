@@ -22,6 +22,8 @@ from ...formats.engine.plan import (
     GatedDeltaOp,
     GatedRmsNormOp,
     GatherOp,
+    LatentQueriesOp,
+    LatentValuesOp,
     LayerNormOp,
     LoraSite,
     Op,
@@ -167,6 +169,10 @@ class _Emitter:
             return self._selective_scan(op)
         if isinstance(op, ops.Xielu):
             return self._xielu(op)
+        if isinstance(op, ops.LatentQueries):
+            return self._latent_queries(op)
+        if isinstance(op, ops.LatentValues):
+            return self._latent_values(op)
         if isinstance(op, ops.Linear):
             return self._linears.linear(op)
         return self._with_same_fields(op)
@@ -340,6 +346,31 @@ class _Emitter:
         parameters = self._weights.norm(op.parameters)
         made = XieluOp(input=buffer_of(op.input), output=buffer_of(op.output), parameters=parameters)
         return EmittedOp(op=made, reads=(op.input,), writes=(op.output,), dtype=self._activation)
+
+    def _latent_queries(self, op: ops.LatentQueries) -> EmittedOp:
+        first_site, sites = self._sites.of(op)
+        made = LatentQueriesOp(
+            shape=op.shape,
+            queries=buffer_of(op.queries),
+            rows=buffer_of(op.rows),
+            output=buffer_of(op.output),
+            norm=self._weights.norm(op.norm),
+            epsilon=as_float32(op.epsilon),
+            keys=self._linears.parts(op.keys, op.output.rows),
+            lora_site=first_site,
+        )
+        return EmittedOp(op=made, reads=(op.queries, op.rows), writes=(op.output,), dtype=DType.FLOAT32, sites=sites)
+
+    def _latent_values(self, op: ops.LatentValues) -> EmittedOp:
+        first_site, sites = self._sites.of(op)
+        made = LatentValuesOp(
+            shape=op.shape,
+            input=buffer_of(op.input),
+            output=buffer_of(op.output),
+            values=self._linears.parts(op.values, op.output.rows),
+            lora_site=first_site,
+        )
+        return EmittedOp(op=made, reads=(op.input,), writes=(op.output,), dtype=self._activation, sites=sites)
 
     def _all_reduce(self, op: ops.AllReduce) -> EmittedOp:
         made = AllReduceOp(input=buffer_of(op.input), output=buffer_of(op.output), add=op.add_to is not None)

@@ -79,7 +79,7 @@ class LinearEmitter:
             epilogue=_epilogue(op),
             parts=self._sparse_parts(op)
             if can_be_sparse and neurons is None
-            else self._parts(op.weights, op.output.rows),
+            else self.parts(op.weights, op.output.rows),
             lora_site=first_site,
             scale=as_float32(op.scale),
             softcap=as_float32(op.softcap or 0.0),
@@ -124,14 +124,15 @@ class LinearEmitter:
                 num_groups=routing.num_groups,
                 topk_groups=routing.topk_groups,
                 norm_topk_prob=routing.norm_topk_prob,
+                rates_groups_by_best=routing.rates_groups_by_best,
                 scale=as_float32(routing.scale),
                 bias=None if routing.bias is None else self._weights.norm(routing.bias),
             ),
             activation=_GATED[op.activation],
-            gate_up=self._parts(
+            gate_up=self.parts(
                 (weight for pair in zip(op.gate, op.up, strict=True) for weight in pair), RowKind.TOKENS
             ),
-            down=self._parts(op.down, RowKind.TOKENS),
+            down=self.parts(op.down, RowKind.TOKENS),
             gate_up_site=first_site,
             down_site=-1 if first_site < 0 else first_site + len(op.gate),
             stores=op.add_to is None,
@@ -148,7 +149,8 @@ class LinearEmitter:
             in_place=op.add_to,
         )
 
-    def _parts(self, weights: Iterable[LinearWeight], rows: RowKind) -> tuple[LinearPart, ...]:
+    def parts(self, weights: Iterable[LinearWeight], rows: RowKind) -> tuple[LinearPart, ...]:
+        """Returns the parts of linear layers, one after another."""
         parts: list[LinearPart] = []
         for weight in weights:
             first = 0
@@ -171,13 +173,13 @@ class LinearEmitter:
         return self._weights.neuron_table(gated.weights[1], down.weights[0])
 
     def _sparse_parts(self, op: Linear) -> tuple[LinearPart, ...]:
-        """Parts as in _parts. ReLU-gated layers and layers with scores also get rows, and layers that read a ReLU's
+        """Parts as in parts(). ReLU-gated layers and layers with scores also get rows, and layers that read a ReLU's
         output get columns, if possible."""
         parts: tuple[LinearPart, ...] = ()
         for number, weight in enumerate(op.weights):
             matrix = self._matrix_stored_twice(op, number, weight)
             if matrix is None:
-                parts += self._parts((weight,), op.output.rows)
+                parts += self.parts((weight,), op.output.rows)
                 continue
             bias = self._weights.vector(weight.bias_name, 0, weight.outputs, weight.outputs) if weight.bias else None
             parts += (LinearPart(weight=matrix, bias=bias),)

@@ -17,6 +17,7 @@ from ...formats.checkpoint.casting import CHECKPOINT_DTYPES, to_float32
 from ...formats.checkpoint.config import CheckpointConfig, ParallelMapping
 from ...formats.checkpoint.config_file import ConfigFile
 from ...formats.checkpoint.fused_layers import layers_apart
+from ...formats.checkpoint.heads_apart import heads_apart
 from ...formats.checkpoint.hf_weights import HfWeights
 from ...formats.checkpoint.joined_tensors import with_joined
 from ...formats.checkpoint.planned_tensor import PlannedTensor
@@ -90,6 +91,10 @@ class HfModel:
         family = FAMILIES[config.architecture]
         if config.is_encoder_only and int8_kv_cache:
             raise ConfigError(f"{directory}: int8_kv_cache: {config.architecture} keeps no keys and values")
+        if config.layer_of_heads is not None and int8_kv_cache:
+            raise ConfigError(
+                f"{directory}: int8_kv_cache: {config.architecture} keeps compressed rows, in the checkpoint's dtype"
+            )
         now = partial(name_now, older_names=family.older_names, older_endings=family.older_endings)
         weights = HfWeights(directory)
         for layer in config.embedding_pooling.dense if config.embedding_pooling else ():
@@ -100,6 +105,7 @@ class HfModel:
         weights = layers_apart(weights, family.fused_layers)
         weights = with_joined(weights, family.joined_tensors)
         weights = experts_apart(weights, family.stacked_experts, config.hidden_size).renamed(now)
+        weights = heads_apart(weights, config.layer_of_heads)
         if family.lm_head_is_embedding is not None:
             is_embedding = family.lm_head_is_embedding(config, LM_HEAD in weights)
             config = replace(config, share_embedding_table=is_embedding)

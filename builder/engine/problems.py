@@ -35,6 +35,7 @@ def problems_of(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
     found += _size_problems(config, checkpoint)
     found += _encoder_problems(config, checkpoint)
     found += _state_problems(config, checkpoint)
+    found += _latent_problems(config, checkpoint)
     found += _encoder_only_problems(config) if checkpoint.is_encoder_only else []
     found += _plugin_problems(config.plugin_config, checkpoint.dtype)
     found += _lora_problems(config)
@@ -111,6 +112,12 @@ def _state_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[s
     if not checkpoint.has_states or config.backend != TENSORRT:  # cuda_support.py lists what backend cuda lacks.
         return []
     return [f"{checkpoint.architecture} keeps states, which need backend {NATIVE}"]
+
+
+def _latent_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
+    if checkpoint.layer_of_heads is None or config.backend != TENSORRT:  # cuda_support.py lists what cuda lacks.
+        return []
+    return [f"{checkpoint.architecture} has latent attention, which needs backend {NATIVE}"]
 
 
 def _encoder_only_problems(config: BuildConfig) -> list[str]:

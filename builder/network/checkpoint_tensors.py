@@ -16,6 +16,8 @@ from ...formats.network.ops import (
     GatedConvolution,
     GatedDelta,
     GatedRmsNorm,
+    LatentQueries,
+    LatentValues,
     LayerNorm,
     Linear,
     RmsNorm,
@@ -113,6 +115,11 @@ def _weights(network: Network) -> Iterator[Tensor | LinearWeight]:
                 yield op.sinks.scores
         elif isinstance(op, Linear):
             yield from op.weights
+        elif isinstance(op, LatentQueries):
+            yield op.norm
+            yield from op.keys
+        elif isinstance(op, LatentValues):
+            yield from op.values
         elif isinstance(op, Experts):
             if op.routing.bias is not None:
                 yield op.routing.bias

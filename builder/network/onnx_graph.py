@@ -26,6 +26,8 @@ from ...formats.network.ops import (
     GatedConvolution,
     GatedDelta,
     GatedRmsNorm,
+    LatentQueries,
+    LatentValues,
     LayerNorm,
     Linear,
     Op,
@@ -44,8 +46,18 @@ from .onnx_rotary import rotary_table
 from .onnx_rows import embedding, layer_norm, rms_norm
 from .onnx_values import Values
 
-_WITHOUT_NODES = (CausalConvolution, GatedConvolution, GatedDelta, GatedRmsNorm, SelectiveScan, SigmoidGate, Xielu)
-"""Ops of layers that keep states, of the gated attention next to them, and an activation with parameters."""
+_WITHOUT_NODES = (
+    CausalConvolution,
+    GatedConvolution,
+    GatedDelta,
+    GatedRmsNorm,
+    LatentQueries,
+    LatentValues,
+    SelectiveScan,
+    SigmoidGate,
+    Xielu,
+)
+"""Ops of layers that keep states, of gated and latent attention, and an activation with parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +89,7 @@ def onnx_graph(network: Network, weights: Mapping[str, StoredTensor], options: N
 
     The residual stream, norms and logits are float32. Inputs of matrix products have the checkpoint's dtype. Outputs
     are logits float32[R, vocab_size] and the KV pools. Raises ConfigError for adapters of experts, and for networks
-    with linear attention.
+    with linear or latent attention.
     """
     config = network.config
     if missing := sorted({type(op).__name__ for op in network.ops if isinstance(op, _WITHOUT_NODES)}):

@@ -14,6 +14,7 @@ from ...formats.checkpoint.rotary import (
     LongRopeScaling,
     RotaryScaling,
     YarnScaling,
+    yarn_mscale,
 )
 
 FloatArray = np.ndarray[Any, np.dtype[np.float32]]
@@ -100,9 +101,5 @@ def _yarn_attention_factor(scaling: YarnScaling) -> float:
     if scaling.attention_factor is not None:
         return scaling.attention_factor
     if scaling.mscale and scaling.mscale_all_dim:
-        return _mscale(scaling.factor, scaling.mscale) / _mscale(scaling.factor, scaling.mscale_all_dim)
-    return _mscale(scaling.factor, 1.0)
-
-
-def _mscale(factor: float, mscale: float) -> float:
-    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+        return yarn_mscale(scaling.factor, scaling.mscale) / yarn_mscale(scaling.factor, scaling.mscale_all_dim)
+    return yarn_mscale(scaling.factor, 1.0)

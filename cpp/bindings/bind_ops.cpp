@@ -58,6 +58,11 @@ void bind_ops(py::module_& module) {
   bind_record<DeltaShape>(module, "DeltaShape", "The heads of one layer's gated delta rule.");
   bind_record<GatedDeltaOp>(module, "GatedDeltaOp",
                             "Advances the states of the gated delta rule, and reads them by q.");
+  bind_record<LatentShape>(module, "LatentShape", "Sizes of one layer's latent attention.");
+  bind_record<LatentQueriesOp>(module, "LatentQueriesOp",
+                               "[q | k] of latent attention: products of queries, and compressed rows.");
+  bind_record<LatentValuesOp>(module, "LatentValuesOp",
+                              "Each head's values: products with the compressed rows that it attended to.");
   bind_record<GatedAddOp>(module, "GatedAddOp", "output += sigmoid(gate) * input.");
 }
 

@@ -26,6 +26,7 @@ from .adapter import DTYPES, NUMPY_DTYPES, Adapter, Array, ModuleTensors
 from .base_weights import BaseWeights, HuggingFaceBase, HuggingFaceModel
 from .biases import leave_shifts_open, make_shifts
 from .dora import check_against_base, normalized_magnitude, write_files
+from .heads import split_layers_of_heads
 from .initial import initial_from_base, over_the_unchanged_base
 from .names import MODULES, ModuleKey, Role
 from .new_tokens import KEY, take_new_tokens
@@ -149,6 +150,7 @@ def convert_adapter(
         leave_shifts_open(adapter)
     else:
         make_shifts(adapter, base)
+    split_layers_of_heads(adapter, known)
     if new_tokens is not None:
         adapter.modules[KEY] = new_tokens
     terms = AdapterTerms(-adapter.absent_tokens if new_tokens is None else new_tokens.rank, rotary_factor)

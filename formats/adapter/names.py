@@ -10,7 +10,7 @@ from functools import cache
 
 from ..._core import LoraModuleInfo, lora_modules
 from ..models.registry import FAMILIES, specimen
-from ..network.adapter_sites import EXPERT_MODULES, AdaptedModule, AdaptedModules
+from ..network.adapter_sites import EXPERT_MODULES, KV_B, AdaptedModule, AdaptedModules
 
 MODULES = {info.name: info for info in lora_modules()}
 MODULE_OF_ID = {info.id: info for info in lora_modules()}
@@ -61,8 +61,8 @@ def _known_layers() -> _KnownLayers:
                 continue
             root, _, within = path.partition(".0.")
             roots.add(root)
-            # A row has all experts of a layer, and only the model says how many there are.
-            modules[within] = () if found.module in EXPERT_MODULES else _parts_in_order(found)
+            # Rows have all experts or heads of a layer, and only the model says how many there are.
+            modules[within] = () if found.module in (*EXPERT_MODULES, KV_B) else _parts_in_order(found)
             if found.transposed:
                 conv1d_names.add(within.rpartition(".")[2])
     return _KnownLayers(modules, frozenset(roots), vocabulary, frozenset(conv1d_names))

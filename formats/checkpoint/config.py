@@ -11,6 +11,7 @@ from ..._core import CheckpointError, ConfigError, DType, dtype_from_name, dtype
 from ..._version import __version__
 from ...common.json_fields import JsonFields
 from .activation import HIDDEN_ACTS
+from .heads_apart import LayerOfHeads
 from .pooling import LAST, Classifier, EmbeddingPooling, HeadLayer
 from .quantization import QuantConfig, quantization_to_dict, read_int8_kv_cache, read_quantization
 from .rotary import LongRopeScaling, RotaryScaling, read_rotary_scaling, rotary_scaling_to_dict
@@ -185,6 +186,11 @@ class CheckpointConfig:
         return False
 
     @property
+    def layer_of_heads(self) -> LayerOfHeads | None:
+        """Layer of latent attention that networks use as two layers for each head; None: there is none."""
+        return None
+
+    @property
     def classified_row(self) -> str:
         """Hidden state that classifiers of texts read; one of POOLING_TYPES."""
         return LAST
@@ -224,6 +230,10 @@ class CheckpointConfig:
     def describe_layers(self) -> str:
         """Text for people: 28 of hidden size 1024, mlp 4096."""
         return f"{self.num_hidden_layers} of hidden size {self.hidden_size}, mlp {self.intermediate_size}"
+
+    def describe_heads(self) -> str:
+        """Text for people: 16 heads of 128, 8 for k and v."""
+        return f"{self.num_attention_heads} heads of {self.head_size}, {self.num_key_value_heads} for k and v"
 
     def describe_weights(self) -> str:
         """Text for people: bfloat16, linear layers W4A16 in groups of 128."""

@@ -176,10 +176,7 @@ class HfWeights:
 
     def stored_bytes(self, names: Iterable[str]) -> int:
         """Size in files of the tensors, or of the tensors that they are made from; each counts once."""
-        all_stored = (self._stored[name] for name in names)
-        made_of = {
-            own for stored in all_stored for own in (self._made[stored].tensors if stored in self._made else (stored,))
-        }
+        made_of = {own for name in names for own in self._sources(self._stored[name])}
         return sum(self._num_bytes(own) for own in made_of)
 
     def _num_bytes(self, stored: str) -> int:
@@ -191,6 +188,12 @@ class HfWeights:
     def gguf_files(self) -> list[GgufWeights]:
         """The open GGUF files: one, or none."""
         return [file for file in self._files.values() if isinstance(file, GgufWeights)]
+
+    def _sources(self, stored: str) -> list[str]:
+        """Names in files of a tensor, or of the tensors that it is made from, which may be made themselves."""
+        if (made := self._made.get(stored)) is None:
+            return [stored]
+        return [source for own in made.tensors for source in ([own] if own == stored else self._sources(own))]
 
     def blocks(self, name: str) -> StoredBlocks | None:
         """How a tensor of a GGUF file is stored; None for values that are not quantised, and for other files."""
@@ -216,9 +219,7 @@ class HfWeights:
 
     def where(self, name: str) -> str:
         """File and tensor, for error messages."""
-        stored = self._stored[name]
-        if (made := self._made.get(stored)) is not None:
-            stored = made.tensors[0]
+        stored = self._sources(self._stored[name])[0]
         file = self._files[self._file_of[stored]]
         if isinstance(file, GgufWeights):
             return file.where(stored)

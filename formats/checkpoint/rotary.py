@@ -69,6 +69,11 @@ class LongRopeScaling:
     attention_factor: float
 
 
+def yarn_mscale(factor: float, mscale: float) -> float:
+    """YaRN's factor for contexts that are `factor` times as long, by which scores or angles are multiplied."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
 RotaryScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRopeScaling
 
 ROTARY_SCALING_TYPES = ("linear", "dynamic", "llama3", "yarn", "longrope")

@@ -7,36 +7,18 @@ from dataclasses import dataclass
 from ..._core import RouterScores
 from ...common.json_fields import JsonFields
 from ..network.network import Network
-from ..network.operands import Routing, Value
+from ..network.operands import Value
 from .decoder import MODEL, declare_llama_like, dense_mlp
 from .family import ROTARY_BUFFERS, Features, ModelFamily, PartialRotaryConfig
-from .mixture import ROUTER_FIELDS, MixtureConfig, add_experts, add_shared_expert, number_of_experts
+from .mixture import ROUTER_FIELDS, GroupedMixtureConfig, add_experts, add_shared_expert, number_of_experts
 
 # Layers after the last one, which predict more tokens; they form a draft model.
 _PREDICTION_LAYERS = r"model\.layers\.(46|92)\..*"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Glm4MoeConfig(MixtureConfig, PartialRotaryConfig):
-    """Fields of GLM-4.5, in addition to those of other mixtures."""
-
-    moe_num_groups: int = 1
-    moe_groups_taken: int = 1
-    moe_scale: float = 1.0
-    """Factor of the experts' weights."""
-
-    def inconsistencies(self) -> list[str]:
-        """Lists contradictions between fields that are each acceptable."""
-        found = super().inconsistencies()
-        groups, taken = self.moe_num_groups, self.moe_groups_taken
-        if self.moe_num_experts % groups != 0 or taken > groups:
-            found.append(
-                f"moe_groups_taken {taken} of moe_num_groups {groups} is not a choice of equal groups of "
-                f"{self.moe_num_experts} experts"
-            )
-        elif self.moe_num_experts // groups * taken < self.moe_top_k:
-            found.append(f"moe_top_k {self.moe_top_k} is more than the experts of {taken} groups")
-        return found
+class Glm4MoeConfig(GroupedMixtureConfig, PartialRotaryConfig):
+    """Fields of GLM-4.5."""
 
 
 def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
@@ -62,17 +44,7 @@ def _declare(net: Network, c: Glm4MoeConfig) -> None:
         block = f"{MODEL}.layers.{layer}.mlp"
         if layer in c.dense_layers:
             return dense_mlp(net, c, h, x, block)
-        routing = Routing(
-            scores=RouterScores.SIGMOID,
-            top_k=c.moe_top_k,
-            num_groups=c.moe_num_groups,
-            topk_groups=c.moe_groups_taken,
-            norm_topk_prob=c.moe_normalised,
-            scale=c.moe_scale,
-            bias=net.float32_vector(
-                f"{block}.gate.e_score_correction_bias", "mlp.router.e_score_correction_bias", c.moe_num_experts
-            ),
-        )
+        routing = c.grouped_routing(net, RouterScores.SIGMOID, f"{block}.gate.e_score_correction_bias")
         x = add_experts(net, c, h, x, block, routing)
         inner = c.shared_expert_intermediate_size or c.moe_intermediate_size
         return add_shared_expert(net, h, x, f"{block}.shared_experts", inner)

@@ -15,7 +15,6 @@ _LLAMA4 = (
     "experts whose inputs the router scales, norms of heads after the rotation, attention within chunks, and queries "
     "that are scaled by their position"
 )
-_LATENT_ATTENTION = "multi-head latent attention"
 
 MISSING_OPS: Final = {
     "Gemma3nForCausalLM": _GEMMA3N,
@@ -30,7 +29,5 @@ MISSING_OPS: Final = {
     "FalconH1ForCausalLM": "Mamba 2's layers beside attention, with factors of their inputs",
     "MambaForCausalLM": "Mamba's selective scan",
     "JambaForCausalLM": "Mamba's selective scan",
-    "DeepseekV2ForCausalLM": _LATENT_ATTENTION,
-    "DeepseekV3ForCausalLM": _LATENT_ATTENTION,
 }
 """Needed ops, by architecture."""

@@ -78,6 +78,45 @@ class MixtureConfig(CheckpointConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GroupedMixtureConfig(MixtureConfig):
+    """Config of mixtures whose experts are chosen from the best groups of experts."""
+
+    moe_num_groups: int = 1
+    moe_groups_taken: int = 1
+    moe_scale: float = 1.0
+    """Factor of the experts' weights."""
+
+    def inconsistencies(self) -> list[str]:
+        """Lists contradictions between fields that are each acceptable."""
+        found = super().inconsistencies()
+        groups, taken = self.moe_num_groups, self.moe_groups_taken
+        if self.moe_num_experts % groups != 0 or taken > groups:
+            found.append(
+                f"moe_groups_taken {taken} of moe_num_groups {groups} is not a choice of equal groups of "
+                f"{self.moe_num_experts} experts"
+            )
+        elif self.moe_num_experts // groups * taken < self.moe_top_k:
+            found.append(f"moe_top_k {self.moe_top_k} is more than the experts of {taken} groups")
+        return found
+
+    def grouped_routing(
+        self, net: Network, scores: RouterScores, bias: str | None, *, rates_groups_by_best: bool = False
+    ) -> Routing:
+        """Returns the routing of a layer; `bias` is the tensor that is added to scores for the choice."""
+        name = "mlp.router.e_score_correction_bias"
+        return Routing(
+            scores=scores,
+            top_k=self.moe_top_k,
+            num_groups=self.moe_num_groups,
+            topk_groups=self.moe_groups_taken,
+            norm_topk_prob=self.moe_normalised,
+            rates_groups_by_best=rates_groups_by_best,
+            scale=self.moe_scale,
+            bias=None if bias is None else net.float32_vector(bias, name, self.moe_num_experts),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExpertNames:
     """Names of an expert's linear layers and of the router in a Hugging Face model."""
 

@@ -17,6 +17,7 @@ from .bamba import BAMBA
 from .bart import BART
 from .bert import BERT
 from .cohere import COHERE, COHERE2
+from .deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from .distilbert import DISTILBERT
 from .encoder import EncoderConfig
 from .exaone4 import EXAONE4
@@ -130,6 +131,8 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         GLM4_MOE,
         HUNYUAN_MOE,
         LFM2_MOE,
+        DEEPSEEK_V2,
+        DEEPSEEK_V3,
         GPT_OSS,
         T5,
         BART,

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..._core import VOCABULARY_SLICE, LoraModuleInfo, lora_modules
+from ..checkpoint.heads_apart import VALUES, head_path
 from .network import Network
 from .ops import (
     Embedding,
     Experts,
+    LatentQueries,
+    LatentValues,
     LayerNorm,
     Linear,
     Op,
@@ -20,6 +23,13 @@ from .weights import LinearWeight, Part, Split, name_now, whole
 
 EXPERT_MODULES: Final = ("moe_h_to_4h", "moe_gate", "moe_4h_to_h")
 """Gate, up and down of each expert."""
+
+KV_B: Final = "attn_kv_b"
+"""Layer that makes keys and values of compressed rows, as the Hugging Face model has it; no row has it."""
+
+LATENT_MODULES: Final = ("attn_kv_b_key", "attn_kv_b_value")
+"""Its layers of each head, by which queries and attended rows are multiplied. A row has all heads, as a row of experts
+has all experts."""
 
 HEAD_MODULES: Final = ("attn_q", "attn_k")
 """Modules whose outputs are heads that are rotated."""
@@ -58,7 +68,7 @@ class AdaptedModule:
     """True if the Hugging Face model holds the layer as a Conv1D, [in, out]."""
     has_bias: bool
     expert: int = 0
-    """Index of the expert, for modules of experts."""
+    """Index of the expert, for modules of experts, or of the head, for LATENT_MODULES."""
     tied_to: str | None = None
     """Path of the embedding whose weight it shares."""
     heads: int = 1
@@ -95,7 +105,7 @@ class AdapterSite:
     weights: tuple[LinearWeight, ...]
     """Weights of the whole layer."""
     expert: int = 0
-    """Index of the expert, for sites of experts; the sites of a layer's experts follow one another."""
+    """Index of the expert or head, for sites of experts and LATENT_MODULES; those of a layer follow one another."""
     outputs: int | None = None
     """Number of outputs of a slice of lm_head; None: all outputs of the weights."""
     experts_for_each: int = 1
@@ -133,7 +143,10 @@ def vocabulary_slices(vocab_size: int) -> list[range]:
 
 
 def sites_of(op: Op) -> list[AdapterSite]:
-    """Sites of one op. For experts: gate and up of each expert, then down of each expert."""
+    """Sites of one op. For experts: gate and up of each expert, then down of each expert.
+
+    For latent attention: keys or values of each head.
+    """
     if isinstance(op, Embedding):
         if op.as_linear is None:
             return []
@@ -149,6 +162,9 @@ def sites_of(op: Op) -> list[AdapterSite]:
     if isinstance(op, Linear):
         assert op.layer is not None
         return [AdapterSite(op.layer, op.input.width, op.weights)]
+    if isinstance(op, (LatentQueries, LatentValues)):
+        heads = op.keys if isinstance(op, LatentQueries) else op.values
+        return [AdapterSite(op.layer, weight.inputs, (weight,), head) for head, weight in enumerate(heads)]
     if not isinstance(op, Experts):
         return []
     layers = [*zip(op.gate, op.up, strict=True)], [(down,) for down in op.down]
@@ -208,6 +224,8 @@ class AdaptedModules:
         layouts.
         """
         self._norms: Final = _by_any_path(norms, network)
+        self.layer_of_heads: Final = network.config.layer_of_heads
+        """Layer of latent attention that is used as two layers for each head; None: there is none."""
         self.stacked_experts: Final = network.stacked_experts
         """Parameters that hold linear layers of all experts in the model's files."""
         alternates = network.stacked_experts is not None and network.stacked_experts.alternates
@@ -219,6 +237,11 @@ class AdaptedModules:
             for part in site.parts
             if part.module is not None and site.expert == 0
         }
+        self._parts |= {
+            (module.layer, KV_B): (-1, module.in_size, module.out_size)
+            for module in found.values()
+            if module.module == KV_B
+        }
         self._num_experts: dict[tuple[int, str], int] = {}
         for site in adapter_sites(network):
             for part in site.parts:
@@ -229,7 +252,7 @@ class AdaptedModules:
     def names(self) -> tuple[str, ...]:
         """Names of the modules of the model's linear layers, with parts of fused ones, in the order of their ids."""
         found = {module.module for module in self.by_path.values()} | {module for _, module in self._parts}
-        return tuple(name for name in _MODULES if name in found and name != NORM)
+        return tuple(name for name in _MODULES if name in found and name not in (NORM, KV_B))
 
     def find(self, path: str) -> AdaptedModule | None:
         """Returns the linear layer at a path of by_any_path, or the norm with a bias; None if there is none."""
@@ -268,6 +291,9 @@ def _adapted_modules(network: Network) -> Iterator[tuple[str, AdaptedModule]]:
     for site in adapter_sites(network):
         if site.is_of_vocabulary:
             yield from _whole_vocabulary(site)
+            continue
+        if site.parts[0].module in LATENT_MODULES:
+            yield from _layer_of_heads(site, network)
             continue
         by_source: dict[str, list[Part]] = {}
         for part in site.parts:
@@ -312,6 +338,28 @@ def _whole_vocabulary(site: AdapterSite) -> Iterator[tuple[str, AdaptedModule]]:
             transposed=part.transposed,
             has_bias=weight.bias,
             tied_to=None if tied is None else tied.source.removesuffix(".weight"),
+        ),
+    )
+
+
+def _layer_of_heads(site: AdapterSite, network: Network) -> Iterator[tuple[str, AdaptedModule]]:
+    """Yields the Hugging Face layer of all heads for the first head's values, and nothing for the others."""
+    layer = network.config.layer_of_heads
+    (part,) = site.parts
+    if layer is None or site.expert != 0 or part.module != LATENT_MODULES[1]:
+        return
+    path = part.source.removesuffix(f".{head_path(layer.name, 0, VALUES)}") + f".{layer.name}"
+    yield (
+        path,
+        AdaptedModule(
+            path=path,
+            layer=site.layer,
+            module=KV_B,
+            in_size=site.in_size,
+            out_size=layer.outputs,
+            rows=(range(layer.outputs),),
+            transposed=False,
+            has_bias=False,
         ),
     )
 

@@ -68,13 +68,16 @@ class DeclaredAttention(DeclaredOps):
         sinks: Sinks | None = None,
         norms_after_rotation: bool = False,
         query_scaling: QueryScaling | None = None,
+        shape: AttentionShape | None = None,
     ) -> Value:
         """Declares attention over the heads of `qkv`; scores are multiplied by `scale`, by default 1 / sqrt(head_size).
+
+        shape: the heads; None: the config's.
 
         If it is not causal, each row attends to all rows of its sequence, so steps must contain whole sequences.
         """
         assert self._layer is not None
-        shape = self._attention_shape
+        shape = shape or self._attention_shape
         output = self._value("attended", shape.query_size, qkv.rows)
         self.ops.append(
             Attention(

@@ -13,13 +13,13 @@ from ..checkpoint.config import CheckpointConfig
 from ..checkpoint.pooling import ACTIVATIONS, DenseLayer
 from ..checkpoint.stacked_experts import StackedExperts
 from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD, LM_HEAD_MODULE
-from .declared_recurrence import DeclaredRecurrence
+from .declared_latent import DeclaredLatent
 from .operands import Routing, Value
 from .ops import Cast, Embedding, Experts, GatedAdd, LayerNorm, Linear, Op, PoolingLayer, RmsNorm
 from .weights import LinearWeight, Part, Split, Tensor, TensorName, whole
 
 
-class Network(DeclaredRecurrence):
+class Network(DeclaredLatent):
     """The ops of a network in the order of execution.
 
     Tensor names are those of the Hugging Face model (`source`) and of checkpoints (`name`, relative to the decoder
@@ -133,12 +133,14 @@ class Network(DeclaredRecurrence):
         plus_one: bool = False,
         logit_rows: bool = False,
         add_to: Value | None = None,
+        epsilon: float | None = None,
     ) -> Value:
         """Declares an RMS norm of `x`, in the dtype that linear layers read.
 
         logit_rows: True computes only the rows of logits.
         plus_one: True if the model stores its weight as the difference from one.
         add_to: the result is added to this value.
+        epsilon: None: the config's.
         """
         output = self._value("normed" if add_to is None else "sum", x.width, RowKind.LOGITS if logit_rows else x.rows)
         self.ops.append(
@@ -147,7 +149,7 @@ class Network(DeclaredRecurrence):
                 input=self._read(x),
                 output=output,
                 weight=self._vector(source, f"{name}.weight", x.width, plus_one=plus_one),
-                epsilon=self.config.norm_epsilon,
+                epsilon=self.config.norm_epsilon if epsilon is None else epsilon,
                 gather_logit_rows=logit_rows,
                 add_to=None if add_to is None else self._overwrite(add_to),
             )

@@ -71,6 +71,8 @@ class AttentionShape:
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
+    values_are_keys: bool = False
+    """True: the rotated keys of the only key-value head are also its values."""
 
     @property
     def query_size(self) -> int:
@@ -125,6 +127,33 @@ class ScanShape:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LatentShape:
+    """Sizes of one layer's latent attention. All heads share a token's key, a compressed row."""
+
+    num_heads: int
+    latent_dim: int
+    """Elements of a compressed row."""
+    rotary_dim: int
+    """Elements of a key that are rotated."""
+    plain_dim: int
+    """Elements of a head's query that are not rotated."""
+    value_dim: int
+    """Elements of a head's value."""
+
+    @property
+    def key_dim(self) -> int:
+        """Width of a key: its rotated elements, then the compressed row."""
+        return self.rotary_dim + self.latent_dim
+
+    @property
+    def attention(self) -> AttentionShape:
+        """Heads of the attention to compressed rows."""
+        return AttentionShape(
+            num_attention_heads=self.num_heads, num_key_value_heads=1, head_dim=self.key_dim, values_are_keys=True
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class GateScores:
     """Predicted scores of a row's gates, before they are computed: a score below `least` closes the gate."""
 
@@ -141,6 +170,8 @@ class Routing:
     num_groups: int = 1
     topk_groups: int = 1
     norm_topk_prob: bool
+    rates_groups_by_best: bool = False
+    """True: a group counts as much as its best expert. False: as its two best experts together."""
     scale: float = 1.0
     bias: Tensor | None = None
     """[experts], added to scores only for the choice."""

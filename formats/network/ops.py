@@ -16,6 +16,7 @@ from .operands import (
     DeltaShape,
     GateScores,
     HeadNorm,
+    LatentShape,
     PositionBias,
     QueryScaling,
     RotaryTable,
@@ -324,6 +325,41 @@ class SelectiveScan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LatentQueries:
+    """output = [q | k] for an attention whose values are its keys.
+
+    A head of q is [the rotated elements of its query | keys times the others]. k is [the rotated elements of the
+    compressed row | an RMS norm of the others].
+    """
+
+    scope: str
+    layer: int
+    queries: Value
+    """[plain | rotated] of each head."""
+    rows: Value
+    """[compressed row | rotated]."""
+    output: Value
+    shape: LatentShape
+    norm: Tensor
+    epsilon: float
+    keys: tuple[LinearWeight, ...]
+    """[latent_dim, plain_dim] of each head."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentValues:
+    """output = each head's values times the compressed rows that it attended to, [rotated | latent] in the input."""
+
+    scope: str
+    layer: int
+    input: Value
+    output: Value
+    shape: LatentShape
+    values: tuple[LinearWeight, ...]
+    """[value_dim, latent_dim] of each head."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CrossKeys:
     """Stores [k | v] of whole encoder inputs for the cross attention of a decoder layer."""
 
@@ -429,6 +465,8 @@ Op = (
     | GatedDelta
     | SelectiveScan
     | Xielu
+    | LatentQueries
+    | LatentValues
     | CrossKeys
     | CrossAttention
     | AllReduce

@@ -21,7 +21,7 @@ from make_stub import Parameter, constructor_keywords, docstring_lines, load_mod
 
 _TENSORS = {"PanelMatrix": "Matrix", "VectorView": "Vector", "NeuronTable": "NeuronTable"}
 """Classes of adaptrt._core with the bytes of a tensor, and those that name it."""
-_ELSEWHERE = {name: "formats.network.operands" for name in ("AttentionShape", "DeltaShape", "ScanShape")}
+_ELSEWHERE = dict.fromkeys(("AttentionShape", "DeltaShape", "LatentShape", "ScanShape"), "formats.network.operands")
 """Classes that are written by hand, and their modules."""
 _SEQUENCE = re.compile(r"collections\.abc\.Sequence\[(.*)\]")
 _HEADER = '''\

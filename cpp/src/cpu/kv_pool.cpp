@@ -36,6 +36,11 @@ KvLayer KvPool::layer_of(const AttentionShape& shape) const {
   const auto head_dim = static_cast<std::size_t>(shape.head_dim);
   KvLayer layer{.heads = shape.num_key_value_heads, .head_dim = shape.head_dim};
   layer.key_bytes = head_dim * static_cast<std::size_t>(slots_) * element_bytes();
+  if (shape.values_are_keys) {
+    layer.head_bytes = layer.key_bytes;
+    layer.token_bytes = head_dim * element_bytes();
+    return layer;
+  }
   layer.value_bytes = static_cast<std::size_t>(whole_groups(shape.head_dim) * slots_) * element_bytes();
   layer.value_offset = layer.key_bytes + scale_bytes(slots_);
   layer.head_bytes = layer.value_offset + layer.value_bytes + scale_bytes(slots_);

@@ -12,7 +12,8 @@
 
 namespace adaptrt {
 
-/// Layout of one layer in a block: [key-value head][keys, values][elements, then the scales of int8].
+/// Layout of one layer in a block: [key-value head][keys, values][elements, then the scales of int8]. If
+/// values are keys (AttentionShape), there are no values.
 struct KvLayer {
   std::int64_t heads = 0;
   std::int64_t head_dim = 0;

@@ -22,7 +22,7 @@ namespace adaptrt {
 [[nodiscard]] std::size_t low_rank_room_floats(const Program& program);
 
 /// Maximum number of rows of a linear layer: one for each token, for each row of logits, or for each row of a
-/// slice of experts.
+/// slice of experts or of heads of latent attention.
 [[nodiscard]] std::int64_t most_linear_rows(const Program& program);
 
 /// Value for StepMemory::int8_stride; 0 if no weights round activations.

@@ -7,7 +7,7 @@
 namespace adaptrt {
 
 StepMemory::StepMemory(const Program& program, const KernelTable& kernels, int num_threads)
-    : arena(program.arena_bytes), experts(program, kernels, num_threads) {
+    : arena(program.arena_bytes), experts(program, kernels, num_threads), latent(program) {
   const auto rows = static_cast<std::size_t>(most_linear_rows(program));
   if (!program.lora.sites.empty()) {
     shrink_stride = std::int64_t{program.lora.max_rank} * static_cast<std::int64_t>(kMaxPartsPerSite);

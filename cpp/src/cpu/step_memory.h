@@ -8,6 +8,7 @@
 #include "adaptrt/cpu/kernel_table.h"
 #include "adaptrt/program/program.h"
 #include "ops/experts/expert_memory.h"
+#include "ops/latent_memory.h"
 #include "ops/linear/linear_scratch.h"
 #include "packed_rows.h"
 
@@ -48,6 +49,7 @@ class StepMemory {
   HugeArray permuted;
   std::vector<Scratch> scratch;  ///< by thread; see the scratch sizes in op_sizes.h
   ExpertMemory experts;
+  LatentMemory latent;
   LinearScratch linear;
 
   /// float32 [rows]: the scales of int8_rows.

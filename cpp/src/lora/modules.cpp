@@ -10,7 +10,7 @@ namespace {
 using enum TensorParallelSplit;
 using enum LoraModule;
 
-constexpr std::array<LoraModuleInfo, 43> kModules{{
+constexpr std::array<LoraModuleInfo, 49> kModules{{
     {kAttnQkv, "attn_qkv", kColumn, true},
     {kAttnQ, "attn_q", kColumn, true},
     {kAttnK, "attn_k", kColumn, true},
@@ -54,6 +54,12 @@ constexpr std::array<LoraModuleInfo, 43> kModules{{
     {kLinearAttnDense, "linear_attn_dense", kRow, true},
     {kConvIn, "conv_in", kColumn, true},
     {kConvOut, "conv_out", kRow, true},
+    {kAttnQA, "attn_q_a", kNone, true},
+    {kAttnQB, "attn_q_b", kColumn, true},
+    {kAttnKvA, "attn_kv_a", kNone, true},
+    {kAttnKvB, "attn_kv_b", kNone, false},
+    {kAttnKvBKey, "attn_kv_b_key", kNone, true},
+    {kAttnKvBValue, "attn_kv_b_value", kNone, true},
 }};
 
 constexpr bool ids_are_positions() {

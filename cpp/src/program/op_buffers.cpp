@@ -84,6 +84,14 @@ OpBuffers find(const GatedDeltaOp& op, const Program& /*program*/) {
   return {.reads = {op.qkv, op.gates}, .writes = {op.output}};
 }
 
+OpBuffers find(const LatentQueriesOp& op, const Program& /*program*/) {
+  return {.reads = {op.queries, op.rows}, .writes = {op.output}};
+}
+
+OpBuffers find(const LatentValuesOp& op, const Program& /*program*/) {
+  return {.reads = {op.input}, .writes = {op.output}};
+}
+
 OpBuffers find(const AllReduceOp& op, const Program& /*program*/) {
   OpBuffers buffers{.reads = {op.input}, .writes = {}};
   (op.add ? buffers.reads : buffers.writes).push_back(op.output);

@@ -35,7 +35,9 @@ std::string_view name_of(const Op& op) {
                                                                                    "gated delta",
                                                                                    "gated convolution",
                                                                                    "selective scan",
-                                                                                   "xielu"};
+                                                                                   "xielu",
+                                                                                   "latent queries",
+                                                                                   "latent values"};
   return kNames[op.index()];
 }
 

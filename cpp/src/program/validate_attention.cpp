@@ -30,7 +30,7 @@ void Validator::check(const AttentionOp& op) {
   problems_.add_all(where_ + ": ", of_shape);
   if (of_shape.empty()) {
     if (op.kind == AttentionKind::kCausal) add_kv_bytes(shape);
-    check_at_least("qkv", qkv, shape.query_size() + 2 * shape.key_value_size());
+    check_at_least("qkv", qkv, shape.qkv_size());
     check_width("output", output, shape.query_size());
     const bool of_heads = op.query_norm.size == shape.head_dim || op.key_norm.size == shape.head_dim;
     // A norm for each head, or one for all heads together; with one key-value head, both are the same.
@@ -45,6 +45,7 @@ void Validator::check(const AttentionOp& op) {
     if (op.norms_after_rotation && (of_all || op.interleaved)) {
       add(where_ + ": norms after the rotation must be of each head, and heads must not be interleaved");
     }
+    if (shape.values_are_keys) check_keys_as_values(op);
     const std::int64_t biases = op.position_bias.size / shape.num_attention_heads;
     if (op.position_bias.size != 0 && (biases % 2 == 0 || op.position_bias.data == nullptr ||
                                        biases * shape.num_attention_heads != op.position_bias.size)) {
@@ -64,12 +65,22 @@ void Validator::check(const AttentionOp& op) {
   check_range_(where_ + ": query_scaling_length", op.query_scaling_length, 1, kSizeLimit - 1);
 }
 
+void Validator::check_keys_as_values(const AttentionOp& op) {
+  if (op.shape.num_key_value_heads != 1) {
+    add(where_ + ": its values are keys, and there are " + text(op.shape.num_key_value_heads) +
+        " key-value heads; expected 1");
+  }
+  if (op.kind != AttentionKind::kCausal) add(where_ + ": its values are keys, and it is not causal");
+  if (program_.int8_kv_cache) add(where_ + ": its values are keys, and int8_kv_cache is given");
+}
+
 void Validator::check(const CrossKeysOp& op) {
   if (rows_ != RowKind::kEncoderTokens) add(where_ + ": belongs in the encoder");
   use_layer(op.layer, &cross_keys_users_);
   const auto* kv = operand("kv", op.kv, DType::kFloat32, RowKind::kEncoderTokens);
   const Problems of_shape = problems_of_shape(op.shape);
   problems_.add_all(where_ + ": ", of_shape);
+  if (op.shape.values_are_keys) add(where_ + ": its values are keys");
   if (of_shape.empty()) {
     add_kv_bytes(op.shape);
     check_width("kv", kv, 2 * op.shape.key_value_size());

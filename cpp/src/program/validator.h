@@ -58,6 +58,7 @@ class Validator {
   void check_norm_site(std::int32_t site, std::int64_t width);
   /// Returns the site that an op names as its own; nullptr for -1, and if it does not exist.
   const LoraSite* used_site(std::int32_t index);
+  void check_keys_as_values(const AttentionOp& op);
   void check(const CrossKeysOp& op);
   void check(const CrossAttentionOp& op);
   /// Counts a user of a layer of the decoder.
@@ -85,6 +86,13 @@ class Validator {
   /// Checks the taps and the state of a convolution; returns the number of its columns, or 0 if it is
   /// unknown.
   std::int64_t check_taps(const VectorView& weight, std::int64_t num_taps);
+  void check(const LatentQueriesOp& op);
+  void check(const LatentValuesOp& op);
+  /// Returns true if all sizes can be those of a layer.
+  bool check_latent_shape(const LatentShape& shape);
+  /// Checks the weights of an op of latent attention, one for each head, and their sites.
+  void check_head_parts(std::string_view name, const std::vector<LinearPart>& parts, std::int64_t num_heads,
+                        ModuleSizes sizes, std::int32_t first_site);
   /// Checks that an op may keep a state of so many bytes.
   void check_state(std::optional<std::size_t> num_bytes);
   /// Checks that a buffer has at least `width` columns.

@@ -474,8 +474,46 @@ RECURRENT = {
 """Families with states. They have one rank, and no ONNX graph."""
 
 
+LATENT_ATTENTION = {
+    **SIZES, "num_key_value_heads": 3, "kv_lora_rank": 26,
+    "qk_nope_head_dim": 11, "qk_rope_head_dim": 6, "v_head_dim": 9, "n_routed_experts": 8, "num_experts_per_tok": 3,
+    "n_group": 4, "topk_group": 2, "moe_intermediate_size": 22, "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}  # fmt: skip
+LATENT_TARGETS = ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
+LATENT = {
+    "deepseek-v2": Family(
+        transformers.DeepseekV2Config,
+        ["q_proj", *LATENT_TARGETS],
+        # transformers rotates pairs as complex numbers, which need even widths.
+        {
+            **LATENT_ATTENTION,
+            "qk_nope_head_dim": 10,
+            "q_lora_rank": None,
+            "topk_method": "group_limited_greedy",
+            "n_shared_experts": 2,
+        },
+        EXPERTS,
+    ),
+    "deepseek-v3": Family(
+        transformers.DeepseekV3Config,
+        ["q_a_proj", "q_b_proj", *LATENT_TARGETS],
+        {
+            **LATENT_ATTENTION,
+            "q_lora_rank": 14,
+            "attention_bias": True,
+            "rope_parameters": rope(
+                "yarn", 300.0, factor=8.0, original_max_position_embeddings=16, mscale=0.7, mscale_all_dim=1.0
+            ),
+        },
+        EXPERTS,
+    ),
+}
+"""Families with latent attention. They have one rank, and no ONNX graph."""
+
+
 def save_family(family: Family, directory: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
-    """Writes a random model as a Hugging Face directory; norms and biases are random too."""
+    """Writes a random model as a Hugging Face directory; norms, biases and routers are random too."""
     generator = torch.Generator().manual_seed(seed)
     model = family.random_model()
     one_based = "gemma" in family.config().model_type
@@ -491,7 +529,7 @@ def save_family(family: Family, directory: Path, seed: int = 0, dtype: torch.dty
             else:
                 parameter.copy_(1.5 * noise / family_inputs(name, parameter) ** 0.5)
         for name, buffer in model.named_buffers():
-            if name.endswith("expert_bias"):  # zeros in a new model
+            if name.endswith(("expert_bias", "e_score_correction_bias")):  # zeros in a new model
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
     model.to(dtype).save_pretrained(directory)
     return directory

@@ -53,10 +53,18 @@ enum class LoraModule : std::int32_t {
   kLinearAttnDense = 40,
   kConvIn = 41,
   kConvOut = 42,
+  // Latent attention. No row has kAttnKvB, the layer of Hugging Face's models: conversion makes rows of the
+  // last two from it, which have a part for each head, like rows of experts.
+  kAttnQA = 43,
+  kAttnQB = 44,
+  kAttnKvA = 45,
+  kAttnKvB = 46,
+  kAttnKvBKey = 47,
+  kAttnKvBValue = 48,
 };
 /// Number of module ids in the plugins' adapter tables. The tables exclude modules that TensorRT engines
-/// refuse: kNewTokens, kNorm, and those of gated attention, linear attention and convolutions. They exclude
-/// settings too.
+/// refuse: kNewTokens, kNorm, and those of gated attention, linear and latent attention, and convolutions.
+/// They exclude settings too.
 inline constexpr std::int32_t kNumLoraModules = static_cast<std::int32_t>(LoraModule::kEmbedding) + 1;
 
 /// Split of a module under tensor parallelism: column splits the outputs (B, magnitude), row splits the

@@ -114,9 +114,15 @@ struct AttentionShape {
   std::int64_t num_attention_heads = 0;
   std::int64_t num_key_value_heads = 0;
   std::int64_t head_dim = 0;
+  /// True: a rotated key is also its value, and is stored once. There is one key-value head then.
+  bool values_are_keys = false;
 
   [[nodiscard]] std::int64_t query_size() const { return num_attention_heads * head_dim; }
   [[nodiscard]] std::int64_t key_value_size() const { return num_key_value_heads * head_dim; }
+  /// Width of [q | k | v], or of [q | k] if values_are_keys.
+  [[nodiscard]] std::int64_t qkv_size() const {
+    return query_size() + (values_are_keys ? 1 : 2) * key_value_size();
+  }
   bool operator==(const AttentionShape&) const = default;
 };
 
@@ -280,10 +286,11 @@ enum class RouterScores : std::uint8_t {
 /// Choice of a token's experts, and the weights with which their outputs are summed.
 ///
 /// There are num_groups groups of equal size. First, the topk_groups best groups are chosen: a group is rated
-/// by the sum of its two largest values of score + bias (of one value if it has one expert). Then the top_k
-/// experts of these groups with the largest score + bias are chosen; of equal ones, the one with the smaller
-/// number. An expert's weight is scale times its score without the bias. If norm_topk_prob is true, the
-/// score is divided by the sum of the chosen experts' scores.
+/// by the sum of its two largest values of score + bias (of one value if it has one expert), or by its
+/// largest value if rates_groups_by_best is true. Then the top_k experts of these groups with the largest
+/// score + bias are chosen; of equal ones, the one with the smaller number. An expert's weight is scale times
+/// its score without the bias. If norm_topk_prob is true, the score is divided by the sum of the chosen
+/// experts' scores.
 struct Routing {
   RouterScores scores = RouterScores::kSoftmax;
   std::int32_t top_k = 1;
@@ -292,6 +299,7 @@ struct Routing {
   bool norm_topk_prob = false;
   float scale = 1.0F;
   VectorView bias = {};  ///< [experts] or empty
+  bool rates_groups_by_best = false;
 };
 
 /// output += (or, with `stores`, =) the sum of weight * down(activation(gate(x)) * up(x)) over a token's
@@ -501,6 +509,49 @@ struct BroadcastOp {
   BufferId buffer = kNoBuffer;  // Program::encoder_output
 };
 
+/// Sizes of one layer's latent attention. All heads share a token's key, a compressed row. A head's own keys
+/// and values would be products with that row.
+struct LatentShape {
+  std::int64_t num_heads = 0;
+  std::int64_t latent_dim = 0;  ///< elements of a compressed row
+  std::int64_t rotary_dim = 0;  ///< elements of a key that are rotated
+  std::int64_t plain_dim = 0;   ///< elements of a head's query that are not rotated
+  std::int64_t value_dim = 0;   ///< elements of a head's value
+
+  /// Width of a key, and of each query after the product with the head's part of keys.
+  [[nodiscard]] std::int64_t key_dim() const { return rotary_dim + latent_dim; }
+  bool operator==(const LatentShape&) const = default;
+};
+
+/// Makes [q | k] for an AttentionOp whose values are keys; a head of it is [rotated | latent].
+///
+///   q of head h = [the rotated elements of its query | keys[h] times the others]
+///   k = [the rotated elements | the compressed row / sqrt(mean of squares + epsilon) * norm]
+///
+/// keys[h] [latent_dim, plain_dim] turns the head's keys into a product with its query. So the cache needs
+/// only compressed rows, and the bits do not depend on how a prompt is cut.
+struct LatentQueriesOp {
+  LatentShape shape;
+  BufferId queries = kNoBuffer;  // float32, kTokens: [plain | rotated] of each head
+  BufferId rows = kNoBuffer;     // float32, kTokens: [compressed row | rotated]
+  BufferId output = kNoBuffer;   // float32, kTokens, (num_heads + 1) key_dim
+  VectorView norm;               // [latent_dim]
+  float epsilon = 0.0F;
+  std::vector<LinearPart> keys;  // one per head
+  /// Index into LoraLayout::sites for the first head; the sites of the others follow. -1: adapters do not
+  /// apply.
+  std::int32_t lora_site = -1;
+};
+
+/// output of head h = values[h] [value_dim, latent_dim] times the latent elements that the head attended to.
+struct LatentValuesOp {
+  LatentShape shape;
+  BufferId input = kNoBuffer;      // activation type, kTokens: [rotated | latent] of each head
+  BufferId output = kNoBuffer;     // activation type, kTokens, num_heads value_dim
+  std::vector<LinearPart> values;  // one per head
+  std::int32_t lora_site = -1;     // as in LatentQueriesOp
+};
+
 /// Drops the rows whose logits and hidden states are not requested: row i of each of `buffers` becomes the
 /// i-th requested row, and later ops have only these rows. Other buffers must be written before they are read
 /// again. This saves work after the last attention: rows are independent from there on, and usually only a
@@ -509,11 +560,11 @@ struct KeepLogitRowsOp {
   std::vector<BufferId> buffers;  // kTokens, each once
 };
 
-using Op =
-    std::variant<EmbeddingOp, RopeTableOp, RmsNormOp, AttentionOp, LinearOp, KeepLogitRowsOp, LayerNormOp,
-                 CastOp, ExpertsOp, GatedAddOp, CrossKeysOp, CrossAttentionOp, AllReduceOp, GatherOp,
-                 ReceiveOp, SendOp, AllHeadsNormOp, BroadcastOp, SigmoidGateOp, GatedRmsNormOp,
-                 CausalConvolutionOp, GatedDeltaOp, GatedConvolutionOp, SelectiveScanOp, XieluOp>;
+using Op = std::variant<EmbeddingOp, RopeTableOp, RmsNormOp, AttentionOp, LinearOp, KeepLogitRowsOp,
+                        LayerNormOp, CastOp, ExpertsOp, GatedAddOp, CrossKeysOp, CrossAttentionOp,
+                        AllReduceOp, GatherOp, ReceiveOp, SendOp, AllHeadsNormOp, BroadcastOp, SigmoidGateOp,
+                        GatedRmsNormOp, CausalConvolutionOp, GatedDeltaOp, GatedConvolutionOp,
+                        SelectiveScanOp, XieluOp, LatentQueriesOp, LatentValuesOp>;
 
 /// Name of an op's kind for messages: "rms norm".
 [[nodiscard]] std::string_view name_of(const Op& op);

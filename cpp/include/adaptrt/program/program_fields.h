@@ -98,7 +98,9 @@ constexpr auto fields_of(const AttentionShape* /*type*/) {
   return std::tuple{
       RequiredField{"num_attention_heads", &C::num_attention_heads, "Heads of queries."},
       RequiredField{"num_key_value_heads", &C::num_key_value_heads, "Heads of keys, and of values."},
-      RequiredField{"head_dim", &C::head_dim, "Elements of a head."}};
+      RequiredField{"head_dim", &C::head_dim, "Elements of a head."},
+      Field{"values_are_keys", &C::values_are_keys,
+            "True: the only key-value head has its rotated keys as values."}};
 }
 static_assert(lists_every_member<AttentionShape>());
 
@@ -189,7 +191,9 @@ constexpr auto fields_of(const Routing* /*type*/) {
       RequiredField{"norm_topk_prob", &C::norm_topk_prob,
                     "True: weights are divided by the sum of the chosen experts' scores."},
       WrittenField{"scale", &C::scale, "Factor of the weights."},
-      WrittenField{"bias", &C::bias, "[experts] or empty: added to scores where experts are chosen."}};
+      WrittenField{"bias", &C::bias, "[experts] or empty: added to scores where experts are chosen."},
+      Field{"rates_groups_by_best", &C::rates_groups_by_best,
+            "True: a group is rated by its best expert. False: by its two best ones."}};
 }
 static_assert(lists_every_member<Routing>());
 
@@ -214,6 +218,51 @@ constexpr auto fields_of(const ExpertsOp* /*type*/) {
       Field{"num_remote_experts", &C::num_remote_experts, "Number of experts that only other ranks have."}};
 }
 static_assert(lists_every_member<ExpertsOp>());
+
+constexpr auto fields_of(const LatentShape* /*type*/) {
+  using C = LatentShape;
+  return std::tuple{
+      RequiredField{"num_heads", &C::num_heads, "Heads of queries."},
+      RequiredField{"latent_dim", &C::latent_dim, "Elements of a compressed row."},
+      RequiredField{"rotary_dim", &C::rotary_dim, "Elements of a key that are rotated."},
+      RequiredField{"plain_dim", &C::plain_dim, "Elements of a head's query that are not rotated."},
+      RequiredField{"value_dim", &C::value_dim, "Elements of a head's value."}};
+}
+static_assert(lists_every_member<LatentShape>());
+
+constexpr auto fields_of(const LatentQueriesOp* /*type*/) {
+  using C = LatentQueriesOp;
+  return std::tuple{
+      RequiredField{"shape", &C::shape, "Sizes of the layer's attention."},
+      RequiredField{"queries", &C::queries,
+                    "Buffer: float32, RowKind.TOKENS: [plain | rotated] of each head.", FieldRole::kBuffer},
+      RequiredField{"rows", &C::rows, "Buffer: float32, RowKind.TOKENS: [compressed row | rotated].",
+                    FieldRole::kBuffer},
+      RequiredField{"output", &C::output, "Buffer: float32, RowKind.TOKENS: [q | k] of the attention.",
+                    FieldRole::kBuffer},
+      RequiredField{"norm", &C::norm, "[latent_dim]: weight of the compressed row's norm."},
+      RequiredField{"epsilon", &C::epsilon, "Added to the mean of squares."},
+      RequiredField{"keys", &C::keys, "[latent_dim, plain_dim] of each head."},
+      WrittenField{"lora_site", &C::lora_site,
+                   "Index into LoraLayout.sites of the first head's keys; -1: adapters do not act."}};
+}
+static_assert(lists_every_member<LatentQueriesOp>());
+
+constexpr auto fields_of(const LatentValuesOp* /*type*/) {
+  using C = LatentValuesOp;
+  return std::tuple{
+      RequiredField{"shape", &C::shape, "Sizes of the layer's attention."},
+      RequiredField{"input", &C::input,
+                    "Buffer: the engine's activation type, RowKind.TOKENS: [rotated | latent] of each head.",
+                    FieldRole::kBuffer},
+      RequiredField{"output", &C::output,
+                    "Buffer: the engine's activation type, RowKind.TOKENS, num_heads * value_dim wide.",
+                    FieldRole::kBuffer},
+      RequiredField{"values", &C::values, "[value_dim, latent_dim] of each head."},
+      WrittenField{"lora_site", &C::lora_site,
+                   "Index into LoraLayout.sites of the first head's values; -1: adapters do not act."}};
+}
+static_assert(lists_every_member<LatentValuesOp>());
 
 constexpr auto fields_of(const CrossKeysOp* /*type*/) {
   using C = CrossKeysOp;

@@ -347,6 +347,41 @@ OpCost cost_of(const GatedDeltaOp& op, const CpuContext& context, const Step& st
           .flops = 7 * step.rows * state};
 }
 
+/// Cost of each head's product, and of what adapters add to it.
+OpCost cost_of_heads(const std::vector<LinearPart>& heads, std::int32_t first_site, const CpuContext& context,
+                     const Step& step) {
+  OpCost cost;
+  add_weights(heads, step.rows, &cost);
+  if (first_site < 0) return cost;
+  const LoraSite& place = context.program.lora_site(first_site);
+  std::set<const DeviceAdapter*> read;
+  for (const auto& group : step.groups) {
+    const bool is_first = read.insert(group.adapter).second;
+    for (std::size_t head = 0; head < heads.size(); ++head) {
+      const DeviceSite& site = group.adapter->sites[static_cast<std::size_t>(first_site) + head];
+      if (site.total_rank == 0) continue;
+      const auto part = std::span(heads).subspan(head, 1);
+      if (is_first) add_adapter_bytes(part, site, place, context.program.lora.dtype, &cost);
+      add_adapter_flops(part, site, place, group.end - group.begin, &cost);
+    }
+  }
+  return cost;
+}
+
+OpCost cost_of(const LatentQueriesOp& op, const CpuContext& context, const Step& step) {
+  OpCost cost = cost_of_heads(op.keys, op.lora_site, context, step);
+  cost.weight_bytes += num_bytes(op.norm);
+  cost.activation_bytes = num_bytes(op.queries, context, step) + num_bytes(op.rows, context, step) +
+                          num_bytes(op.output, context, step);
+  return cost;
+}
+
+OpCost cost_of(const LatentValuesOp& op, const CpuContext& context, const Step& step) {
+  OpCost cost = cost_of_heads(op.values, op.lora_site, context, step);
+  cost.activation_bytes = num_bytes(op.input, context, step) + num_bytes(op.output, context, step);
+  return cost;
+}
+
 OpCost cost_of(const GatedAddOp& op, const CpuContext& context, const Step& step) {
   return {.activation_bytes = num_bytes(op.input, context, step) + num_bytes(op.gate, context, step) +
                               2 * num_bytes(op.output, context, step)};

@@ -9,6 +9,7 @@
 #include "lowered_op.h"
 #include "op_sizes.h"
 #include "ops/attention_plan.h"
+#include "ops/keys_as_values.h"
 #include "ops/kv_writer.h"
 
 namespace adaptrt {
@@ -94,9 +95,10 @@ class AttentionRun {
         layer_(layer.layer),
         tasks_(layer.tasks),
         heads_(op_.shape.num_attention_heads),
-        kv_heads_(op_.shape.num_key_value_heads),
+        key_heads_(key_heads(op_.shape)),
+        stored_heads_(op_.shape.num_key_value_heads),
         head_dim_(op_.shape.head_dim),
-        group_(heads_ / kv_heads_),
+        group_(heads_ / key_heads_),
         half_(layer.cosine.width),
         groups_per_block_(pool_.slots() / kKeyGroup) {}
 
@@ -104,7 +106,7 @@ class AttentionRun {
   void store() const {
     const auto store = [&](std::int64_t begin, std::int64_t end, int thread) {
       const KvWriter writer(pool_, layer_, context_.kernels, scratch(thread));
-      float* spare = scratch(thread) + kv_heads_ * head_dim_;
+      float* spare = scratch(thread) + stored_heads_ * head_dim_;
       for (std::int64_t token = begin; token < end;) token += store_tokens(token, end, writer, spare);
     };
     // Neighbours in a block share cache lines, so one thread writes most of them.
@@ -161,9 +163,14 @@ class AttentionRun {
   [[nodiscard]] std::int64_t store_tokens(std::int64_t token, std::int64_t end, const KvWriter& writer,
                                           float* spare) const {
     const KvSlot where = slot_of(token);
-    const float* values = keys_of(token) + kv_heads_ * head_dim_;
+    const float* values = keys_of(token) + stored_heads_ * head_dim_;
     prepare(token, spare);
-    writer.store_keys(where, rotation_of(token, keys_of(token), kv_heads_, op_.key_norm));
+    const HeadRotation rotation = rotation_of(token, keys_of(token), stored_heads_, op_.key_norm);
+    if (op_.shape.values_are_keys) {
+      writer.store_keys_as_values(where, rotation);
+      return 1;
+    }
+    writer.store_keys(where, rotation);
     const bool two = token + 1 < end && where.slot % 2 == 0 && where.slot + 1 < pool_.tokens_per_block() &&
                      step_.sequence_of_token[static_cast<std::size_t>(token)] ==
                          step_.sequence_of_token[static_cast<std::size_t>(token + 1)];
@@ -173,8 +180,8 @@ class AttentionRun {
     }
     prepare(token + 1, spare);
     writer.store_keys(slot_of(token + 1),
-                      rotation_of(token + 1, keys_of(token + 1), kv_heads_, op_.key_norm));
-    writer.store_values_of_two(where, values, keys_of(token + 1) + kv_heads_ * head_dim_);
+                      rotation_of(token + 1, keys_of(token + 1), stored_heads_, op_.key_norm));
+    writer.store_values_of_two(where, values, keys_of(token + 1) + stored_heads_ * head_dim_);
     return 2;
   }
 
@@ -182,10 +189,10 @@ class AttentionRun {
   void prepare(std::int64_t token, float* spare) const {
     float* queries = of_.qkv.float_row(token);
     norm_together(op_.query_norm, queries, heads_);
-    norm_together(op_.key_norm, keys_of(token), kv_heads_);
+    norm_together(op_.key_norm, keys_of(token), stored_heads_);
     if (!op_.interleaved) return;
     // q and k are neighbours.
-    for (std::int64_t head = 0; head < heads_ + kv_heads_; ++head)
+    for (std::int64_t head = 0; head < heads_ + stored_heads_; ++head)
       deinterleave(queries + head * head_dim_, spare);
   }
 
@@ -325,10 +332,11 @@ class AttentionRun {
     const auto row_bytes = static_cast<std::size_t>(whole_groups(head_dim_)) * pool_.element_bytes();
     const auto key_bytes = static_cast<std::size_t>(pool_.interleave()) * pool_.element_bytes();
     const KeyGroup* const end = out + count;
+    const std::int64_t stored_head = op_.shape.values_are_keys ? 0 : head;
     for (; out < end; ++block_index, slot = 0) {
       const std::int32_t block = block_of(sequence, block_index);
-      const KvPart key = pool_.keys(block, layer_, head);
-      const KvPart value = pool_.values(block, layer_, head);
+      const KvPart key = pool_.keys(block, layer_, stored_head);
+      const KvPart value = pool_.values(block, layer_, stored_head);
       const std::int64_t first_of_block = block_index * pool_.tokens_per_block();
       for (; slot < pool_.slots() && out < end; slot += kKeyGroup, ++out) {
         const std::int64_t position = first_of_block + slot;
@@ -393,7 +401,9 @@ class AttentionRun {
   /// it prefetches the queries of the `next` task, if there is one.
   void take_tiles(const AttentionTask& task, const AttentionTask* next, const RowMemory& memory) const {
     const SeenGroups seen = groups_seen_by(task);
-    const std::int64_t chunks = (seen.end - seen.begin + kChunkGroups - 1) / kChunkGroups;
+    // Keys that are also values are rearranged tile by tile.
+    const std::int64_t chunk = op_.shape.values_are_keys ? kTileGroups : kChunkGroups;
+    const std::int64_t chunks = (seen.end - seen.begin + chunk - 1) / chunk;
     const std::int64_t fetched_tokens = next == nullptr ? 0 : (next->tokens + chunks - 1) / chunks;
     std::int64_t fetch_token = next == nullptr ? 0 : next->first_token;
     const std::int64_t fetch_end = next == nullptr ? 0 : next->first_token + next->tokens;
@@ -403,19 +413,36 @@ class AttentionRun {
       find_groups(task.sequence, task.first_head + head, first, count, seen.keys, groups.data() + to);
       return count;
     };
-    for (std::int64_t begin = seen.begin; begin < seen.end; begin += kChunkGroups) {
+    for (std::int64_t begin = seen.begin; begin < seen.end; begin += chunk) {
       for (std::int64_t i = 0; i < fetched_tokens && fetch_token < fetch_end; ++i, ++fetch_token) {
         fetch_to_read(queries_of(fetch_token, next->first_head), next->heads * group_ * head_dim_);
       }
       for (std::int64_t head = 0; head < task.heads; ++head) {
-        const std::int64_t attended = find(head, begin, kChunkGroups, 0);
+        const std::int64_t attended = find(head, begin, chunk, 0);
         const bool is_last_head = head + 1 == task.heads;
-        const std::int64_t fetched = is_last_head ? find(0, begin + kChunkGroups, kTileGroups, attended)
+        const std::int64_t fetched = is_last_head ? find(0, begin + chunk, kTileGroups, attended)
                                                   : find(head + 1, begin, kTileGroups, attended);
+        if (op_.shape.values_are_keys) use_keys_as_values(groups, attended, head == 0, memory);
         const KeyTiles tiles{.groups = std::span(groups).first(static_cast<std::size_t>(attended + fetched)),
                              .attended = attended};
         of_.attend(rows_of(task, head, memory), tiles);
       }
+    }
+  }
+
+  /// Sets the values of the first `attended` groups, which are a tile. All heads have the same ones, so they
+  /// are `made` for the first head.
+  void use_keys_as_values(std::span<KeyGroup> groups, std::int64_t attended, bool made,
+                          const RowMemory& memory) const {
+    const auto tile = groups.first(static_cast<std::size_t>(attended));
+    if (made) {
+      make_values_of_keys(pool_, head_dim_, tile, memory.widened);
+      return;
+    }
+    const std::size_t group_bytes =
+        static_cast<std::size_t>(kKeyGroup * whole_groups(head_dim_)) * pool_.element_bytes();
+    for (std::size_t i = 0; i < tile.size(); ++i) {
+      tile[i].values = reinterpret_cast<const std::byte*>(memory.widened) + i * group_bytes;
     }
   }
 
@@ -430,7 +457,8 @@ class AttentionRun {
   const KvLayer& layer_;
   std::span<const AttentionTask> tasks_;
   std::int64_t heads_;
-  std::int64_t kv_heads_;
+  std::int64_t key_heads_;     // of tasks
+  std::int64_t stored_heads_;  // in the pool
   std::int64_t head_dim_;
   std::int64_t group_;
   std::int64_t half_;  // number of rotated pairs

@@ -15,25 +15,25 @@ constexpr std::int64_t kTargetRows = 96;
 constexpr std::int64_t kTasksPerThread = 4;
 
 std::int64_t positions_per_task(const AttentionShape& shape) {
-  return std::max<std::int64_t>(1, kTargetRows * shape.num_key_value_heads / shape.num_attention_heads);
+  return std::max<std::int64_t>(1, kTargetRows * key_heads(shape) / shape.num_attention_heads);
 }
 
-/// Key-value heads of the tasks of a step whose sequences have one token each.
+/// Key heads of the tasks of a step whose sequences have one token each.
 std::int64_t heads_per_task(std::int64_t num_sequences, const AttentionShape& shape, int num_threads) {
-  const std::int64_t most = std::min(shape.num_key_value_heads, positions_per_task(shape));
-  const std::int64_t enough = num_sequences * shape.num_key_value_heads / (kTasksPerThread * num_threads);
+  const std::int64_t most = std::min(key_heads(shape), positions_per_task(shape));
+  const std::int64_t enough = num_sequences * key_heads(shape) / (kTasksPerThread * num_threads);
   return std::clamp<std::int64_t>(enough, 1, most);
 }
 
 bool have_equal_tasks(const AttentionShape& a, const AttentionShape& b) {
-  return a.num_attention_heads == b.num_attention_heads && a.num_key_value_heads == b.num_key_value_heads;
+  return a.num_attention_heads == b.num_attention_heads && key_heads(a) == key_heads(b);
 }
 
 void plan_attention(const StepInput& input, const AttentionShape& shape, int num_threads,
                     std::vector<AttentionTask>* tasks) {
   const std::size_t sequences = input.prompt_lengths.size();
   const auto positions = static_cast<std::int32_t>(positions_per_task(shape));
-  const auto kv_heads = static_cast<std::int32_t>(shape.num_key_value_heads);
+  const auto kv_heads = static_cast<std::int32_t>(key_heads(shape));
   const auto together =
       static_cast<std::int32_t>(heads_per_task(static_cast<std::int64_t>(sequences), shape, num_threads));
   tasks->clear();
@@ -62,8 +62,17 @@ void plan_attention(const StepInput& input, const AttentionShape& shape, int num
 
 }  // namespace
 
+std::int64_t key_heads(const AttentionShape& shape) {
+  if (!shape.values_are_keys) return shape.num_key_value_heads;
+  // Fewer rows than this would not keep the kernels busy.
+  constexpr std::int64_t kLeastRows = 8;
+  std::int64_t heads = std::max<std::int64_t>(1, shape.num_attention_heads / kLeastRows);
+  while (shape.num_attention_heads % heads != 0) --heads;
+  return heads;
+}
+
 std::int64_t rows_per_task(const AttentionShape& shape) {
-  return positions_per_task(shape) * (shape.num_attention_heads / shape.num_key_value_heads);
+  return positions_per_task(shape) * (shape.num_attention_heads / key_heads(shape));
 }
 
 const AttentionShape* shape_of(const Op& op) {

@@ -10,7 +10,7 @@
 
 namespace adaptrt {
 
-/// Consecutive queries of a sequence and consecutive key-value heads, computed by one thread.
+/// Consecutive queries of a sequence and consecutive key heads (key_heads()), computed by one thread.
 struct AttentionTask {
   std::int32_t sequence = 0;
   std::int32_t first_token = 0;  ///< number in the step
@@ -22,7 +22,11 @@ struct AttentionTask {
 /// The heads of an op's attention; nullptr if the op has no attention.
 [[nodiscard]] const AttentionShape* shape_of(const Op& op);
 
-/// Maximum number of rows of a task: query positions times the query heads of its key-value heads.
+/// Number of groups of query heads that attend to keys together: the key-value heads. If all queries have the
+/// same keys, there are more groups, so that several threads can compute a sequence.
+[[nodiscard]] std::int64_t key_heads(const AttentionShape& shape);
+
+/// Maximum number of rows of a task: query positions times the query heads of its key heads.
 [[nodiscard]] std::int64_t rows_per_task(const AttentionShape& shape);
 
 /// Cuts the queries of steps into tasks, once for all ops with the same numbers of heads.

@@ -44,6 +44,11 @@ void KvWriter::store_keys(const KvSlot& where, HeadRotation rotation) const {
   }
 }
 
+void KvWriter::store_keys_as_values(const KvSlot& where, const HeadRotation& rotation) const {
+  store_keys(where, rotation);
+  if (!is_finite(rotation.x)) poison_key(where, 0);
+}
+
 void KvWriter::store_values(const KvSlot& where, const float* values) const {
   for (std::int64_t head = 0; head < layer_.heads; ++head) {
     store_value(where, head, values + head * layer_.head_dim);

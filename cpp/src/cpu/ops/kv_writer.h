@@ -25,6 +25,8 @@ class KvWriter {
 
   /// Stores the keys that `rotation` computes. Its `out` and `out_type` are ignored.
   void store_keys(const KvSlot& where, HeadRotation rotation) const;
+  /// Stores keys that are also values. A key that is not finite is stored as NaN.
+  void store_keys_as_values(const KvSlot& where, const HeadRotation& rotation) const;
   /// Stores values [heads, head_dim]. Call it after the keys of that slot are stored.
   void store_values(const KvSlot& where, const float* values) const;
   /// The same for two slots of a block; the first has an even number.

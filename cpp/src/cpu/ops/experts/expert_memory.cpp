@@ -6,6 +6,7 @@
 
 #include "adaptrt/cpu/routing.h"
 #include "op_sizes.h"
+#include "ops/latent_memory.h"
 #include "packed_rows.h"
 
 namespace adaptrt {
@@ -93,7 +94,8 @@ ExpertMemory::ExpertMemory(const Program& program, const KernelTable& kernels, i
 }
 
 std::int64_t most_linear_rows(const Program& program) {
-  std::int64_t most = std::max(program.max_num_tokens, program.max_batch_size);
+  const std::int64_t rows = std::max(program.max_num_tokens, program.max_batch_size);
+  std::int64_t most = std::max(rows, most_latent_rows(program));
   for_each_experts_op(program,
                       [&](const ExpertsOp& op) { most = std::max(most, rows_of_slice(program, op)); });
   return most;

@@ -46,10 +46,10 @@ void softmax(const KernelTable& kernels, std::span<float> values) {
   for (float& value : values) value /= sum;
 }
 
-/// Sum of the two largest values of a group; the value of a group of one.
-float strength_of(std::span<const float> group) {
+/// Sum of the two largest values of a group, or the largest one `by_best` and for a group of one.
+float strength_of(std::span<const float> group, bool by_best) {
   const std::size_t best = position_of_largest(group);
-  if (group.size() == 1) return group[best];
+  if (by_best || group.size() == 1) return group[best];
   float second = kTaken;
   for (std::size_t i = 0; i < group.size(); ++i) {
     if (i != best) second = std::max(second, group[i]);
@@ -61,7 +61,7 @@ float strength_of(std::span<const float> group) {
 void drop_groups(const Routing& routing, std::span<float> choice, std::span<float> strengths) {
   const std::size_t size = choice.size() / strengths.size();
   for (std::size_t i = 0; i < strengths.size(); ++i)
-    strengths[i] = strength_of(choice.subspan(i * size, size));
+    strengths[i] = strength_of(choice.subspan(i * size, size), routing.rates_groups_by_best);
   for (std::int32_t taken = 0; taken < routing.topk_groups; ++taken) {
     strengths[position_of_largest(strengths)] = std::numeric_limits<float>::quiet_NaN();
   }

@@ -67,6 +67,9 @@ PermutedSize permuted_size(const Program& program) {
     size.row_bytes = std::max(size.row_bytes, parts.front().weight.k * element);
   };
   for_each_member<LinearOp>(program, [&](const LinearOp& op) { add(op.parts, 1); });
+  for_each_member<LatentQueriesOp>(program, [&](const LatentQueriesOp& op) { add(op.keys, op.keys.size()); });
+  for_each_member<LatentValuesOp>(program,
+                                  [&](const LatentValuesOp& op) { add(op.values, op.values.size()); });
   for_each_member<ExpertsOp>(program, [&](const ExpertsOp& op) {
     add(op.gate_up, op.down.size());
     add(op.down, op.down.size());
