@@ -29,6 +29,8 @@ from .adapter_routes import (
     UnloadLoraAdapter,
 )
 from .batch_routes import BATCHES_PATH, BatchRequest
+from .llama_fields import LlamaCompletionRequest
+from .llama_routes import PATHS as COMPLETION_PATHS
 from .messages_fields import CountRequest, MessagesRequest
 from .ollama_create import COPY_PATH, CREATE_PATH, OllamaCopyRequest, OllamaCreateRequest
 from .ollama_fields import OllamaChatRequest, OllamaEmbeddingsRequest, OllamaEmbedRequest, OllamaGenerateRequest
@@ -71,6 +73,7 @@ BODIES: Final[Mapping[str, type[BaseModel]]] = {
     "/v1/rerank": RerankRequest,
     "/v2/rerank": RerankRequest,
     BATCHES_PATH: BatchRequest,
+    **dict.fromkeys(COMPLETION_PATHS, LlamaCompletionRequest),
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
     LOAD_PATH: LoadLoraAdapter,

@@ -17,6 +17,7 @@ from . import (
     adapter_routes,
     api_schema,
     batch_routes,
+    llama_routes,
     messages,
     metrics,
     ollama_create,
@@ -59,6 +60,7 @@ def make_app(service: Service, batches: Batches | None = None) -> FastAPI:
     app.include_router(messages.routes(service))
     app.include_router(ollama_routes.routes(service))
     app.include_router(ollama_create.routes(service))
+    app.include_router(llama_routes.routes(service))
     app.include_router(adapter_routes.routes(service))
     app.include_router(triton_routes.routes(service))
     app.include_router(metrics.routes(service.metrics.registry))
@@ -103,7 +105,7 @@ def make_app(service: Service, batches: Batches | None = None) -> FastAPI:
 
 def is_admin_path(path: str) -> bool:
     """True for paths that change what all clients use. They need an admin key if there are some."""
-    paths = adapter_routes.ADAPTER_PATHS | {prefix_cache_routes.RESET_PATH}
+    paths = adapter_routes.ADAPTER_PATHS | {prefix_cache_routes.RESET_PATH, llama_routes.ADAPTERS_PATH}
     return path in paths or ollama_create.changes_models(path)
 
 

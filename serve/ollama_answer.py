@@ -12,7 +12,7 @@ from .answer_parts import CallArguments, CallBegin, CallEnd, ReasoningPart, Text
 from .conversation import SplitAnswer
 from .generation import TextPiece
 from .openai_answers import chat_log_probs
-from .records import GenerationRecord, current_request
+from .records import newest_generation
 
 _NANOSECONDS: Final = 1_000_000_000
 
@@ -138,22 +138,12 @@ class OllamaAnswer:
         return {"logprobs": chat_log_probs(piece.log_probs, self._tokenizer.texts)["content"]}
 
     def _end(self, piece: TextPiece) -> dict[str, Any]:
-        record = current_request.get()
-        generation = record.generations[-1] if record is not None and record.generations else None
-        prompt, answer = _durations(generation)
+        generation = newest_generation()
         return {
             "done_reason": piece.finish_reason,
             **self._load_time.fields(),
             "prompt_eval_count": self._num_prompt_tokens,
-            "prompt_eval_duration": nanoseconds(prompt),
+            "prompt_eval_duration": nanoseconds(0.0 if generation is None else generation.prompt_seconds),
             "eval_count": self._num_answer_tokens,
-            "eval_duration": nanoseconds(answer),
+            "eval_duration": nanoseconds(0.0 if generation is None else generation.answer_seconds),
         }
-
-
-def _durations(generation: GenerationRecord | None) -> tuple[float, float]:
-    """Returns the seconds until the first token, including those in the queue, and from there to the newest token."""
-    if generation is None or generation.first_token is None:
-        return 0.0, 0.0
-    newest = max(generation.newest_tokens.values(), default=generation.first_token)
-    return generation.first_token - generation.began, newest - generation.first_token

@@ -191,7 +191,9 @@ async def _facts(service: Service, name: str) -> dict[str, Any]:
     model = next((one for one in _models(service) if one.name == plain_name(name)), None)
     own = found.created or CreatedModel("", service.created)
     template = await service.prompts.template_of(found.adapter)
-    text = own.template or ("" if template is None else template.text(with_tools=False))
+    text = own.template
+    if not text and template is not None and service.options.enable_tokenizer_info_endpoint:
+        text = template.text(with_tools=False)
     parameters = _parameters(service, own)
     with_tools = "" if template is None else template.text(with_tools=True)
     facts = {

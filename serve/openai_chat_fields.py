@@ -284,12 +284,33 @@ class TokenizeRequest(ModelFields, TemplateFields):
     messages: list[Message] = Field(default_factory=list)
     prompt: str | None = None
     return_token_strs: bool = False
+    content: str | None = None
+    """llama.cpp's name of the text; with it, the answer has llama.cpp's form. The next three fields belong to it."""
+    add_special: bool = False
+    """True: adds the tokenizer's special tokens."""
+    parse_special: Annotated[bool, only(True, "special tokens in a text are tokens")] = True
+    with_pieces: bool = False
+    """True: the answer has the tokens' texts."""
 
     @model_validator(mode="after")
-    def _one_of_two(self) -> TokenizeRequest:
-        if bool(self.messages) == (self.prompt is not None):
-            given = "both are given" if self.messages else "none is given"
-            raise ValueError(f"expected prompt, a text, or messages, a list that is not empty; {given}")
+    def _one_text(self) -> TokenizeRequest:
+        texts = {
+            "prompt": self.prompt is not None,
+            "messages": bool(self.messages),
+            "content": self.content is not None,
+        }
+        given = [name for name, is_given in texts.items() if is_given]
+        if len(given) != 1:
+            said = " and ".join(given) or "none"
+            raise ValueError(
+                f"expected one of prompt, a text, messages, a list that is not empty, or content; {said} given"
+            )
+        with_content = {"add_special", "parse_special", "with_pieces"} & self.model_fields_set
+        if with_content and self.content is None:
+            raise ValueError(f"{sorted(with_content)[0]} is given without content; expected both, or neither")
+        with_others = {"return_token_strs", "add_special_tokens"} & self.model_fields_set
+        if with_others and self.content is not None:
+            raise ValueError(f"{sorted(with_others)[0]} is given with content; expected prompt or messages")
         return self
 
     @property

@@ -160,6 +160,14 @@ class LoraRequest(Fields):
     lora_ckpt_source: Annotated[str, only("hf", "adapters are read in PEFT's format")] = "hf"
 
 
+class LoraScale(Fields):
+    """An adapter and its weight in the format of llama.cpp."""
+
+    id: Annotated[int, Field(ge=0, le=INT32_MAX)]
+    """Number of the adapter in GET /lora-adapters."""
+    scale: float
+
+
 class ModelFields(Fields):
     """Names of the model or adapter, in the formats of several servers."""
 
@@ -171,6 +179,8 @@ class ModelFields(Fields):
     """SGLang's field for an adapter's name."""
     lora_request: LoraRequest | None = None
     """TensorRT-LLM's field for an adapter."""
+    lora: list[LoraScale] | None = None
+    """llama.cpp's field for a weighted sum of adapters; []: the base model."""
 
 
 class JsonSchema(Fields):

@@ -23,6 +23,7 @@ from .openai_fields import (
     MAX_PRIORITY,
     GenerationFields,
     LoraRequest,
+    LoraScale,
     ModelFields,
     NamedRequestFields,
     TruncationFields,
@@ -66,11 +67,40 @@ async def adapter_of(service: Service, fields: ModelFields) -> str | None:
         named[field] = version
     if fields.lora_request is not None:
         named["lora_request"] = await _adapter_of_lora_request(service, fields.lora_request)
+    if fields.lora is not None:
+        named["lora"] = await adapter_of_scales(service, fields.lora)
     adapters = {name for name in named.values() if name is not None}
     if len(adapters) > 1:
         said = " and ".join(f"{field} '{without_versions(name)}'" for field, name in named.items() if name is not None)
         raise ApiError(f"{said} are different adapters; expected the same adapter in all fields")
     return adapters.pop() if adapters else None
+
+
+async def adapter_of_scales(service: Service, scales: Sequence[LoraScale]) -> str | None:
+    """Returns the version of the weighted sum that scales describe; None: all are 0. Raises ApiError."""
+    names = [adapter.name for adapter in service.adapters.list()]
+    given = [scale.id for scale in scales]
+    for i, number in enumerate(given):
+        if number >= len(names):
+            accepted = f"0 to {len(names) - 1}, as in GET /lora-adapters" if names else "none: there are no adapters"
+            raise ApiError(f"lora[{i}].id is {number}; expected {accepted}", param="lora")
+        if number in given[:i]:
+            raise ApiError(f"lora[{i}].id is {number}, as in an earlier item; expected each once", param="lora")
+    used = [(names[scale.id], scale.scale) for scale in scales if scale.scale != 0]
+    if not used:
+        return None
+    if len(used) == 1 and used[0][1] == 1:
+        return await service.adapters.current_version(used[0][0])
+    # A plus sign would begin the next term.
+    named = "+".join(f"{name}:{scale!r}".replace("e+", "e") for name, scale in used)
+    if any("+" in name for name, _ in used):
+        raise ApiError(
+            f"lora has the sum '{named}', where names have '+'; expected one adapter of scale 1", param="lora"
+        )
+    version = await service.adapters.current_version(named)
+    if version is None:
+        raise ApiError.not_found(f"The sum '{named}' cannot be found.", param="lora")
+    return version
 
 
 async def _adapter_of_lora_request(service: Service, asked: LoraRequest) -> str | None:

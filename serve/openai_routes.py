@@ -105,12 +105,14 @@ def routes(service: Service) -> APIRouter:
         adapter = await adapter_of(service, fields)
         # The limit is higher than for a prompt: clients count a text's tokens before they cut it.
         max_tokens = service.prompts.max_text_tokens
-        if fields.prompt is not None:
+        text = fields.prompt if fields.content is None else fields.content
+        if text is not None:
+            adds_tokens = fields.adds_special_tokens_to_text if fields.content is None else fields.add_special
             tokens = await service.prompts.tokenize(
-                fields.prompt,
+                text,
                 adapter,
-                add_special_tokens=fields.adds_special_tokens_to_text,
-                param="prompt",
+                add_special_tokens=adds_tokens,
+                param="prompt" if fields.content is None else "content",
                 max_tokens=max_tokens,
             )
         else:
@@ -119,9 +121,12 @@ def routes(service: Service) -> APIRouter:
         if len(tokens) > max_tokens:
             raise ApiError(
                 f"the text has {len(tokens)} tokens; expected at most {max_tokens}",
-                param="messages" if fields.prompt is None else "prompt",
+                param="messages" if text is None else "prompt" if fields.content is None else "content",
             )
         own = await service.tokenizers.of(adapter)
+        if fields.content is not None:
+            pieces = ({"id": token, "piece": _piece(own, token)} for token in tokens)
+            return JsonAnswer({"tokens": Items(pieces if fields.with_pieces else tokens)})
         return _tokens_answer(service, own, tokens, with_texts=fields.return_token_strs)
 
     @router.post("/detokenize")
@@ -136,7 +141,7 @@ def routes(service: Service) -> APIRouter:
         # Unlike decode(), this releases the GIL.
         decode = tokenizer.decode_batch
         (text,) = await service.executor.work.run(WorkKind.TEXTS, decode, [fields.tokens], skip_special_tokens=False)
-        return JSONResponse({"prompt": text})
+        return JSONResponse({"prompt": text, "content": text})  # vLLM's name and llama.cpp's
 
     return router
 
@@ -206,6 +211,15 @@ def _tokens_answer(service: Service, own: TextTokenizer, tokens: list[int], *, w
             "token_strs": texts,
         }
     )
+
+
+def _piece(own: TextTokenizer, token: int) -> str | list[int]:
+    """Returns a token's text, or its bytes if they are a part of a character."""
+    text = own.texts[token]
+    try:
+        return text.text if text.data is None else text.data.decode("utf-8")
+    except UnicodeDecodeError:
+        return list(text.data or b"")
 
 
 def _check_vocabulary(vocab_size: int, tokens: list[int]) -> None:

@@ -51,6 +51,18 @@ class GenerationRecord:
     finish_reason: str | None = None
     """None: the request runs; otherwise one of FINISH_REASONS."""
 
+    @property
+    def prompt_seconds(self) -> float:
+        """Seconds until the first token, with those in the queue; 0: there is none."""
+        return 0.0 if self.first_token is None else self.first_token - self.began
+
+    @property
+    def answer_seconds(self) -> float:
+        """Seconds from the first token to the newest one."""
+        if self.first_token is None:
+            return 0.0
+        return max(self.newest_tokens.values(), default=self.first_token) - self.first_token
+
     def end(self, reason: FinishReason | None, *, is_pooled: bool = False) -> None:
         """Sets the finish reason. reason: None if the request failed."""
         self.finish_reason = ERROR if reason is None else POOLED if is_pooled else _FINISH_REASONS[reason]
@@ -121,3 +133,9 @@ OUTCOMES = ("ok", "refused", "overloaded", "cancelled", "failed")
 
 current_request: ContextVar[RequestRecord | None] = ContextVar("current_request", default=None)
 """The HTTP request that this task answers. Generations that begin in the task belong to it."""
+
+
+def newest_generation() -> GenerationRecord | None:
+    """Returns the record of the request that this task has queued last; None: it has none."""
+    record = current_request.get()
+    return record.generations[-1] if record is not None and record.generations else None

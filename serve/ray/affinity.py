@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from ...runtime.adapter_versions import parse_version
-from .. import messages, ollama_models, ollama_routes
+from .. import llama_routes, messages, ollama_models, ollama_routes
 from ..adapter_names import is_name
 from ..errors import ApiError
 from ..http import check_json_size
@@ -44,6 +44,7 @@ _MODEL_PATHS: Final = frozenset(
         "/v2/rerank",
         "/tokenize",
         "/detokenize",
+        *llama_routes.PATHS,
     }
 )
 """Paths whose bodies name a model."""

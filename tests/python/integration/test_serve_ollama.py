@@ -86,7 +86,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     adapter = save_adapter(model, root / "poet", 0, r=4)
     (root / "created").mkdir()
     options = ServerOptions(
-        served_model_name=("base", "other"), lora_modules=(("poet", adapter),), ollama_models=root / "created"
+        served_model_name=("base", "other"),
+        lora_modules=(("poet", adapter),),
+        ollama_models=root / "created",
+        enable_tokenizer_info_endpoint=True,
     )
     config = adaptrt.ExecutorConfig(num_threads=1)
     with (

@@ -20,7 +20,15 @@ from adaptrt.serve.ray.affinity import _MODEL_PATHS
 
 WITHOUT_JSON = {
     *("/ping", "/v1/responses/{response_id}/cancel", "/v1/files", "/v1/batches/{batch_id}/cancel"),
-    *("/reset_prefix_cache", "/api/pull", "/api/push", "/api/blobs/{digest}", "/v1/upload_lora_adapter"),
+    *(
+        "/reset_prefix_cache",
+        "/api/pull",
+        "/api/push",
+        "/api/blobs/{digest}",
+        "/lora-adapters",
+        "/props",
+        "/v1/upload_lora_adapter",
+    ),
 }
 
 

@@ -24,6 +24,7 @@ from adaptrt.serve import classification
 from adaptrt.serve.adapters import ServedAdapters
 from adaptrt.serve.app import make_app
 from adaptrt.serve.generation import TextGeneration, TextGenerator, TextRequest
+from adaptrt.serve.llama_fields import LlamaCompletionRequest
 from adaptrt.serve.openai_chat_fields import ChatRequest, TokenizeRequest
 from adaptrt.serve.openai_fields import (
     ClassificationRequest,
@@ -145,6 +146,7 @@ MODELS = rows(
     adapter_id=(ADAPTER, lambda seen: without_versions(seen.text.adapter or "") == ADAPTER),
     lora_path=(ADAPTER, lambda seen: without_versions(seen.text.adapter or "") == ADAPTER),
     lora_request=({"lora_name": ADAPTER}, lambda seen: without_versions(seen.text.adapter or "") == ADAPTER),
+    lora=([{"id": 0, "scale": 1.0}], lambda seen: without_versions(seen.text.adapter or "") == ADAPTER),
 )
 JSON_GUIDE = {"guided_json": {"type": "integer"}}
 BEAMS = {"use_beam_search": True, "n": 2}
@@ -287,6 +289,7 @@ POOLED: Table = {
         adapter_id=(ADAPTER, lambda seen: seen.adapters == [ADAPTER]),
         lora_path=(ADAPTER, lambda seen: seen.adapters == [ADAPTER]),
         lora_request=({"lora_name": ADAPTER}, lambda seen: seen.adapters == [ADAPTER]),
+        lora=([{"id": 0, "scale": 1.0}], lambda seen: seen.adapters == [ADAPTER]),
         truncate_prompt_tokens=(2, lambda seen: seen.tokens == "<s>a"),
         add_special_tokens=(False, lambda seen: seen.tokens == PROMPT),
         priority=(100, lambda seen: seen.pooled[0].priority == 0.0),
@@ -326,6 +329,7 @@ UNKNOWN = rows(
     adapter_id=("other", lambda seen: seen.status == 404),
     lora_path=("other", lambda seen: seen.status == 404),
     lora_request=({"lora_name": "other"}, lambda seen: seen.status == 404),
+    lora=([{"id": 1, "scale": 1.0}], lambda seen: seen.status == 400),
 )
 """Adapters matter only for their tokenizers here."""
 OF_TEMPLATE = {
@@ -346,10 +350,63 @@ TEXTS: Table = {
     **rows(tokens=([1], lambda seen: seen.answer["prompt"] == "</s>")),
 }
 
+LLAMA: Table = {
+    **MODELS,
+    **{
+        name: row
+        for name, row in GENERATION.items()
+        if name in ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "seed", "stop")
+    },
+    **rows(
+        prompt=("xy", lambda seen: seen.prompt == "<s>xy"),
+        repeat_penalty=(1.5, lambda seen: seen.text.sampling.repetition_penalty == pytest.approx(1.5)),
+        ignore_eos=(True, lambda seen: seen.text.ignore_eos),
+        logit_bias=([[9, 1.5]], lambda seen: biases(seen)[9] == 1.5),
+        stream=(True, lambda seen: isinstance(seen.answer, list)),
+        n_predict=(4, lambda seen: seen.text.max_tokens == 4),
+        n_probs=(2, lambda seen: seen.text.top_log_probs == 2),
+        grammar=('start: "cd"', lambda seen: '"cd"' in seen.guide),
+        json_schema=({"type": "integer"}, lambda seen: "integer" in seen.guide),
+        return_tokens=(True, lambda seen: seen.answer["tokens"]),
+        cache_prompt=(False, lambda seen: seen.text.cache_salt_id is not None),
+    ),
+    **without_effect(
+        repeat_last_n=64,
+        typical_p=1.0,
+        mirostat=0,
+        mirostat_tau=5.0,
+        mirostat_eta=0.1,
+        dynatemp_range=0.0,
+        dynatemp_exponent=1.0,
+        xtc_probability=0.0,
+        xtc_threshold=0.1,
+        top_n_sigma=-1.0,
+        dry_multiplier=0.0,
+        dry_base=1.75,
+        dry_allowed_length=2,
+        dry_penalty_last_n=-1,
+        dry_sequence_breakers=["*"],
+        samplers=None,
+        n_cmpl=1,
+        n_indent=0,
+        min_keep=0,
+        t_max_predict_ms=0,
+        post_sampling_probs=False,
+        timings_per_token=False,
+        return_progress=False,
+        response_fields=None,
+        id_slot=-1,
+        n_keep=-1,
+        n_discard=0,
+        n_cache_reuse=0,
+    ),
+}
+
 # By class: the route, a body, and the table.
 BODIES: dict[type[Fields], tuple[str, dict[str, Any], Table]] = {
     CompletionRequest: ("/v1/completions", {"prompt": PROMPT, "max_tokens": 3, "seed": 1}, COMPLETIONS),
     ChatRequest: ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 3, "seed": 1}, CHATS),
+    LlamaCompletionRequest: ("/completion", {"prompt": PROMPT, "n_predict": 3, "seed": 1}, LLAMA),
     EmbeddingRequest: ("/v1/embeddings", {"input": PROMPT}, EMBEDDINGS),
     PoolingRequest: ("/pooling", {"input": PROMPT}, POOLING),
     ScoreRequest: ("/score", {"text_1": "a", "text_2": ["b", "c"]}, SCORES),
@@ -362,7 +419,7 @@ ELSEWHERE: dict[type[Fields], set[str]] = {
     ScoreRequest: set(POOLED),
     RerankRequest: set(POOLED),
     # A text is tokenised instead of messages.
-    TokenizeRequest: {"prompt"},
+    TokenizeRequest: {"prompt", "content", "add_special", "parse_special", "with_pieces"},
 }
 REPLACED = {"max_completion_tokens": "max_tokens"}
 """Fields of which a body has only one."""

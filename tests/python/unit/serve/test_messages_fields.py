@@ -35,6 +35,7 @@ SHARED: dict[str, Any] = {
     "adapter_id": "poet",
     "lora_path": "poet",
     "lora_request": {"lora_name": "poet"},
+    "lora": [{"id": 0, "scale": 1.0}],
     "temperature": 0.5,
     "top_p": 0.5,
     "top_k": 3,
