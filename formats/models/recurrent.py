@@ -29,7 +29,7 @@ class RecurrentConfig(CheckpointConfig):
 
     def mapping_inconsistencies(self) -> list[str]:
         """Lists reasons why this model cannot be cut by its mapping."""
-        if self.mapping.world_size == 1:
+        if self.mapping.world_size == 1 or not self.has_states:
             return super().mapping_inconsistencies()
         return [
             f"{self.mapping.describe()}: {self.architecture} has {self.recurrence}, which runs on one rank; expected "

@@ -542,7 +542,10 @@ def test_tokenize_and_detokenize(served: Served) -> None:
         refused = served.post("/tokenize", body)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
         assert "262144" in refused.json()["error"]["message"]
-    assert served.post("/detokenize", {"tokens": [0, *ids(PROMPT)]}).json() == {"prompt": f"<s>{PROMPT}"}
+    assert served.post("/detokenize", {"tokens": [0, *ids(PROMPT)]}).json() == {
+        "prompt": f"<s>{PROMPT}",
+        "content": f"<s>{PROMPT}",
+    }
     unknown = served.post("/detokenize", {"tokens": [1, SPEC.vocab_size]})
     assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "tokens")
 

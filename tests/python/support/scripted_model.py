@@ -48,6 +48,7 @@ def _save_weights(tokenizer: Tokenizer, follows: Mapping[int, int], directory: P
         eos_token_id=tokenizer.token_to_id(END),
         tie_word_embeddings=False,
     )
+    torch.manual_seed(0)  # adapters let the random weights of attention and MLP have an effect
     model = transformers.AutoModelForCausalLM.from_config(config)
     end = tokenizer.token_to_id(END)
     with torch.no_grad():

@@ -145,7 +145,7 @@ def with_lora(**fields) -> BuildConfig:
         (with_lora(max_lora_rank=0), ["max_lora_rank is 0"]),
         (with_lora(lora_ckpt_source="nemo"), ["lora_ckpt_source nemo"]),
         (with_lora(lora_target_modules=("attn_q", "q_proj")), ["names 'q_proj'", "accepted: attn_qkv, attn_q"]),
-        (with_lora(lora_target_modules=("mamba_in_proj",)), ["mamba_in_proj, which no supported network has"]),
+        (with_lora(lora_target_modules=("moe_latent_fc1",)), ["moe_latent_fc1, which no supported network has"]),
         (with_lora(lora_target_modules=("attn_q", "attn_q")), ["twice"]),
         (with_lora(lora_target_modules=("moe_gate",)), ["moe_gate, which LlamaForCausalLM does not have"]),
     ],

@@ -65,6 +65,7 @@ MODEL_FIELDS: dict[str, Row] = {
     "adapter_id": ("first", TASK),
     "lora_path": ("first", TASK),
     "lora_request": ({"lora_name": "first", "lora_int_id": 3}, TASK),
+    "lora": ([{"id": 0, "scale": 1.0}], TASK),
 }
 
 

@@ -354,7 +354,9 @@ def test_tool_choices(choice: Any, parsed: ToolChoice) -> None:
 
 @pytest.mark.parametrize("body", [{}, {"prompt": "a", "messages": [USER]}, {"messages": []}, {"prompt": None}])
 def test_one_of_a_text_and_a_conversation_is_tokenised(body: dict[str, Any]) -> None:
-    with pytest.raises(ApiError, match="expected prompt, a text, or messages"):
+    with pytest.raises(
+        ApiError, match="expected one of prompt, a text, messages, a list that is not empty, or content"
+    ):
         parse_json(json.dumps(body).encode(), TokenizeRequest, LIMITS)
 
 

@@ -416,7 +416,7 @@ def test_an_adapter_of_which_nothing_is_known_is_read_once(place: Place, tmp_pat
         made = executor.add_adapter("poet", carried)
         # Adapters that an engine carries start without facts.
         executor.adapters.remove("poet")
-        executor.adapters.keep(replace(made, facts=AdapterFacts()))
+        executor.adapters.keep(replace(made, facts=AdapterFacts(digest=made.facts.digest)))
 
         async def body(adapters: ServedAdapters) -> None:
             assert executor.adapters.ready("poet") is None

@@ -26,7 +26,9 @@ class MadeUp:
             adapters=SimpleNamespace(names=()), put_adapter=lambda lora: self.stored.append(lora.task_id)
         )
         work = SimpleNamespace(run=self.run)
-        self.adapters = ServedAdapters(SimpleNamespace(executor=core, work=work, submit=self.submit), [], frozenset())  # type: ignore[arg-type]
+        self.adapters = ServedAdapters(
+            SimpleNamespace(executor=core, work=work, submit=self.submit, gate=None), [], frozenset()
+        )  # type: ignore[arg-type]
 
     async def run(self, kind: WorkKind, function: Callable[[Any], None], argument: Any) -> None:
         function(argument)

@@ -113,9 +113,9 @@ def test_llm_and_its_adapters_by_name(hub: FakeHub, saved: Path, caplog: pytest.
         llm.executor.add_adapter("leased", Source("x", saved / "poet", lease=lease))
         assert released == []
         llm.executor.add_adapter("leased", Source("x", saved / "shout", lease=other), replace=True)
-        assert released == ["first"]
+        assert released == []  # requests may still ask for the old version
         llm.executor.remove_adapter("leased")
-        assert released == ["first", "second"]
+        assert sorted(released) == ["first", "second"]
         engine = llm.executor.engine
         caplog.clear()
         named = LoraConfig.from_peft(1, "org/poet:0.5+org/loras/shout:0.25", engine)
