@@ -1,7 +1,7 @@
 """Names of adapters in random histories: threads add, replace, remove, load and evict adapters of a few names.
 
-After each step, every name has an adapter that can be listed and found, the cache holds only these and old versions, and
-the stored facts about an adapter match its files. Threads always take the locks in the same order.
+After each step, every name has an adapter that can be listed and found, the cache holds only these and old versions,
+and the stored facts about an adapter match its files. Threads always take the locks in the same order.
 """
 
 from __future__ import annotations
