@@ -59,35 +59,58 @@ def ask_in_turn(address: str, crowd: Crowd, at_once: int) -> list[Stream]:
 
 
 @dataclass
-class _Connection(asyncio.Protocol):
-    """One request and the received bytes."""
+class OpenStream(asyncio.Protocol):
+    """One request and the received bytes. `ended` is done once the connection is closed."""
 
     request: bytes
     ended: asyncio.Future[None]
     asked: float = 0.0
     parts: list[tuple[float, bytes]] = field(default_factory=list)
 
+    transport: asyncio.WriteTransport | None = None
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Sends the request."""
         self.asked = time.perf_counter()
         assert isinstance(transport, asyncio.WriteTransport)
+        self.transport = transport
         transport.write(self.request)
 
     def data_received(self, data: bytes) -> None:
+        """Notes bytes and time."""
         self.parts.append((time.perf_counter(), data))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Ends the stream."""
         if exc is not None:
             self.ended.set_exception(exc)
         else:
             self.ended.set_result(None)
 
+    def arrivals(self) -> tuple[float, ...]:
+        """Arrival times of the pieces so far."""
+        return tuple(at for at, data in self.parts if EVENT in data)
+
+    def abort(self) -> None:
+        """Closes the connection, so that the server cancels the request."""
+        assert self.transport is not None
+        self.transport.abort()
+
     def stream(self) -> Stream:
-        """The parsed answer."""
+        """The parsed answer. Raises RuntimeError with the text of an error response."""
         body = _body_of(b"".join(data for _, data in self.parts))
         events = [line.removeprefix(EVENT) for line in body.splitlines() if line.startswith(EVENT)]
         usage = json.loads(events[-2])["usage"]  # The last event before the end mark.
-        arrivals = tuple(at for at, data in self.parts if EVENT in data)
-        return Stream(self.asked, arrivals, usage["completion_tokens"])
+        return Stream(self.asked, self.arrivals(), usage["completion_tokens"])
+
+
+async def open_stream(address: str, model: str, prompt: Sequence[int], max_tokens: int) -> OpenStream:
+    """Sends one request, and returns while its answer arrives."""
+    loop = asyncio.get_running_loop()
+    place = urlsplit(address)
+    stream = OpenStream(_request(place, model, prompt, max_tokens), loop.create_future())
+    await loop.create_connection(lambda: stream, place.hostname, place.port)
+    return stream
 
 
 async def _ask_all(address: str, crowd: Crowd) -> list[Stream]:
@@ -96,7 +119,7 @@ async def _ask_all(address: str, crowd: Crowd) -> list[Stream]:
     connections = []
     for model, prompt in zip(crowd.models, crowd.prompts, strict=True):
         request = _request(place, model, prompt, crowd.max_tokens)
-        connections.append(_Connection(request, loop.create_future()))
+        connections.append(OpenStream(request, loop.create_future()))
     await asyncio.gather(
         *(
             loop.create_connection(lambda connection=connection: connection, place.hostname, place.port)
@@ -108,14 +131,11 @@ async def _ask_all(address: str, crowd: Crowd) -> list[Stream]:
 
 
 async def _ask_in_turn(address: str, crowd: Crowd, at_once: int) -> list[Stream]:
-    loop = asyncio.get_running_loop()
-    place = urlsplit(address)
     free = asyncio.Semaphore(at_once)
 
-    async def ask(model: str, prompt: Sequence[int]) -> _Connection:
-        connection = _Connection(_request(place, model, prompt, crowd.max_tokens), loop.create_future())
+    async def ask(model: str, prompt: Sequence[int]) -> OpenStream:
         async with free:
-            await loop.create_connection(lambda: connection, place.hostname, place.port)
+            connection = await open_stream(address, model, prompt, crowd.max_tokens)
             await connection.ended
         return connection
 
