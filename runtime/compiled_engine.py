@@ -99,7 +99,9 @@ def _check_agreement(config: EngineConfig, program: Program, directory: Path) ->
 
 
 def _quant_algo(checkpoint: CheckpointConfig) -> str:
-    return QuantAlgo.NONE.name if checkpoint.quantization is None else checkpoint.quantization.quant_algo.name
+    if checkpoint.quantization is None:
+        return QuantAlgo.NONE.name
+    return ", ".join(sorted(algo.name for algo in checkpoint.quantization.layer_algos))
 
 
 def _quant_algo_of_layers(program: Program) -> str:

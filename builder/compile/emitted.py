@@ -128,8 +128,8 @@ class Weights:
         how = self.quantization.of_weight(tensor)
         algo, group_size = how.quant_algo, how.group_size
         if not how.has_few_bits:
-            w8a8 = self.quantization.quant_algo is QuantAlgo.W8A8 and rows is not RowKind.LOGITS
-            algo = QuantAlgo.W8A8 if w8a8 else QuantAlgo.W8A16
+            rounds = self.quantization.rounds_activations_of(tensor) and rows is not RowKind.LOGITS
+            algo = QuantAlgo.W8A8 if rounds else QuantAlgo.W8A16
         matrix = Matrix(
             tensor=_rows_name(source, weight.outputs),
             n=last - first,

@@ -27,7 +27,7 @@ from ...formats.network.network import Network
 from ..network.checkpoint_tensors import plan_rank
 from .hf_model import HfModel, check_quantization, model_config
 from .published.dequantized import Dequantization
-from .published.kept_layers import KeptLayers
+from .published.kept_layers import KeptLayers, linear_weights
 from .published.kept_tensors import KeptTensors
 from .quantizing_tensors import QuantizingTensors
 
@@ -78,6 +78,7 @@ class Checkpoint:
         known: a network for declare(). Raises as open().
         """
         network = declare(config, known)
+        _check_quantized_layers(network, directory)
         files = tuple(_rank_of(directory, network, rank) for rank in range(config.mapping.world_size))
         return cls(directory, network, files)
 
@@ -193,6 +194,19 @@ class Checkpoint:
             with progress.task("Writing weights", num_bytes) as advance:
                 write_rank(path, plan, dtype, self.config.quantization, tensors, advance)
             yield SafetensorsReader(path)
+
+
+def _check_quantized_layers(network: Network, directory: Path) -> None:
+    """Raises CheckpointError if config.json gives a quantisation of its own to an unknown layer."""
+    how = network.config.quantization
+    if how is None or not how.quantized_layers:
+        return
+    known = {str(weight.name) for weight in linear_weights(network)}
+    unknown = [name for name, _ in how.quantized_layers if name not in known]
+    if unknown:
+        raise CheckpointError(
+            f"{directory}: quantization.quantized_layers names {', '.join(unknown)}; expected names of linear layers"
+        )
 
 
 def _rank_of(directory: Path, network: Network, rank: int) -> CheckpointFile:

@@ -359,6 +359,11 @@ class CheckpointConfig:
             )
         if self.is_encoder_only and self.int8_kv_cache:
             problems.append("kv_cache_quant_algo is INT8; an encoder keeps no keys and values")
+        if self.quantization is not None and self.quantization.quantized_layers and self.mapping.pp_size > 1:
+            problems.append(
+                f"quantized_layers is given with pp_size {self.mapping.pp_size}, whose stages number their own layers; "
+                "accepted: pp_size 1"
+            )
         if self.embedding_pooling is not None:
             problems.extend(self.embedding_pooling.inconsistencies(self.hidden_size))
         if self.classifier is not None and self.has_lm_head:

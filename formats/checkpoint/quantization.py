@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -12,7 +13,7 @@ from ..._core import ConfigError, DType, QuantAlgo, WeightCode, dtype_from_name,
 from ...common.json_fields import JsonFields, describe
 from ...common.safetensors_stream import TensorSpec
 from .casting import FLOAT8, FLOAT32
-from .tensor_names import LM_HEAD
+from .tensor_names import LM_HEAD, LM_HEAD_MODULE
 
 DEFAULT_GROUP_SIZE: Final = 128
 GROUP_SIZES: Final = (32, 64, 128)
@@ -66,6 +67,8 @@ class QuantConfig:
     """
     exclude_modules: tuple[str, ...] = ()
     """Names of linear layers that are not quantised, such as lm_head."""
+    quantized_layers: tuple[tuple[str, QuantConfig], ...] = ()
+    """Names of linear layers that are quantised in another way, with their own quantisation."""
 
     def problems(self) -> list[str]:
         """Lists everything that is not accepted."""
@@ -114,6 +117,8 @@ class QuantConfig:
                 found.append(f"scale_dtype is given, but the scales of {self.quant_algo.name} are float32")
             if self.is_codebook:
                 found.append(f"code is given, but {self.quant_algo.name} has integers")
+        for name, how in self.quantized_layers:
+            found += [f"quantized_layers has {name}, whose {problem}" for problem in how.problems()]
         return found
 
     @property
@@ -153,7 +158,8 @@ class QuantConfig:
     def can_be_made(self) -> bool:
         """True if AdaptRT can quantise weights this way; other formats only come from published models."""
         is_published_int8 = not self.has_few_bits and (self.group_size is not None or self.has_zero_point)
-        return self.bits == 4 and not self.is_codebook and not self.act_order and not is_published_int8
+        is_of_checkpoint = is_published_int8 or self.is_codebook or self.act_order or bool(self.quantized_layers)
+        return self.bits == 4 and not is_of_checkpoint
 
     @property
     def packed_inputs(self) -> int:
@@ -164,26 +170,20 @@ class QuantConfig:
 
     def shape_problems(self, weights: Mapping[str, tuple[int, ...]]) -> list[str]:
         """Lists reasons why weights of these names and shapes cannot be quantised this way."""
+        problems = ((name, shape[1], self.of_weight(name)._input_problem(shape[1])) for name, shape in weights.items())
+        return [f"tensor '{name}' has {inputs} inputs; {problem}" for name, inputs, problem in problems if problem]
+
+    def _input_problem(self, inputs: int) -> str | None:
+        """Says which numbers of inputs can be quantised this way; None if `inputs` can be."""
         if self.is_of_eight_bits:
-            return [
-                f"tensor '{name}' has {shape[1]} inputs; {self.code.name} needs an even number"
-                for name, shape in weights.items()
-                if name != LM_HEAD and shape[1] % 2 != 0
-            ]
+            return f"{self.code.name} needs an even number" if inputs % 2 != 0 else None
         if not self.has_few_bits:
-            return []
+            return None
         if self.is_codebook:
             assert self.group_size is not None
-            return [
-                f"tensor '{name}' has {shape[1]} inputs; expected a multiple of the group size {self.group_size}"
-                for name, shape in weights.items()
-                if shape[1] % self.group_size != 0
-            ]
-        return [
-            f"tensor '{name}' has {shape[1]} inputs; {self._describe_packing()}"
-            for name, shape in weights.items()
-            if name != LM_HEAD and shape[1] % PACKED_INPUTS[self.bits] != 0
-        ]
+            expected = f"expected a multiple of the group size {self.group_size}"
+            return expected if inputs % self.group_size != 0 else None
+        return self._describe_packing() if inputs % PACKED_INPUTS[self.bits] != 0 else None
 
     def _describe_packing(self) -> str:
         if self.bits == 4:
@@ -197,7 +197,11 @@ class QuantConfig:
         Raises ConfigError if the weights do not support it.
         """
         if self.quant_algo in _WITH_INT8_ACTIVATIONS:
-            config = replace(self, quant_algo=_WITH_INT8_ACTIVATIONS[self.quant_algo])
+            layers = tuple(
+                (name, how if name == LM_HEAD_MODULE else how.with_int8_activations())
+                for name, how in self.quantized_layers
+            )
+            config = replace(self, quant_algo=_WITH_INT8_ACTIVATIONS[self.quant_algo], quantized_layers=layers)
             if not config.problems():
                 return config
         raise ConfigError(
@@ -206,8 +210,31 @@ class QuantConfig:
         )
 
     def of_weight(self, name: str) -> QuantConfig:
-        """Quantisation of a quantised linear layer's weight: lm_head is always int8."""
+        """Quantisation of a quantised linear layer's weight: its own; otherwise int8 for lm_head, and this one for
+        others."""
+        own = self._own.get(name.removesuffix(_WEIGHT))
+        if own is not None:
+            return own
         return QuantConfig(quant_algo=QuantAlgo.W8A16) if name == LM_HEAD else self
+
+    def rounds_activations_of(self, name: str) -> bool:
+        """True if activations that are multiplied with a weight of eight bits become int8."""
+        return self._own.get(name.removesuffix(_WEIGHT), self).quant_algo is QuantAlgo.W8A8
+
+    @cached_property
+    def _own(self) -> Mapping[str, QuantConfig]:
+        return dict(self.quantized_layers)
+
+    @property
+    def layer_algos(self) -> frozenset[QuantAlgo]:
+        """Algorithms of the quantised layers, except lm_head's."""
+        others = (how.quant_algo for name, how in self.quantized_layers if name != LM_HEAD_MODULE)
+        return frozenset((self.quant_algo, *others))
+
+    @property
+    def has_codebooks(self) -> bool:
+        """True if any layer is_codebook."""
+        return self.is_codebook or any(how.is_codebook for _, how in self.quantized_layers)
 
     def scales_of(self, name: str) -> str:
         """Name of the tensor with a quantised weight's scales. Call it on of_weight() of that weight."""
@@ -232,7 +259,15 @@ class QuantConfig:
         zeros = " with zero points" if self.has_zero_point else ""
         bits = "" if self.bits == 4 else f" of {self.bits} bits"
         act_order = ", reordered" if self.act_order else ""
-        return f"{self.quant_algo.name}{bits}{code}{group}{zeros}{act_order}{self._describe_excluded()}"
+        own = f"{self.quant_algo.name}{bits}{code}{group}{zeros}{act_order}"
+        return f"{own}{self._describe_excluded()}{self._describe_layers(own)}"
+
+    def _describe_layers(self, common: str) -> str:
+        names: dict[str, list[str]] = {}
+        for name, how in self.quantized_layers:
+            if (text := how.describe()) != common:
+                names.setdefault(text, []).append(name)
+        return "".join(f"; {own[0] if len(own) == 1 else f'{len(own)} layers'} {how}" for how, own in names.items())
 
     def _describe_excluded(self) -> str:
         count = len(self.exclude_modules)
@@ -257,7 +292,14 @@ class QuantConfig:
             "has_zero_point": self.has_zero_point,
             **own,
             "exclude_modules": list(self.exclude_modules),
+            **({"quantized_layers": self._layers_to_dict()} if self.quantized_layers else {}),
         }
+
+    def _layers_to_dict(self) -> dict[str, Any]:
+        fields = {name: how.to_dict() for name, how in self.quantized_layers}
+        for each in fields.values():
+            del each["exclude_modules"]
+        return fields
 
 
 def quantization_to_dict(weights: QuantConfig | None, *, int8_kv_cache: bool) -> dict[str, Any]:
@@ -279,6 +321,7 @@ def read_int8_kv_cache(source: JsonFields) -> bool:
 
 def read_quantization(source: JsonFields) -> QuantConfig | None:
     """Reads the weights' fields of a `quantization` object; None if they are not quantised."""
+    layers = _read_layers(source)
     algo = source.raw("quant_algo")
     group_size = source.optional_integer("group_size")
     has_zero_point = source.boolean("has_zero_point", default=False)
@@ -307,11 +350,32 @@ def read_quantization(source: JsonFields) -> QuantConfig | None:
         value_dtype=value_dtype,
         act_order=act_order,
         exclude_modules=excluded,
+        quantized_layers=layers,
     )
     for problem in config.problems():
         name, _, complaint = problem.partition(" ")
         source.problem(name, complaint)
     return config
+
+
+def _read_layers(source: JsonFields) -> tuple[tuple[str, QuantConfig], ...]:
+    """Reads QuantConfig.quantized_layers: an object of objects, by the names of the layers."""
+    layers = source.object("quantized_layers", optional=True)
+    found = []
+    for name in () if layers is None else list(layers.remaining()):
+        assert layers is not None
+        fields = layers.object(name)
+        if fields is None:
+            continue
+        for nested in ("exclude_modules", "quantized_layers"):
+            if fields.raw(nested) is not None:
+                fields.problem(nested, "is given for one layer; it belongs to the whole checkpoint")
+        how = read_quantization(fields)
+        if how is not None:
+            found.append((name, how))
+        elif not fields.problems:
+            layers.problem(name, "has no quant_algo")
+    return tuple(found)
 
 
 def _optional_dtype(source: JsonFields, name: str) -> DType | None:

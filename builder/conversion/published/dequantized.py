@@ -57,7 +57,7 @@ def dequantization(
     """
     all_used, own = dict(_matrices_of(network, weights)), np.dtype(dtype_name(dtype))
     used = {name: matrix for name, matrix in all_used.items() if kept is None or name not in kept.matrices}
-    typed = all_used if kept is not None and kept.quantization.is_codebook else used
+    typed = all_used if kept is not None and kept.quantization.has_codebooks else used
     if not found.has_model_dtype:
         needed = {matrix.dtype for matrix in typed.values()}
         accepted = [each for each in CHECKPOINT_DTYPES if each == FLOAT32 or needed <= {each}]

@@ -45,7 +45,7 @@ class KeptTensors:
     def quantized_rows(self, name: str, rows: range, step: int | None = None) -> Iterator[QuantizedRows]:
         """Implements RankTensors.quantized_rows."""
         size = _ROWS_OF_A_PIECE if step is None else step
-        how = self._kept.quantization
+        how = self._kept.quantization.of_weight(name)
         pieces = (
             piece if part.columns is None else _columns(piece, part.columns, how)
             for part, taken in _parts(self._plan[name], rows)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -74,6 +74,16 @@ def format_of(found: PublishedFormat, matrices: Iterable[MadeMatrix]) -> str:
     """Text for people: the types of these matrices, or PublishedFormat.describe() for another format."""
     types = {matrix.type.name for matrix in matrices if isinstance(matrix, _Matrix)}
     return " and ".join(sorted(types)) or found.describe()
+
+
+def joined(matrices: Sequence[MadeMatrix]) -> QuantConfig | None:
+    """Returns a quantisation that holds exactly the numbers of all matrices; None if there is none, or if a matrix is
+    not of a GGUF file."""
+    own = [matrix.kept_as() if isinstance(matrix, _Matrix) else None for matrix in matrices]
+    hows = [how for how in own if how is not None and not how.is_codebook]
+    if not hows or len(hows) != len(own):
+        return None
+    return replace(_INT8, scale_dtype=DType.FLOAT32)
 
 
 @dataclass(frozen=True)

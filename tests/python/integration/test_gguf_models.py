@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 import adaptrt
 from adaptrt import CheckpointError
 from adaptrt.builder import cli
+from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.network.rotary_frequencies import inverse_frequencies
 from adaptrt.common.file_lock import file_lock
@@ -228,6 +229,23 @@ def assert_logits_of_transformers(file: Path, model: Any, engine_dir: Path) -> N
     np.testing.assert_allclose(answer.context_logits, expected, rtol=0, atol=1e-4 * scale)
 
 
+def typical_blocks(block_type: str, values: np.ndarray) -> tuple[np.ndarray, int | None]:
+    """Random blocks of a type with 32 numbers a scale, whose values are small; vectors stay."""
+    if values.ndim < 2:
+        return values, None
+    number = gguf.GGMLQuantizationType[block_type]
+    size, num_bytes = gguf.GGML_QUANT_SIZES[number]
+    random = np.random.default_rng(zlib.crc32(f"{block_type} {values.shape} {values.sum()}".encode()))
+    blocks = random.integers(0, 256, (values.size // size, num_bytes), dtype=np.uint8)
+    if block_type == "MXFP4":
+        blocks[:, 0] = random.integers(117, 122, len(blocks))
+    else:
+        scale = {"Q4_0": 0.01, "Q5_0": 0.005, "Q8_0": 8e-4, "IQ4_NL": 8e-4, "IQ4_XS": 5e-5}[block_type]
+        halves = (scale * random.uniform(0.5, 1.5, len(blocks))).astype(np.float16)
+        blocks[:, :2] = halves.view(np.uint8).reshape(-1, 2)
+    return blocks.reshape(*values.shape[:-1], -1), number
+
+
 def test_logits_of_blocks_equal_those_of_transformers(quantized: tuple[Path, Any], tmp_path: Path) -> None:
     assert_logits_of_transformers(*quantized, tmp_path / "engine")
 
@@ -246,32 +264,66 @@ def test_logits_of_blocks_equal_those_of_transformers(quantized: tuple[Path, Any
 def test_engines_keep_the_numbers_of_blocks(
     block_type: str, kept: str, bits: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Matrices of layers keep their integers and scales. The embedding and lm_head have none in an engine."""
-    number = gguf.GGMLQuantizationType[block_type]
-    size, num_bytes = gguf.GGML_QUANT_SIZES[number]
-
-    def quantize(name: str, values: np.ndarray) -> tuple[np.ndarray, int | None]:
-        if values.ndim < 2:
-            return values, None
-        random = np.random.default_rng(zlib.crc32(name.encode()))
-        blocks = random.integers(0, 256, (values.size // size, num_bytes), dtype=np.uint8)
-        if block_type == "MXFP4":
-            blocks[:, 0] = random.integers(117, 122, len(blocks))
-        else:
-            scale = {"Q4_0": 0.01, "Q5_0": 0.005, "Q8_0": 8e-4, "IQ4_NL": 8e-4, "IQ4_XS": 5e-5}[block_type]
-            halves = (scale * random.uniform(0.5, 1.5, len(blocks))).astype(np.float16)
-            blocks[:, :2] = halves.view(np.uint8).reshape(-1, 2)
-        return blocks.reshape(*values.shape[:-1], -1), number
-
-    width = 256 if size == 256 else 96
-    file, model = write_quantized(tmp_path / "a.gguf", quantize, hidden_size=width, intermediate_size=width)
+    """Matrices of layers and lm_head keep their integers and scales. The embedding has none in an engine."""
+    width = 256 if gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[block_type]][0] == 256 else 96
+    file, model = write_quantized(
+        tmp_path / "a.gguf", lambda _, values: typical_blocks(block_type, values), hidden_size=width,
+        intermediate_size=width,
+    )  # fmt: skip
     assert_logits_of_transformers(file, model, tmp_path / "engine")
     text = " ".join(capsys.readouterr().out.split())
-    assert f"kept 14 matrices of {block_type}, " in text
-    bytes_of_layers = 2 * (4 * width * width + 3 * width * width) - 2 * (
-        width * width
-    )  # k and v have half of the heads
-    assert format_bytes(int(bytes_of_layers * bits / 8)) in text
+    assert f"kept 15 matrices of {block_type}, " in text
+    # k and v have half of the heads.
+    size_of_layers = 2 * 6 * width * width + model.config.vocab_size * width
+    assert format_bytes(int(size_of_layers * bits / 8)) in text
+
+
+MIXED = {
+    "attn_q": "Q4_0", "attn_k": "Q8_0", "attn_v": "Q4_0", "attn_output": "Q4_0",
+    "ffn_gate": "Q5_0", "ffn_up": "Q4_0", "ffn_down": "IQ4_NL", "output": "Q8_0", "token_embd": "Q5_0",
+}  # fmt: skip
+
+
+def mixed_blocks(name: str, values: np.ndarray) -> tuple[np.ndarray, int | None]:
+    return typical_blocks(MIXED.get(name.split(".")[-2], "Q4_0"), values)
+
+
+def test_layers_of_different_types_keep_their_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The parts of a fused layer get a form that holds both types. A checkpoint holds the same numbers."""
+    file, model = write_quantized(tmp_path / "a.gguf", mixed_blocks, hidden_size=96, intermediate_size=96)
+    assert_logits_of_transformers(file, model, tmp_path / "engine")
+    text = " ".join(capsys.readouterr().out.split())
+    assert "kept 15 matrices of IQ4_NL and Q4_0 and Q5_0 and Q8_0, " in text
+    assert "as W8A16 in groups of 32; 2 layers W4A16 in groups of 32, " in text
+    assert "dequantised" not in text
+    checkpoint = tmp_path / "checkpoint"
+    assert cli.main(["convert-checkpoint", "--model_dir", str(file), "--dtype", "float32", "--output_dir",
+                     str(checkpoint)]) == 0  # fmt: skip
+    assert cli.main(["build", "--checkpoint_dir", str(checkpoint), "--max_seq_len", "64", "--output_dir",
+                     str(tmp_path / "built")]) == 0  # fmt: skip
+    assert (tmp_path / "built" / "rank0.engine").read_bytes() == (tmp_path / "engine" / "rank0.engine").read_bytes()
+    fields = json.loads((checkpoint / "config.json").read_text())
+    fields["quantization"]["quantized_layers"]["transformer.layers.7.mlp.fc"] = {"quant_algo": "W8A16"}
+    (checkpoint / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(CheckpointError, match=r"quantized_layers names transformer\.layers\.7\.mlp\.fc"):
+        Checkpoint.open(checkpoint)
+
+
+def test_stages_of_a_pipeline_keep_the_most_common_type(tmp_path: Path) -> None:
+    file, _ = write_quantized(tmp_path / "a.gguf", mixed_blocks, hidden_size=96, intermediate_size=96)
+    convert_checkpoint(find_model(file).directory, tmp_path / "stages", pp_size=2)
+    how = load_config(tmp_path / "stages").quantization
+    assert how is not None
+    assert not how.quantized_layers
+    assert how.exclude_modules == (*(f"transformer.layers.{layer}.attention.dense" for layer in range(2)), "lm_head")
+
+
+def test_a_tied_lm_head_keeps_its_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, model = write_quantized(
+        tmp_path / "a.gguf", mixed_blocks, hidden_size=96, intermediate_size=96, tie_word_embeddings=True
+    )
+    assert_logits_of_transformers(file, model, tmp_path / "engine")
+    assert "kept 15 matrices of " in " ".join(capsys.readouterr().out.split())
 
 
 def test_engines_for_gpus_have_dequantised_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,6 +61,21 @@ def test_a_config_survives_its_file(weights: QuantConfig | None, int8_kv_cache: 
     assert written.get("bits") == (3 if weights is not None and weights.bits == 3 else None)
 
 
+def test_layers_with_a_quantisation_of_their_own_survive_the_file(tmp_path: Path) -> None:
+    how = QuantConfig(
+        quant_algo=_core.QuantAlgo.W4A16,
+        group_size=64,
+        exclude_modules=("transformer.layers.0.mlp.fc",),
+        quantized_layers=(
+            ("lm_head", QuantConfig(quant_algo=_core.QuantAlgo.W8A16, group_size=32)),
+            ("transformer.layers.1.mlp.fc", QuantConfig(quant_algo=_core.QuantAlgo.W4A16, group_size=32, bits=3)),
+        ),
+    )
+    config = replace(CONFIG, quantization=how, mapping=ParallelMapping())
+    (tmp_path / "config.json").write_text(config.to_json())
+    assert load_config(tmp_path) == config
+
+
 @pytest.mark.parametrize("name", [name for name in CONFIG.to_dict() if name != "producer"])
 def test_a_missing_or_wrong_field_is_named(name: str) -> None:
     optional = {
@@ -144,6 +159,19 @@ def test_a_missing_or_wrong_field_is_named(name: str) -> None:
         (
             {"quantization": {"quant_algo": "W8A16", "scale_dtype": "float16"}},
             "scale_dtype is given, but the scales of W8A16 are float32",
+        ),
+        (
+            {"quantization": {"quant_algo": "W8A16", "quantized_layers": {"lm_head": {"quant_algo": "W4A16"}}}},
+            "quantized_layers is given with pp_size 2",
+        ),
+        (
+            {"quantization": {"quant_algo": "W8A16", "quantized_layers": {"lm_head": {"quant_algo": "W4A17"}}}},
+            'quantized_layers.lm_head.quant_algo is "W4A17"; accepted',
+        ),
+        ({"quantization": {"quant_algo": "W8A16", "quantized_layers": {"lm_head": {}}}}, "lm_head has no quant_algo"),
+        (
+            {"quantization": {"quant_algo": "W8A16", "quantized_layers": {"a": {"quantized_layers": {}}}}},
+            "a.quantized_layers is given for one layer",
         ),
         (
             {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}},
