@@ -72,6 +72,8 @@ class AdapterStore:
     def __init__(self, engine: LoadedEngine) -> None:
         """Reads no adapter yet."""
         self.version_limits = VersionLimits()
+        self.allows_no_op = False
+        """True: accepts adapters that change nothing, whose answers are the base model's."""
         self._engine = engine
         self._old = OldVersions()
         self._adapters: dict[str, NamedAdapter] = {}
@@ -281,6 +283,12 @@ class AdapterStore:
 
     def _convert(self, adapter: NamedAdapter) -> ConvertedAdapter:
         converted = adapter_of_directory(adapter.directory, self._engine)
+        if converted.changes_nothing and not self.allows_no_op and not self._classifiers.is_classifier(adapter):
+            raise AdapterError(
+                f"{adapter.directory}: adapter '{adapter.name}' changes nothing: A or B is zero in each of its "
+                f"{len(converted.paths)} modules; expected trained weights, or --allow_no_op_adapters (in Python "
+                "allow_no_op_adapters=True)"
+            )
         adapter.facts.invocation_tokens = converted.invocation_tokens
         adapter.facts.terms = converted.terms
         adapter.facts.kind = "dora" if (converted.config[0, :, 3] & MAGNITUDE).any() else "lora"

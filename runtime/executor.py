@@ -31,6 +31,7 @@ from ..formats.adapter.adapter_copy import TOKENIZER_FILE
 from ..formats.sources import find_adapter
 from .adapter_prefetch import prefetched_adapters
 from .adapter_store import AdapterStore
+from .adapter_versions import without_versions
 from .draft_vocabulary import check_draft_vocabulary
 from .engine import LoadedEngine, load_engine, load_engine_bytes
 from .first_use import checked_config
@@ -212,7 +213,8 @@ class Executor(_core.Executor, metaclass=ExecutorType):
             self._adapters.refuse_classifier(adapter)
         prompt = self._adapters.prompt_of(adapter)
         if prompt is not None:
-            return super().enqueue_request(behind_virtual_tokens(request, prompt, self.engine_info.vocab_size, adapter))
+            shown = without_versions(adapter)
+            return super().enqueue_request(behind_virtual_tokens(request, prompt, self.engine_info.vocab_size, shown))
         named = copy.copy(request)
         named.lora_config = self._adapters.for_request(adapter, request.input_token_ids)
         if named.lora_config is None:

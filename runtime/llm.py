@@ -76,6 +76,7 @@ class LLM(PooledTexts):
         engine_options: EngineOptions | None = None,
         generation_config: str | Path | None = "auto",
         seed: int | None = None,
+        allow_no_op_adapters: bool = False,
         **vllm_arguments: Any,
     ) -> None:
         """Loads the engine and its tokenizer.json, or the one at `tokenizer`.
@@ -97,6 +98,8 @@ class LLM(PooledTexts):
             min_p, and otherwise take the most likely token. A sampling_config is used as it is.
         seed: gives the seeds of requests that have none, so that the same requests in the same order have the same
             completions; None: their seeds are random.
+        allow_no_op_adapters: accepts adapters that change nothing, such as those of PEFT before training, which are
+            refused otherwise.
         vllm_arguments: vLLM's arguments of the engine: max_model_len, max_num_seqs, max_num_batched_tokens,
             max_lora_rank, long_lora_scaling_factors and dtype are the engine_options of these meanings. Others are
             accepted with the values that ask for what happens anyway (docs/from-vllm.md).
@@ -138,6 +141,7 @@ class LLM(PooledTexts):
             tokenizer=path,
             compare_vocabularies=draft is None,
         )
+        executor.adapters.allows_no_op = allow_no_op_adapters
         self._executor = executor
         self._memory = MemoryAdapters()
         self._unnamed = UnnamedAdapters(executor, self._memory)
@@ -447,12 +451,14 @@ class LLM(PooledTexts):
 
         Raises ConfigError if neither has one, AdapterError for an unknown adapter.
         """
-        template = self._model_template
         held = self._hold(1, lora)
-        name = held.names[0]
-        if name is not None:
+        return self._template_of(held.names[0])
+
+    def _template_of(self, version: str | None) -> ChatTemplate:
+        template = self._model_template
+        if version is not None:
             # Read each time, because an adapter of this name may have been replaced.
-            directory = self._executor.adapters.find(name).directory
+            directory = self._executor.adapters.find(version).directory
             template = ChatTemplate.load(directory, base=template) or template
         if template is None:
             raise ConfigError(
@@ -550,7 +556,7 @@ class LLM(PooledTexts):
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any] | None,
     ) -> list[int]:
-        text = self.chat_template(lora).render(messages, tools=tools, variables=variables)
+        text = self._template_of(lora).render(messages, tools=tools, variables=variables)
         return self._requests.token_ids(text, lora, add_special_tokens=False)  # templates write the special tokens
 
 

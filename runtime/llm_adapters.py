@@ -80,7 +80,7 @@ class LoadedAdapters:
         return list(self._executor.adapters.names)
 
     def _hold(self, num_texts: int, lora: Lora | Sequence[Lora | None] | None) -> HeldAdapters:
-        """Returns the names of each text's adapter, and keeps unnamed adapters as long as the result.
+        """Returns the version of each text's adapter, and keeps it, and unnamed adapters, as long as the result.
 
         Loads a directory, a repository of the Hub or a prefix of an object store under its path or name, and an adapter
         in memory under a name that is made from its content. Raises AdapterError for other values, RequestError if a
@@ -88,22 +88,36 @@ class LoadedAdapters:
         """
         held = HeldAdapters()
         if not isinstance(lora, Sequence) or isinstance(lora, str):
-            held.names += [self._name_of(lora, held)] * num_texts
+            held.names += [self._version_of(lora, held)] * num_texts
             return held
         if len(lora) != num_texts:
             raise RequestError(f"lora has {len(lora)} names for {num_texts} prompts; expected one per prompt")
         in_memory: dict[int, str | None] = {}
         for one in lora:
             if one is None or isinstance(one, str | os.PathLike):
-                held.names.append(self._name_of(one, held))
+                held.names.append(self._version_of(one, held))
                 continue
             if id(one) not in in_memory:
-                in_memory[id(one)] = self._name_of(one, held)
+                in_memory[id(one)] = self._version_of(one, held)
             held.names.append(in_memory[id(one)])
         return held
 
+    def _version_of(self, lora: Lora | None, held: HeldAdapters) -> str | None:
+        """Returns NAME@DIGEST, so that tokenizer, template and weights are of one version if the name changes."""
+        name, store = self._name_of(lora, held), self._executor.adapters
+        if name is None:
+            return None
+        version = store.version_name(name)
+        if version is None:
+            store.prepare(name)
+            version = store.version_name(name)
+        if version is None:
+            return name
+        held.versions += store.hold(version)
+        return version
+
     def _name_of(self, lora: Lora | None, held: HeldAdapters) -> str | None:
-        if lora is None or (isinstance(lora, str) and self._executor.adapters.knows(lora)):
+        if lora is None or (isinstance(lora, str) and self._is_known(lora)):
             return lora
         if is_lora_request(lora):
             return self._requested(LoRARequest.of(lora))
@@ -119,6 +133,10 @@ class LoadedAdapters:
                 "LoraTensors"
             )
         return self._loaded(lora)
+
+    def _is_known(self, name: str) -> bool:
+        """True for the name of an adapter or of a version."""
+        return self._executor.adapters.knows(name) or self._executor.adapters.has_version(name)
 
     def _requested(self, request: LoRARequest) -> str:
         """Loads the adapter of a request unless its name is known. Returns the name."""
@@ -144,7 +162,7 @@ class LoadedAdapters:
         named = weighted_sum_name(lora)
         if named is None:
             return self._loaded_term(lora)
-        names = tuple(term if self._executor.adapters.knows(term) else self._loaded_term(term) for term in named.names)
+        names = tuple(term if self._is_known(term) else self._loaded_term(term) for term in named.names)
         if names == named.names:
             return os.fspath(lora)
         text = "+".join(f"{name}:{weight!r}" for name, (_, weight) in zip(names, named.terms, strict=True))

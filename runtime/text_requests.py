@@ -19,6 +19,7 @@ from .._core import (
 )
 from ..formats.models.encoder_decoder import EncoderDecoderConfig
 from .adapter_tokenizers import TextTokenizer, Tokenizers
+from .adapter_versions import without_versions
 from .answer import Answer, AnswerForm
 from .executor import Executor
 from .llm_prompts import is_greedy
@@ -155,7 +156,7 @@ class TextRequests:
     def _form(self, prompt: Sequence[int], lora: str | None, params: SamplingParams, own: TextTokenizer) -> AnswerForm:
         return AnswerForm(
             tuple(prompt),
-            lora,
+            None if lora is None else without_versions(lora),
             end_ids=() if params.ignore_eos else own.end_ids,
             stop_token_ids=tuple(params.stop_token_ids or ()),
             include_end_in_tokens=params.include_eos,

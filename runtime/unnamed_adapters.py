@@ -11,6 +11,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any, Final
 
+from .adapter_versions import VersionHold
 from .executor import Executor
 from .memory_adapters import MemoryAdapters
 from .named_adapter import checksum_of
@@ -27,7 +28,9 @@ class HeldAdapters:
     def __init__(self) -> None:
         """Holds no adapter yet."""
         self.names: list[str | None] = []
-        """Name for each prompt; None: the base model."""
+        """Name for each prompt, with the digest of the version; None: the base model."""
+        self.versions: list[VersionHold] = []
+        """Keep the versions from ending."""
         self.unnamed: set[str] = set()
         """Names that hold() gave."""
 

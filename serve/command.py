@@ -203,6 +203,10 @@ def _add_adapters(group: Any) -> None:
     group.add_argument(
         "--enable_lora_upload", action="store_true", help="allow clients to send adapters as files, and to unload them"
     )
+    group.add_argument(
+        "--allow_no_op_adapters", action="store_true",
+        help="serve adapters that change nothing, such as untrained ones; without it they are refused",
+    )  # fmt: skip
 
 
 def _add_embeddings(group: Any) -> None:
@@ -443,6 +447,7 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         allowed_adapter_sources=allowed,
         enable_lora_loading=args.enable_lora_loading,
         enable_lora_upload=args.enable_lora_upload,
+        allow_no_op_adapters=args.allow_no_op_adapters,
         lora_modules=modules,
         chat_template=chat_template,
         trust_request_chat_template=args.trust_request_chat_template,

@@ -157,6 +157,8 @@ class ServerOptions:
     enable_lora_loading: bool = False
     enable_lora_upload: bool = False
     """True: clients may send adapters, and unload adapters."""
+    allow_no_op_adapters: bool = False
+    """True: accepts adapters that change nothing."""
     lora_modules: tuple[tuple[str, Path | Source], ...] = ()
     """Adapters that are added at the start: name and directory, which may lie anywhere."""
     chat_template: str | None = None

@@ -86,6 +86,7 @@ class Service:
         named = options.limits.max_named_adapters
         metrics.registry.register(ExecutorCollector(asynchronous, statistics, metrics, model_names[0], named))
         executor.adapters.version_limits = options.limits.versions
+        executor.adapters.allows_no_op = options.allow_no_op_adapters
         adapters = make_adapters(asynchronous, options, frozenset(model_names))
         tokenizers = ServedTokenizers(asynchronous, Tokenizers(of_model, executor.adapters))
         start = decoder_start(executor.engine)

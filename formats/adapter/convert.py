@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -44,6 +45,8 @@ CONFIG_FILE = "model.lora_config.npy"
 MAGNITUDE: Final = 1
 SHIFT: Final = 2
 """Flags of the vectors that a row has."""
+_SAME_MAGNITUDE: Final = 2.0**-8
+"""Maximum difference from one of a DoRA magnitude that changes nothing: bfloat16's rounding of the base's norms."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,9 @@ class ConvertedAdapter:
     invocation_tokens: tuple[int, ...] = ()
     # True if rows come from trained or new tokens or from whole weights, which replace the base's.
     replaces_base: bool = False
+    # True if all answers would be the base model's: in each row, A or B is zero, the magnitudes are one (DoRA: within
+    # bfloat16's rounding), and the shifts are zero.
+    changes_nothing: bool = False
 
     @property
     def terms(self) -> AdapterTerms:
@@ -199,6 +205,9 @@ def _flatten(
         (*(row.path for row in rows), *settings),
         adapter.invocation_tokens,
         bool(adapter.token_rows or adapter.whole_weights or KEY in adapter.modules),
+        KEY not in adapter.modules
+        and not settings
+        and not any(row.changes(place, adapter.is_dora) for place, row in zip(weights[0], rows, strict=False)),
     )
 
 
@@ -231,23 +240,37 @@ class _Row:
 
     def write(self, row: npt.NDArray[Any], dtype: DType, problems: list[str]) -> None:
         """Writes A, scaled B and the vectors, with outputs in the module's order."""
-        in_size, out_size = self._sizes
-        a, b, magnitudes, shifts, _ = np.split(
-            row, np.cumsum([self._experts * self.rank * in_size, self._experts * out_size * self.rank,
-                            self._experts * out_size * self._has_magnitude, self._experts * out_size * self._has_shift])
-        )  # fmt: skip
+        a, b, magnitudes, shifts = self._split(row)
         magnitudes[:] = 1
         for expert, (key, tensors) in self._of_expert.items():
-            places = {
-                Role.A: a.reshape(self._experts, self.rank, in_size)[expert, : tensors.rank],
-                Role.B: b.reshape(self._experts, out_size, self.rank)[expert, :, : tensors.rank],
-            }
+            places = {Role.A: a[expert, : tensors.rank], Role.B: b[expert, :, : tensors.rank]}
             if self._has_magnitude:
-                places[Role.MAGNITUDE] = magnitudes.reshape(self._experts, out_size)[expert]
+                places[Role.MAGNITUDE] = magnitudes[expert]
             if self._has_shift:
-                places[Role.SHIFT] = shifts.reshape(self._experts, out_size)[expert]
+                places[Role.SHIFT] = shifts[expert]
             for role, values in tensors.parts():
                 _write(places[role], key, role, values, tensors, dtype, problems)
+
+    def changes(self, row: npt.NDArray[Any], is_dora: bool) -> bool:
+        """True if a written row changes the module's outputs. B A counts as zero if no rank has both A and B."""
+        a, b, magnitudes, shifts = self._split(row)
+        has_product = bool((a.any(axis=2) & b.any(axis=1)).any())
+        tolerance = _SAME_MAGNITUDE if is_dora else 0.0
+        is_scaled = bool((np.abs(magnitudes.astype(np.float32) - 1) > tolerance).any())
+        return has_product or is_scaled or bool(shifts.any())
+
+    def _split(self, row: npt.NDArray[Any]) -> tuple[Array, Array, Array, Array]:
+        """Returns views: A [experts, rank, in], B [experts, out, rank], magnitudes and shifts [experts, out or 0]."""
+        (in_size, out_size), experts = self._sizes, self._experts
+        shapes = [
+            (experts, self.rank, in_size),
+            (experts, out_size, self.rank),
+            (experts, out_size * self._has_magnitude),
+            (experts, out_size * self._has_shift),
+        ]
+        parts = np.split(row, np.cumsum([math.prod(shape) for shape in shapes]))
+        a, b, magnitudes, shifts = (part.reshape(shape) for part, shape in zip(parts, shapes, strict=False))
+        return a, b, magnitudes, shifts
 
 
 def _write(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import peft
 import pytest
 import transformers
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import adaptrt
 from adaptrt import AdapterError, LoraTensors
@@ -17,6 +19,7 @@ from adaptrt.formats.sources import Source
 from adaptrt.runtime import executor as executor_module
 from adaptrt.runtime import unnamed_adapters
 from adaptrt.runtime.llm_adapters import Lora
+from adaptrt.runtime.text_requests import TextRequests
 from support.models import ModelSpec, save_adapter, save_model
 from support.serving import build_engine
 from support.tokenizers import byte_level, save_tokenizer
@@ -255,3 +258,57 @@ def test_a_shutdown_deletes_adapters_in_memory(llm: adaptrt.LLM, trained: peft.P
         directory = other.load_lora("tuned", trained).directory
         assert directory.is_dir()
     assert not directory.parent.parent.exists()
+
+
+def zeroed(adapter: Path, directory: Path, name: str) -> Path:
+    """Copies an adapter, with zeros in its tensors that have `name` in theirs."""
+    shutil.copytree(adapter, directory)
+    path = directory / "adapter_model.safetensors"
+    tensors = load_file(path)
+    save_file({key: value * np.float32(name not in key) for key, value in tensors.items()}, path, {"format": "pt"})
+    return directory
+
+
+def test_adapters_that_change_nothing_are_refused(llm: adaptrt.LLM, adapter: Path, tmp_path: Path) -> None:
+    for matrix in ("lora_A", "lora_B"):
+        idle = zeroed(adapter, tmp_path / matrix, matrix)
+        with pytest.raises(AdapterError, match=r"adapter 'idle' changes nothing: A or B is zero .* --allow_no_op"):
+            llm.load_lora("idle", idle)
+    one = zeroed(adapter, tmp_path / "one", "layers.0")  # the other layers change something
+    llm.load_lora("one", one)
+    llm.unload_lora("one")
+    assert llm.list_loras() == ["first"]
+    llm.executor.adapters.allows_no_op = True
+    try:
+        llm.load_lora("idle", idle)
+        assert results(llm, "idle") == results(llm, None)
+    finally:
+        llm.executor.adapters.allows_no_op = False
+        llm.unload_lora("idle")
+
+
+def test_a_request_keeps_the_version_that_it_began_with(
+    llm: adaptrt.LLM, model: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = (shutil.copytree(adapter, tmp_path / name) for name in ("old", "new"))
+    (old / "chat_template.jinja").write_text("old {{ messages[0].content }}")
+    (new / "chat_template.jinja").write_text("a new {{ messages[0].content }}")
+    save_adapter(model, tmp_path / "other", 7, strength=3.0, r=4)
+    shutil.copy(tmp_path / "other" / "adapter_model.safetensors", new)
+    messages = [{"role": "user", "content": "hello"}]
+    llm.load_lora("chat", old)
+    expected = llm.chat(messages, lora="chat", max_tokens=8)
+    ask = TextRequests.ask
+
+    def swap_and_ask(*args: object, **named: object) -> object:
+        llm.load_lora("chat", new, replace=True)
+        return ask(*args, **named)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TextRequests, "ask", swap_and_ask)
+        swapped = llm.chat(messages, lora="chat", max_tokens=8)
+    after = llm.chat(messages, lora="chat", max_tokens=8)
+    assert (swapped, swapped.adapter) == (expected, "chat")
+    assert after.prompt_token_ids != expected.prompt_token_ids
+    assert after.token_ids != expected.token_ids
+    llm.unload_lora("chat")

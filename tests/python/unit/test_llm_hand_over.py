@@ -12,6 +12,7 @@ import transformers
 
 import adaptrt
 from adaptrt import GuidedDecodingParams, PoolingType, RequestError, SamplingConfig, SamplingParams
+from adaptrt.runtime.adapter_versions import without_versions
 from support.handed_over import CAPTURED, differences, flat
 from support.models import ModelSpec, save_adapter, save_model
 from support.pooled import save_random, save_sentence_transformer
@@ -115,7 +116,8 @@ class Captured(adaptrt.LLM):
         super().__init__(engine, adaptrt.ExecutorConfig(num_threads=1))
 
         def refuse(request: adaptrt.Request, *, adapter: str | None = None) -> int:
-            self.last = flat(request) | ({} if adapter is None else {"adapter": adapter})
+            # The version of the adapter that the call has resolved.
+            self.last = flat(request) | ({} if adapter is None else {"adapter": without_versions(adapter)})
             raise RequestError(CAPTURED)
 
         self.executor.enqueue_request = refuse  # type: ignore[method-assign]

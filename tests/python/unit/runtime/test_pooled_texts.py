@@ -59,7 +59,10 @@ class Texts(PooledTexts):
 
     def __init__(self) -> None:
         self.made = Requests()
-        adapters = SimpleNamespace(classifier_for=lambda name: Classifier(), knows=lambda name: True)
+        adapters = SimpleNamespace(
+            classifier_for=lambda name: Classifier(), knows=lambda name: True,
+            version_name=lambda name: name, hold=lambda name: (),
+        )  # fmt: skip
         self._executor: Any = SimpleNamespace(adapters=adapters, engine=None)
 
     @property
