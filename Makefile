@@ -41,9 +41,11 @@ test: $(VENV)/.installed-with-tests  ## C++ tests, then the Python tests against
 	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder python
 
 # docs/decisions/ci-time.md says what is here and why.
-nightly: $(VENV)/.installed-with-tests sanitize-all test-clients  ## What CI leaves out: sizes, sanitizers, clients, long runs
+nightly: $(VENV)/.installed-with-tests sanitize-all test-clients build/trl/.installed  ## What CI leaves out: sizes, sanitizers, clients, long runs
 	$(PYTEST) -n 3 --dist worksteal -m nightly python
 	$(PYTEST) -n 3 --dist worksteal --timeout 0 $$(grep -lr --include='*.py' 'import examples' python) --hypothesis-profile nightly
+	cd tests && PYTHONPATH=../build/trl ../$(VENV)/bin/python -m pytest -c ../pyproject.toml --rootdir .. -m nightly \
+	  python/integration/test_grpo_example.py
 	$(PYTEST) --timeout 0 python/property/test_soak.py --soak-requests 200000
 	$(PYTEST) --timeout 0 python/integration/test_orchestrator.py -k random_times --soak-kills 100
 	$(PYTEST) --timeout 0 python/integration/test_guided_decoding.py -k schema --hypothesis-profile nightly
@@ -57,9 +59,16 @@ build/clients/.installed: tests/clients/requirements.txt
 	build/clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/clients/requirements.txt
 	@touch $@
 
+# TRL needs torch, transformers and peft, which $(VENV) has. Other tests do not see its packages.
+build/trl/.installed: examples/grpo/requirements.txt | $(VENV)/.installed-with-tests
+	rm -rf build/trl
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target build/trl -r $<
+	@touch $@
+
 lint: $(VENV)/.installed-dev  ## ruff, mypy --strict, clang-format, lengths of text lines, the wheel's metadata
 	VENV=$(VENV) .ci/hooks/pre-commit
 	cd tests && ../$(VENV)/bin/mypy --config-file ../pyproject.toml -p adaptrt
+	cd tests && ../$(VENV)/bin/mypy --config-file ../pyproject.toml ../examples/grpo/train.py
 	$(VENV)/bin/clang-format --dry-run --Werror $(CPP_FILES)
 	$(VENV)/bin/actionlint .github/workflows/*.yml
 	$(VENV)/bin/zizmor --offline --quiet .github
