@@ -231,7 +231,9 @@ class Executor(_core.Executor, metaclass=ExecutorType):
                 named.lora_config = self._adapters.load(adapter, active_from=active_from)
                 if drafts is not None and has_draft_adapter:
                     named.draft_lora_config = drafts.load(own_name)
-                return super().enqueue_request(named)
+                request_id = super().enqueue_request(named)
+                self._mark_outdated_versions(adapter)
+                return request_id
 
     def enqueue_requests(self, requests: Sequence[Request]) -> list[int]:
         """Queues all requests, or none if one is rejected.
@@ -279,6 +281,13 @@ class Executor(_core.Executor, metaclass=ExecutorType):
         refuse_named_task_id(task_id, "task_id")
         super().unload_adapter(task_id)
 
+    def set_adapter_outdated(self, task_id: int, outdated: bool) -> None:
+        """Marks an adapter that another task_id replaces, or undoes that: it leaves the cache before others. No effect
+        if it is not cached. Replaced adapters with names are marked already.
+        """
+        refuse_named_task_id(task_id, "task_id")
+        super().set_adapter_outdated(task_id, outdated)
+
     def check_guide(self, guided_decoding_params: GuidedDecodingParams) -> None:
         """Compiles a guide, so that requests with the same guide are queued without delay.
 
@@ -304,9 +313,22 @@ class Executor(_core.Executor, metaclass=ExecutorType):
             if config is not None:
                 self._put_version(config, name)
             ended = self._adapters.keep(adapter)
+            self._mark_outdated_versions(name)
         for one in ended:
             self._unload(one)
         return adapter
+
+    def _mark_outdated_versions(self, name: str) -> None:
+        """Tells the cache which versions of an adapter are old. No effect for weighted sums. The caller is changing()
+        the name.
+        """
+        name = self._adapters.plain_name(name)
+        if not self._engine.lora.sites or not self._adapters.knows(name):
+            return
+        current, *old = self._adapters.versions(name)
+        super().set_adapter_outdated(current.task_id, False)
+        for version in old:
+            super().set_adapter_outdated(version.task_id, True)
 
     def _put_version(self, config: LoraConfig, name: str) -> None:
         """Caches a new version of the adapter `name`. If the old one is pinned, pins the new one instead.
@@ -314,8 +336,18 @@ class Executor(_core.Executor, metaclass=ExecutorType):
         Raises LoraCacheFullError; the old one is pinned as before then.
         """
         old = self._adapters.get(name).task_id if self._adapters.knows(name) else config.task_id
-        is_pinned = old != config.task_id and any(one.pinned for one in self.list_adapters() if one.task_id == old)
-        if not is_pinned:
+        if old == config.task_id:
+            super().put_adapter(config)
+            return
+        super().set_adapter_outdated(old, True)  # The new version takes its room before that of others.
+        try:
+            self._put_instead_of(old, config, name)
+        except AdaptrtError:
+            self._mark_outdated_versions(name)
+            raise
+
+    def _put_instead_of(self, old: int, config: LoraConfig, name: str) -> None:
+        if not any(one.pinned for one in self.list_adapters() if one.task_id == old):
             super().put_adapter(config)
             return
         # Its room may be needed for the new version.
@@ -358,6 +390,7 @@ class Executor(_core.Executor, metaclass=ExecutorType):
             super().put_adapter(self._adapters.reference(name))
         except PeftTaskNotCachedError:
             super().put_adapter(self._adapters.load(name))
+            self._mark_outdated_versions(name)
 
     def pin_named_adapter(self, name: str) -> None:
         """Caches an adapter like load_adapter and keeps it on both levels. Has no effect on virtual tokens, which are

@@ -176,6 +176,10 @@ void def_adapters(ExecutorClass& cls) {
            "Undoes pin_adapter.")
       .def("unload_adapter", releasing_gil(&Executor::unload_adapter), py::arg("task_id"),
            "Removes an adapter from the cache. Requests that use it continue.")
+      .def("set_adapter_outdated", releasing_gil(&Executor::set_adapter_outdated), py::arg("task_id"),
+           py::arg("outdated"),
+           "Marks an adapter that was replaced by another one, or undoes that. Outdated adapters leave the "
+           "cache before others. No effect if the adapter is not cached.")
       .def("lora_cache_stats", releasing_gil(&Executor::lora_cache_stats),
            "The LoRA cache's counters and sizes.");
 }

@@ -162,7 +162,9 @@ void bind_cache_config(py::module_& module) {
             "Number of pages that it needs on the device level."},
       Field{"on_device", &LoraCacheEntry::on_device, "True if it is on the device level now."},
       Field{"pinned", &LoraCacheEntry::pinned, "True if it stays on both levels while unused."},
-      Field{"users", &LoraCacheEntry::users, "Number of requests that use it."});
+      Field{"users", &LoraCacheEntry::users, "Number of requests that use it."},
+      Field{"outdated", &LoraCacheEntry::outdated,
+            "True if it leaves the cache before others that are not."});
   bind_struct<LoraCacheSizes>(
       module, "LoraCacheSizes", "Sizes of the LoRA cache's levels.",
       Field{"host_bytes", &LoraCacheSizes::host_bytes, "Bytes of the host level."},

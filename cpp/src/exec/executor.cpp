@@ -471,6 +471,10 @@ void Executor::unload_adapter(std::uint64_t task_id) {
   impl().lora_cache().unload(task_id);
 }
 
+void Executor::set_adapter_outdated(std::uint64_t task_id, bool outdated) {
+  impl().lora_cache().set_outdated(task_id, outdated);
+}
+
 LoraCacheStats Executor::lora_cache_stats() const {
   return impl().lora_cache().stats();
 }

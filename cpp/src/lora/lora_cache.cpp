@@ -81,7 +81,8 @@ std::vector<LoraCacheEntry> LoraCache::Impl::list() const {
     result.reserve(listed_.size());
     for (const auto& [task_id, entry] : listed_) {
       result.push_back({task_id, entry->adapter->bytes(), entry->plan.pages,
-                        entry->residence == Residence::kResident, entry->pinned, entry->users});
+                        entry->residence == Residence::kResident, entry->pinned, entry->users,
+                        entry->outdated});
     }
   }
   std::ranges::sort(result, {}, &LoraCacheEntry::task_id);
@@ -176,6 +177,9 @@ void LoraCache::unpin(std::uint64_t task_id) {
 }
 void LoraCache::unload(std::uint64_t task_id) {
   impl_->unload(task_id);
+}
+void LoraCache::set_outdated(std::uint64_t task_id, bool outdated) noexcept {
+  impl_->set_outdated(task_id, outdated);
 }
 void LoraCache::withdraw(std::uint64_t generation, std::int64_t admissions) noexcept {
   impl_->withdraw(generation, admissions);

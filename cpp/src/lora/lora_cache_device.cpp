@@ -126,7 +126,7 @@ void LoraCache::Impl::drop_device_copy(CacheEntry& entry) noexcept {
 void LoraCache::Impl::settle(CacheEntry& entry) noexcept {
   CacheEntry::List* host = entry.in_use() || entry.pinned ? &host_busy_ : &host_idle_;
   if (host != entry.host_list) {
-    host->splice(host->end(), *entry.host_list, entry.host_place);
+    host->splice(find_place(entry, *host), *entry.host_list, entry.host_place);
     entry.host_list = host;
   }
   CacheEntry::List* device = &device_absent_;
@@ -137,9 +137,26 @@ void LoraCache::Impl::settle(CacheEntry& entry) noexcept {
   if (device != entry.device_list) {
     if (entry.device_list == &device_idle_) idle_pages_ -= entry.plan.pages;
     if (device == &device_idle_) idle_pages_ += entry.plan.pages;
-    device->splice(device->end(), *entry.device_list, entry.device_place);
+    device->splice(find_place(entry, *device), *entry.device_list, entry.device_place);
     entry.device_list = device;
   }
+}
+
+CacheEntry::List::iterator LoraCache::Impl::find_place(const CacheEntry& entry,
+                                                       CacheEntry::List& list) noexcept {
+  if (!entry.outdated) return list.end();
+  return std::ranges::find_if(list, [&](const CacheEntry* other) { return !other->outdated; });
+}
+
+void LoraCache::Impl::set_outdated(std::uint64_t task_id, bool outdated) noexcept {
+  const std::lock_guard lock(mutex_);
+  CacheEntry* entry = find_listed(task_id);
+  if (entry == nullptr || entry->outdated == outdated) return;
+  entry->outdated = outdated;
+  // Neither place is that of another list, so splicing within one list is enough.
+  entry->host_list->splice(find_place(*entry, *entry->host_list), *entry->host_list, entry->host_place);
+  entry->device_list->splice(find_place(*entry, *entry->device_list), *entry->device_list,
+                             entry->device_place);
 }
 
 std::int64_t LoraCache::Impl::obtainable_pages() const {

@@ -53,6 +53,7 @@ struct CacheEntry {
   /// True if it replaced another generation with its id.
   bool is_replacement = false;
   bool pinned = false;
+  bool outdated = false;
   /// True if admit() finds it by id; false after it was replaced or unloaded.
   bool listed = true;
   Residence residence = Residence::kAbsent;
@@ -95,6 +96,7 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   void pin(std::uint64_t task_id);
   void unpin(std::uint64_t task_id);
   void unload(std::uint64_t task_id);
+  void set_outdated(std::uint64_t task_id, bool outdated) noexcept;
   void withdraw(std::uint64_t generation, std::int64_t admissions) noexcept;
   bool contains(std::uint64_t task_id) const;
   std::vector<LoraCacheEntry> list() const;
@@ -143,6 +145,8 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   void set_pinned(CacheEntry& entry, bool pinned) noexcept;
   /// Moves the entry to the lists for its state; an entry that becomes idle goes to the recently used end.
   void settle(CacheEntry& entry) noexcept;
+  /// Returns the position at which the entry joins a list: the end, or the end of the outdated ones.
+  static CacheEntry::List::iterator find_place(const CacheEntry& entry, CacheEntry::List& list) noexcept;
   /// Counts free pages and pages of idle adapters that may be evicted in this turn; stops at `enough`.
   std::int64_t count_pages_to_get(std::int64_t enough, std::uint64_t turn) const;
   /// Counts pages of leased or pinned adapters, which become free only after release or unpin.
@@ -180,13 +184,15 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   std::condition_variable loaded_;        // some entry is no longer loading
   std::condition_variable_any has_work_;  // for the load workers
   FreePages free_pages_;
-  std::unordered_map<std::uint64_t, EntryPtr> entries_;         // by generation
-  std::unordered_map<std::uint64_t, CacheEntry*> listed_;       // by task_id
-  CacheEntry::List host_busy_, host_idle_;                      // every entry is in one of them
-  CacheEntry::List device_absent_, device_busy_, device_idle_;  // likewise
-  std::uint64_t newest_turn_ = 1;                               // of ensure()
-  LoadJobs queued_loads_;                                       // in the order of the requests for them
-  LoadJobs failed_loads_;                                       // not reported yet
+  std::unordered_map<std::uint64_t, EntryPtr> entries_;    // by generation
+  std::unordered_map<std::uint64_t, CacheEntry*> listed_;  // by task_id
+  // Every entry is in one of the host lists and in one of the device lists. Idle lists have the outdated
+  // entries first.
+  CacheEntry::List host_busy_, host_idle_;
+  CacheEntry::List device_absent_, device_busy_, device_idle_;
+  std::uint64_t newest_turn_ = 1;  // of ensure()
+  LoadJobs queued_loads_;          // in the order of the requests for them
+  LoadJobs failed_loads_;          // not reported yet
   std::int64_t loads_in_flight_ = 0;
   std::size_t host_bytes_total_;
   std::size_t host_bytes_used_ = 0;

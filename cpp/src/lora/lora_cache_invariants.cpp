@@ -103,6 +103,11 @@ std::vector<std::string> LoraCache::Impl::check_invariants() const {
     findings.expect(known != entries_.end() && job.entry->residence == Residence::kLoading,
                     "an adapter waits for a load worker and is not loading");
   }
+  const auto has_outdated_first = [](const CacheEntry::List& list) {
+    return std::ranges::is_partitioned(list, &CacheEntry::outdated);
+  };
+  findings.expect(has_outdated_first(host_idle_) && has_outdated_first(device_idle_),
+                  "a current adapter would be evicted before an outdated one");
   findings.expect(host_busy_.size() + host_idle_.size() == entries_.size(), "the host lists miss adapters");
   findings.expect(device_absent_.size() + device_busy_.size() + device_idle_.size() == entries_.size(),
                   "the device lists miss adapters");

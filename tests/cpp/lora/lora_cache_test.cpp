@@ -119,6 +119,69 @@ BOOST_AUTO_TEST_CASE(the_host_level_evicts_the_least_recently_used_and_no_more_t
   BOOST_TEST(cache->stats().host_bytes_used == 3 * kSmallBytes);
 }
 
+BOOST_AUTO_TEST_CASE(the_host_level_evicts_outdated_adapters_first) {
+  CheckedCache cache(4 * kSmallBytes, 8);
+  for (const std::uint64_t id : {1, 2, 3, 4}) cache.store(id);
+  cache->set_outdated(3, true);
+  {
+    const auto held = cache.admit(4);
+    cache->set_outdated(4, true);
+    cache.store(5);
+    BOOST_TEST(cache.ids() == (Ids{1, 2, 4, 5}));  // 3 had no request
+  }
+  cache->set_outdated(2, true);
+  BOOST_TEST(!cache->list().at(0).outdated);
+  BOOST_TEST(cache->list().at(1).outdated);
+  (void)cache.admit(4);
+  (void)cache.admit(2);
+  cache.store(6);
+  BOOST_TEST(cache.ids() == (Ids{1, 2, 5, 6}));  // 4 was used before 2
+  cache->set_outdated(2, false);
+  cache.store(7);
+  BOOST_TEST(cache.ids() == (Ids{2, 5, 6, 7}));
+}
+
+BOOST_AUTO_TEST_CASE(the_device_level_evicts_outdated_adapters_first) {
+  CheckedCache cache(1 << 20, 3);
+  std::vector<std::shared_ptr<const HostAdapter>> held;
+  for (const std::uint64_t id : {1, 2, 3, 4}) {
+    held.push_back(cache.admit(id, large(1, static_cast<std::uint32_t>(id))));
+    if (id < 4) BOOST_TEST(cache->acquire(held.back()).has_value());
+  }
+  cache->set_outdated(2, true);
+  BOOST_TEST(cache->acquire(held[3]).has_value());
+  BOOST_TEST(cache.on_device(1));
+  BOOST_TEST(!cache.on_device(2));
+  BOOST_TEST(cache->acquire(held[1]).has_value());  // it comes back, and is still outdated
+  BOOST_TEST(!cache.on_device(1));
+  BOOST_TEST(cache->acquire(held[0]).has_value());
+  BOOST_TEST(!cache.on_device(2));
+  BOOST_TEST(cache.on_device(3));
+}
+
+BOOST_AUTO_TEST_CASE(an_outdated_adapter_stays_while_it_is_pinned) {
+  CheckedCache cache(2 * kSmallBytes, 8);
+  cache.store(1);
+  cache->pin(1);
+  cache->set_outdated(1, true);
+  cache.store(2);
+  cache.store(3);
+  BOOST_TEST(cache.ids() == (Ids{1, 3}));
+  cache->unpin(1);
+  cache.store(4);
+  BOOST_TEST(cache.ids() == (Ids{3, 4}));
+}
+
+BOOST_AUTO_TEST_CASE(a_new_adapter_is_current) {
+  CheckedCache cache(2 * kSmallBytes, 8);
+  cache->set_outdated(1, true);  // not cached: no effect
+  cache.store(1);
+  BOOST_TEST(!cache->list().at(0).outdated);
+  cache->set_outdated(1, true);
+  (void)cache.admit(1, small(7), true);
+  BOOST_TEST(!cache->list().at(0).outdated);
+}
+
 BOOST_AUTO_TEST_CASE(an_adapter_counts_as_used_until_its_request_ends) {
   CheckedCache cache(3 * kSmallBytes, 8);
   auto held = cache.admit(1, small(1));

@@ -388,6 +388,7 @@ def test_ids_of_named_adapters_are_refused_where_a_caller_gives_one(
         ("task_id", lambda: executor.pin_adapter(FIRST_NAMED_TASK_ID)),
         ("task_id", lambda: executor.unpin_adapter(2**64 - 1)),
         ("task_id", lambda: executor.unload_adapter(FIRST_NAMED_TASK_ID)),
+        ("task_id", lambda: executor.set_adapter_outdated(FIRST_NAMED_TASK_ID, True)),
     ]
     before = executor.list_adapters()
     for field, call in calls:

@@ -124,6 +124,7 @@ class Executor {
   void pin_adapter(std::uint64_t task_id);
   void unpin_adapter(std::uint64_t task_id);
   void unload_adapter(std::uint64_t task_id);
+  void set_adapter_outdated(std::uint64_t task_id, bool outdated);
   [[nodiscard]] LoraCacheStats lora_cache_stats() const;
 
   [[nodiscard]] const EngineInfo& engine_info() const;

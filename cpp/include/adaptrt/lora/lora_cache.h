@@ -84,6 +84,7 @@ struct LoraCacheEntry {
   bool on_device = false;
   bool pinned = false;
   std::int64_t users = 0;  ///< requests that hold it
+  bool outdated = false;   ///< evicted before all adapters that are not; see set_outdated()
 
   friend bool operator==(const LoraCacheEntry&, const LoraCacheEntry&) = default;
 };
@@ -112,8 +113,8 @@ class DeviceLease;
 /// processes get them too, it has them as sent. The device level has them in the kernels' layout, in pages.
 /// If it is host memory, it refers to the host level's packed adapters and only counts pages: a load takes no
 /// time and no memory, and cannot fail. Both levels evict the least recently used adapters, only as many as
-/// needed, and never one that is pinned or held by a request. An adapter counts as used until its last
-/// request or lease ends.
+/// needed, and never one that is pinned or held by a request; outdated adapters go first. An adapter counts
+/// as used until its last request or lease ends.
 ///
 /// An adapter evicted from the host level loses its device copy too, because no request could find it there.
 /// The bytes of a replaced or unloaded generation count until its last request ends, so host memory never
@@ -191,6 +192,10 @@ class LoraCache {
   /// Removes an adapter, pinned or not. New requests do not find it. If requests hold it, it is deleted when
   /// the last of them ends, and its device copy with the last lease. Throws PeftTaskNotCachedError.
   void unload(std::uint64_t task_id);
+  /// Marks an adapter as outdated, or as current again. Both levels evict outdated adapters before current
+  /// ones, the least recently used first. A new adapter is current, also one that replaces an outdated one.
+  /// Does nothing if the task is not cached.
+  void set_outdated(std::uint64_t task_id, bool outdated) noexcept;
   /// Undoes `admissions` calls of admit() that returned this generation: removes it, like unload(), if one of
   /// them stored it. Does nothing if another call returned it too, if it is pinned, or if it replaced another
   /// generation.

@@ -188,6 +188,31 @@ def test_a_version_stays_until_its_request_ends(place: Place, executor: adaptrt.
     run(place, executor, body)
 
 
+def test_old_versions_leave_the_cache_first(place: Place) -> None:
+    two_adapters = 30_000
+    config = adaptrt.ExecutorConfig(
+        num_threads=1, peft_cache_config=adaptrt.PeftCacheConfig(host_cache_size=two_adapters, max_adapter_size=4)
+    )
+    with adaptrt.Executor(place.engine, executor_config=config) as executor:
+
+        def cached() -> dict[int, bool]:
+            return {entry.task_id: entry.outdated for entry in executor.list_adapters()}
+
+        other = executor.add_adapter("other", place.root / "v2").task_id
+        old = executor.add_adapter("it", place.root / "v0")
+        new = executor.add_adapter("it", place.root / "v1", replace=True).task_id
+        assert cached() == {other: False, new: False}  # the old version made room, although it was used last
+        executor.load_adapter(f"it@{old.facts.digest}")
+        assert cached() == {new: False, old.task_id: True}
+        executor.load_adapter("other")
+        assert cached() == {other: False, new: False}
+        request_id = executor.enqueue_request(adaptrt.Request(PROMPT, 1), adapter=f"it@{old.facts.digest}")
+        executor.await_responses(request_id)
+        assert cached() == {other: False, old.task_id: True}
+        executor.add_adapter("it", place.root / "v0", replace=True)
+        assert cached() == {other: False, old.task_id: False}
+
+
 def test_a_new_version_takes_over_the_pin(place: Place) -> None:
     one_adapter = 18_000
     config = adaptrt.ExecutorConfig(
@@ -215,9 +240,7 @@ def test_a_refused_version_leaves_the_pin(place: Place, tmp_path: Path) -> None:
         save_adapter(place.root.parent / "model", larger, 9, strength=3.0, r=8)
         with pytest.raises(adaptrt.LoraCacheFullError):
             executor.add_adapter("it", larger, replace=True)
-        assert [(one.task_id, one.pinned) for one in executor.list_adapters()] == [
-            (one.task_id, one.pinned) for one in before
-        ]
+        assert executor.list_adapters() == before
         assert executor.adapters.list_old() == ()
 
 
