@@ -17,11 +17,12 @@ class Digest(Protocol):
         """Adds bytes."""
 
 
-def add_file(digest: Digest, path: Path) -> None:
-    """Adds the bytes of a regular file to a digest.
+def add_file(path: Path, *digests: Digest) -> None:
+    """Reads a regular file once, and adds its bytes to the digests.
 
     Raises OSError if the file cannot be read, or is written at the same time.
     """
     with open_regular(path) as file:
         while piece := file.read(_PIECE_BYTES):
-            digest.update(piece)
+            for digest in digests:
+                digest.update(piece)

@@ -18,7 +18,7 @@ class AdapterFacts:
     """
 
     digest: str | None = None
-    """adapter_digest() of the files: identifies this version of the adapter."""
+    """adapter_digests() of the files: identifies this version of the adapter."""
     num_bytes: int = 0
     """Size of the files; 0 as long as the digest is not known."""
     source: str = ""

@@ -42,7 +42,7 @@ from .named_adapter import (
     NamedAdapter,
     UnknownAdapterError,
     check_unchanged,
-    checksum_of,
+    digests_of,
     read_digest,
 )
 from .prompt_tuning import num_virtual_tokens, prompt_of_directory
@@ -253,8 +253,7 @@ class AdapterStore:
     def _read_digest(self, adapter: NamedAdapter) -> None:
         if adapter.facts.digest is None:
             with one_version(adapter.directory, adapter_files):
-                check_unchanged(adapter, self._engine)
-                read_digest(adapter)
+                read_digest(adapter, self._engine)
 
     def _invocation_tokens(self, adapter: NamedAdapter) -> tuple[int, ...]:
         tokens = adapter.facts.invocation_tokens
@@ -385,10 +384,10 @@ class AdapterStore:
                 f"{directory}: is not a directory; adapter '{name}' needs the directory of a PEFT adapter"
             )
         with one_version(directory, adapter_files):
-            checksum = checksum_of(name, directory)
+            checksum, digest, num_bytes = digests_of(name, directory)
             warn_of_other_base(name, directory, self._engine.config.source)
             adapter = NamedAdapter(name, self._new_task_id(), directory, checksum, int(time.time()), lease=lease)
-            read_digest(adapter)
+            adapter.facts.digest, adapter.facts.num_bytes = digest, num_bytes
             adapter.facts.source = source
             adapter = with_fields(adapter, task_id=self._task_id_of_content(adapter))
             if self._read_prompt(adapter) is not None:

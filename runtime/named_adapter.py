@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, SupportsIndex
 
 from .._core import AdapterError, EngineError
-from ..formats.adapter.adapter_copy import adapter_checksum, adapter_digest
+from ..formats.adapter.adapter_copy import adapter_checksum, adapter_digests
 from ..formats.sources.lease import Lease
 from .adapter_facts import AdapterFacts
 from .engine import LoadedEngine
@@ -79,26 +81,41 @@ class AdapterSum:
 
 def check_unchanged(adapter: NamedAdapter, engine: LoadedEngine) -> None:
     """Raises EngineError if the adapter's files have changed since it was added, or cannot be read."""
-    if checksum_of(adapter.name, adapter.directory) == adapter.checksum:
+    _check_checksum(checksum_of(adapter.name, adapter.directory), adapter, engine)
+
+
+def read_digest(adapter: NamedAdapter, engine: LoadedEngine) -> None:
+    """Reads the digest and the size of the adapter's files into its facts. Raises like check_unchanged()."""
+    checksum, digest, num_bytes = digests_of(adapter.name, adapter.directory)
+    _check_checksum(checksum, adapter, engine)
+    adapter.facts.digest, adapter.facts.num_bytes = digest, num_bytes
+
+
+def checksum_of(name: str, directory: Path) -> str:
+    """Returns adapter_checksum() of the adapter's directory. Raises EngineError for files that cannot be read."""
+    with _reading(name, directory):
+        return adapter_checksum(directory)
+
+
+def digests_of(name: str, directory: Path) -> tuple[str, str, int]:
+    """Returns adapter_digests() of the adapter's directory. Raises EngineError for files that cannot be read."""
+    with _reading(name, directory):
+        return adapter_digests(directory)
+
+
+@contextlib.contextmanager
+def _reading(name: str, directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise EngineError(f"{directory}: adapter '{name}' cannot be read: {error}") from error
+
+
+def _check_checksum(checksum: str, adapter: NamedAdapter, engine: LoadedEngine) -> None:
+    if checksum == adapter.checksum:
         return
     if adapter.directory == engine.adapters.get(adapter.name):
         since = "after the build. Build the engine again"
     else:
         since = "after it was added. Add it again with replace"
     raise EngineError(f"{adapter.directory}: adapter '{adapter.name}' was changed {since}")
-
-
-def read_digest(adapter: NamedAdapter) -> None:
-    """Reads the digest of the adapter's files into its facts. Raises EngineError for files that cannot be read."""
-    try:
-        adapter.facts.digest, adapter.facts.num_bytes = adapter_digest(adapter.directory)
-    except OSError as error:
-        raise EngineError(f"{adapter.directory}: adapter '{adapter.name}' cannot be read: {error}") from error
-
-
-def checksum_of(name: str, directory: Path) -> str:
-    """Returns adapter_checksum() of the adapter's directory. Raises EngineError for files that cannot be read."""
-    try:
-        return adapter_checksum(directory)
-    except OSError as error:
-        raise EngineError(f"{directory}: adapter '{name}' cannot be read: {error}") from error

@@ -21,5 +21,5 @@ def code_digest() -> str:
     digest = xxhash.xxh3_128()
     for name, path in sorted({**files, core.name: core}.items()):
         digest.update(f"{name}:{path.stat().st_size}\n".encode())
-        add_file(digest, path)
+        add_file(path, digest)
     return digest.hexdigest()

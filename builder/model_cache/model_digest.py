@@ -70,7 +70,7 @@ class ModelFiles:
             for path in self._paths:
                 size = path.stat().st_size
                 digest.update(f"{path.relative_to(self._directory)}:{size}\n".encode())
-                add_file(digest, path)
+                add_file(path, digest)
                 advance(size)
         self.check_unchanged()
         temporary = known / f"{identity}.{os.getpid()}.tmp"

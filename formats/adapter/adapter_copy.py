@@ -55,31 +55,33 @@ def adapter_checksum(directory: Path) -> str:
 
     Raises OSError if one cannot be read.
     """
-    digest = xxhash.xxh3_128()
-    _add_files(digest, directory)
-    return digest.hexdigest()
+    checksum = xxhash.xxh3_128()
+    _add_files(directory, checksum)
+    return checksum.hexdigest()
 
 
-def adapter_digest(directory: Path) -> tuple[str, int]:
-    """Returns the SHA-256 of the same data, in hex, and the size of the files in bytes.
+def adapter_digests(directory: Path) -> tuple[str, str, int]:
+    """Reads an adapter's files once. Returns their checksum, the SHA-256 of the same data in hex, and the size of the
+    files in bytes.
 
-    The digest identifies a version of an adapter; the checksum above only finds changes, and is much faster.
+    The SHA-256 identifies a version of an adapter; the checksum only finds changes, and is much faster.
 
     Raises OSError if a file cannot be read.
     """
-    digest = hashlib.sha256()
-    num_bytes = _add_files(digest, directory)
-    return digest.hexdigest(), num_bytes
+    checksum, digest = xxhash.xxh3_128(), hashlib.sha256()
+    num_bytes = _add_files(directory, checksum, digest)
+    return checksum.hexdigest(), digest.hexdigest(), num_bytes
 
 
-def _add_files(digest: Digest, directory: Path) -> int:
+def _add_files(directory: Path, *digests: Digest) -> int:
     """Adds names, sizes and bytes of an adapter's files. Returns the number of bytes of the files."""
     num_bytes = 0
     for name in adapter_files(directory):
         path = directory / name
         size = path.stat().st_size
-        digest.update(f"{name}:{size}\n".encode())
-        add_file(digest, path)
+        for digest in digests:
+            digest.update(f"{name}:{size}\n".encode())
+        add_file(path, *digests)
         num_bytes += size
     return num_bytes
 

@@ -283,7 +283,8 @@ def _write(
     problems: list[str],
 ) -> None:
     """Writes one matrix; `place` may be a view of a larger one."""
-    written = np.empty(values.size, place.dtype)
+    is_contiguous = place.flags.c_contiguous
+    written = place.reshape(-1) if is_contiguous else np.empty(values.size, place.dtype)
     factor = _as_float32(tensors.scale) if role is Role.B else 1.0
     first = 0
     for piece in _in_order(key, role, values):
@@ -291,7 +292,8 @@ def _write(
         first += piece.size
     if not all_finite(written, dtype):
         problems.append(f"tensor '{tensors.names[role]}'" + _why_not_finite(values, role, tensors.scale, dtype))
-    place[...] = written.reshape(place.shape)
+    if not is_contiguous:
+        place[...] = written.reshape(place.shape)
 
 
 def _in_order(key: ModuleKey, role: Role, values: Array) -> tuple[Array, ...]:

@@ -346,5 +346,5 @@ def missing_config(name: HubName | ObjectName, kind: Kind) -> str:
 
 def _digest(path: Path) -> str:
     digest = xxhash.xxh3_128()
-    add_file(digest, path)
+    add_file(path, digest)
     return digest.hexdigest()

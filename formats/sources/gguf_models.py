@@ -88,5 +88,5 @@ def _key(paths: list[Path], kind: Kind) -> str:
         facts = [os.fspath(path), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
         digest.update(json.dumps(facts).encode())
     for code in sorted(Path(gguf_file.__file__).parent.glob("*.py")):
-        add_file(digest, code)
+        add_file(code, digest)
     return digest.hexdigest()[:16]

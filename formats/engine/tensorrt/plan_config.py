@@ -240,5 +240,5 @@ def _check_tensors(source: JsonFields, tensors: tuple[TensorRow, ...]) -> None:
 
 def _checksum(path: Path) -> str:
     digest = xxhash.xxh3_128()
-    add_file(digest, path)
+    add_file(path, digest)
     return digest.hexdigest()

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from adaptrt._core import AdapterError, DType, EngineError, LinearOp, dtype_name
 from adaptrt.builder.build import build
 from adaptrt.builder.conversion.checkpoint import Checkpoint
+from adaptrt.formats.adapter.adapter_copy import adapter_checksum, adapter_digests
 from adaptrt.formats.adapter.names import MODULES
 from adaptrt.formats.engine.build_config import LoraBuildConfig, PluginConfig
 from adaptrt.formats.engine.engine_file import FORMAT_VERSION, EngineFile, EngineTensor, write_engine_file
@@ -32,6 +33,7 @@ from adaptrt.runtime.engine import load_engine
 from adaptrt.runtime.named_adapter import NamedAdapter
 from support.engines import SMALL, make_checkpoint, make_engine
 from support.models import ModelSpec, save_adapter
+from support.opened import opens_of
 from support.tokenizers import byte_level, save_tokenizer
 
 WITH_LORA = replace(SMALL, plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"))
@@ -397,7 +399,7 @@ def test_an_adapter_that_was_changed_after_the_build_is_refused(tmp_path: Path, 
     store.load("poet")
 
 
-@pytest.mark.parametrize(("step", "name"), [("checksum_of", None), ("check_unchanged", "poet"),
+@pytest.mark.parametrize(("step", "name"), [("digests_of", None), ("check_unchanged", "poet"),
                                            ("check_unchanged", "poet:0.5")])  # fmt: skip
 def test_weights_are_read_from_the_version_that_was_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, name: str | None
@@ -422,6 +424,17 @@ def test_weights_are_read_from_the_version_that_was_compared(
     monkeypatch.setattr(adapter_store, step, compare_and_change)
     with pytest.raises(AdapterError, match="the adapter's files were changed while they were read"):
         read()
+
+
+def test_an_adapters_weights_are_read_once_for_both_digests(tmp_path: Path) -> None:
+    make_checkpoint(ModelSpec(num_hidden_layers=1), tmp_path)
+    build(tmp_path / "checkpoint", WITH_LORA, tmp_path / "engine")
+    store = AdapterStore(load_engine(tmp_path / "engine"))
+    directory = save_adapter(tmp_path / "model", tmp_path / "poet", 0, r=2)
+    with opens_of(directory / "adapter_model.safetensors") as opened:
+        adapter, _ = store.read("poet", directory, replace=False)
+    assert len(opened) == 3  # for both digests, to see that it is no pointer of Git LFS, and for the tensors
+    assert (adapter.checksum, adapter.facts.digest) == (adapter_checksum(directory), adapter_digests(directory)[1])
 
 
 def test_a_tokenizer_and_what_is_told_of_it_are_one_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
