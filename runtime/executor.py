@@ -32,9 +32,9 @@ from ..formats.sources import find_adapter
 from .adapter_prefetch import prefetched_adapters
 from .adapter_store import AdapterStore
 from .adapter_versions import without_versions
+from .checked_config import checked_config
 from .draft_vocabulary import check_draft_vocabulary
 from .engine import LoadedEngine, load_engine, load_engine_bytes
-from .first_use import checked_config
 from .guide_trial import GuideLimits
 from .named_adapter import NamedAdapter, refuse_named_task_id
 from .native_engine import NativeEngine

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import _core
-from .._core import ConfigError, EngineInfo, ExecutorConfig, WeightMemory
-from ..builder.model_cache import EngineOptions, EnginePlan, plan_engine
+from .._core import EngineInfo, ExecutorConfig, WeightMemory
+from ..builder.model_cache.first_use import EnginePlan, plan_engine
+from ..builder.model_cache.options import EngineOptions
 from ..common.progress import Progress
 from ..formats.adapter.adapter_copy import TOKENIZER_FILE
 from ..formats.engine.bind import bind_program
@@ -16,9 +17,9 @@ from ..formats.engine.build_config import NATIVE
 from ..formats.engine.engine_config import EngineConfig, engine_file
 from ..formats.engine.engine_file import EngineLayout
 from ..formats.sources import Source
+from .checked_config import checked_config
 from .draft_vocabulary import check_draft_vocabulary
 from .memory import available_memory
-from .orchestrator.mode import without_parallel_config
 from .weight_memory import require_one_rank, require_room
 
 
@@ -42,15 +43,6 @@ class ModelOrEngine:
     def engine(self, progress: Progress) -> Path:
         """Returns the engine's directory. Builds it if necessary. Raises like engine_for()."""
         return self.directory if self.plan is None else self.plan.engine(progress)
-
-
-def checked_config(config: ExecutorConfig) -> ExecutorConfig:
-    """Returns the configuration for C++. Raises ConfigError that lists the problems of its fields."""
-    config, problems = without_parallel_config(config)
-    problems += config.validate()
-    if problems:
-        raise ConfigError("ExecutorConfig: " + "; ".join(problems))
-    return config
 
 
 def make_engines(

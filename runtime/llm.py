@@ -22,7 +22,7 @@ from .._core import (
     GuidedDecodingParams,
     SamplingConfig,
 )
-from ..builder.model_cache import EngineOptions
+from ..builder.model_cache.options import EngineOptions
 from ..common.progress import Progress, SilentProgress, progress_on
 from ..formats.adapter.adapter_copy import TOKENIZER_FILE
 from ..formats.sources import find_model

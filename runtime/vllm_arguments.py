@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from .._core import ConfigError, DType, dtype_from_name, dtype_name
-from ..builder.model_cache import VLLM_LIMITS, EngineOptions
+from ..builder.model_cache.options import VLLM_LIMITS, EngineOptions
 from ..common.shown_value import shown
 from ..formats.engine.build_config import DTYPE_ALIASES
 from .sampling_fields import MAX_LOG_PROBS

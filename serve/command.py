@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from .._core import AdapterError, ConfigError, DraftTargetDecodingConfig, ExecutorConfig, KvCacheConfig, PeftCacheConfig
 from ..builder.commands import engine_flags
-from ..builder.model_cache import EnginePlan
+from ..builder.model_cache.first_use import EnginePlan
 from ..common.number_flags import MAX_INT32, fraction, integer, seconds
 from ..common.progress import progress_on
 from ..common.regular_file import read_regular

@@ -74,7 +74,7 @@ from ._core import (
 from ._version import __version__
 
 if TYPE_CHECKING:
-    from .builder.model_cache import EngineOptions
+    from .builder.model_cache.options import EngineOptions
     from .formats.adapter import invocation_start
     from .runtime.answer import AnswerStream, AsyncAnswer, Completion
     from .runtime.classifier import Classification
@@ -129,7 +129,7 @@ _LAZY = {
     "DecodingConfig": "runtime.options.speculative",
     "DecodingMode": "runtime.options.speculative",
     "EagleConfig": "runtime.options.speculative",
-    "EngineOptions": "builder.model_cache",
+    "EngineOptions": "builder.model_cache.options",
     "Executor": "runtime.executor",
     "ExternalDraftTokensConfig": "runtime.options.speculative",
     "GuideLimits": "runtime.guide_trial",

@@ -14,7 +14,8 @@ import pytest
 from tokenizers import Tokenizer
 
 import adaptrt
-from adaptrt.builder.model_cache import EngineCache, EngineOptions
+from adaptrt.builder.model_cache.options import EngineOptions
+from adaptrt.builder.model_cache.store import EngineCache
 from adaptrt.formats.engine.engine_config import EngineConfig
 from support.models import ModelSpec, save_adapter, save_model
 from support.serving import LORA_MODULES, run_command

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from adaptrt.builder.model_cache import EngineCache
+from adaptrt.builder.model_cache.store import EngineCache
 from adaptrt.runtime.engine import load_engine
 from support.models import ModelSpec, save_model
 
 ASK = """
 import sys
-from adaptrt.builder.model_cache import EngineOptions, engine_for
+from adaptrt.builder.model_cache.first_use import engine_for
+from adaptrt.builder.model_cache.options import EngineOptions
 from adaptrt.common.progress import progress_on
 print(engine_for(sys.argv[1], EngineOptions(max_seq_len=64), progress_on()))
 """

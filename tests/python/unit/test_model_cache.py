@@ -21,14 +21,10 @@ from adaptrt._core import AdaptrtError, DType, EngineError, QuantAlgo
 from adaptrt.builder.cli import main as command_line
 from adaptrt.builder.commands import engine_flags
 from adaptrt.builder.conversion.convert import convert_checkpoint
-from adaptrt.builder.model_cache import (
-    EngineCache,
-    EngineOptions,
-    code_digest,
-    default_cache_directory,
-    engine_for,
-    first_use,
-)
+from adaptrt.builder.model_cache import code_digest, first_use
+from adaptrt.builder.model_cache.first_use import engine_for
+from adaptrt.builder.model_cache.options import EngineOptions
+from adaptrt.builder.model_cache.store import EngineCache, default_cache_directory
 from adaptrt.formats.checkpoint.quantization import QuantConfig
 from adaptrt.formats.engine.engine_config import EngineConfig
 from adaptrt.runtime.engine import load_engine

@@ -12,7 +12,10 @@ import pytest
 from adaptrt import LLM, ConfigError
 from adaptrt._core import AdaptrtError
 from adaptrt.builder.cli import main as command_line
-from adaptrt.builder.model_cache import EngineCache, EngineOptions, engine_for, first_use, plan_engine
+from adaptrt.builder.model_cache import first_use
+from adaptrt.builder.model_cache.first_use import engine_for, plan_engine
+from adaptrt.builder.model_cache.options import EngineOptions
+from adaptrt.builder.model_cache.store import EngineCache
 from adaptrt.common.progress import SilentProgress
 from adaptrt.formats.checkpoint.config import CheckpointConfig
 from adaptrt.formats.checkpoint.config_file import ConfigFile

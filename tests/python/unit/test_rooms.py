@@ -100,7 +100,7 @@ def test_every_room_of_formats_has_its_place() -> None:
         ("formats/network/ops", "from ..checkpoint.rotary import rotary", []),
         ("formats/adapter/names", "import adaptrt.formats.engine.plan", ["formats/engine"]),
         ("formats/engine/tensorrt/plan_config", "from ....builder import build", ["builder"]),
-        ("runtime/llm", "from ..builder.model_cache import engine_for", []),
+        ("runtime/llm", "from ..builder.model_cache.first_use import engine_for", []),
         ("runtime/llm", "def f():\n    from ..builder.build import build", ["builder"]),
         ("runtime/tensorrt/engine", "from adaptrt.serve import app", ["serve"]),
         ("serve/app", "from .. import tools", ["tools"]),

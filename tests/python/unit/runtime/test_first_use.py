@@ -15,8 +15,9 @@ import torch
 from adaptrt import LLM, ConfigError, DraftTargetDecodingConfig, ExecutorConfig, KvCacheConfig, PeftCacheConfig
 from adaptrt._core import DType, QuantAlgo
 from adaptrt.builder.conversion.convert import convert_checkpoint
-from adaptrt.builder.model_cache import EngineCache, EngineOptions
 from adaptrt.builder.model_cache import first_use as builder_first_use
+from adaptrt.builder.model_cache.options import EngineOptions
+from adaptrt.builder.model_cache.store import EngineCache
 from adaptrt.common.progress import SilentProgress
 from adaptrt.formats.checkpoint.quantization import QuantConfig
 from adaptrt.formats.engine.engine_file import EngineFile, EngineLayout

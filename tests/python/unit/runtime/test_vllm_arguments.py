@@ -13,7 +13,7 @@ import transformers
 
 import adaptrt
 from adaptrt import ConfigError, DType, EngineOptions, ExecutorConfig
-from adaptrt.builder.model_cache import VLLM_LIMITS
+from adaptrt.builder.model_cache.options import VLLM_LIMITS
 from adaptrt.runtime import first_use
 from adaptrt.runtime import llm as llm_module
 from adaptrt.runtime.vllm_arguments import with_vllm_arguments

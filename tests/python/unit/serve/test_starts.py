@@ -21,7 +21,9 @@ from adaptrt.builder.build import build
 from adaptrt.builder.cli import CommandParser
 from adaptrt.builder.cli import main as command_line
 from adaptrt.builder.conversion.checkpoint import Checkpoint
-from adaptrt.builder.model_cache import EngineCache, EnginePlan, first_use
+from adaptrt.builder.model_cache import first_use
+from adaptrt.builder.model_cache.first_use import EnginePlan
+from adaptrt.builder.model_cache.store import EngineCache
 from adaptrt.formats.engine.build_config import LIMITS, LORA_LIMITS, BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.runtime import first_use as runtime_first_use
 from adaptrt.serve import command

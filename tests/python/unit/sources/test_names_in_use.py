@@ -16,7 +16,9 @@ import pytest
 from adaptrt import LLM, AdapterError, ConfigError, LoraConfig
 from adaptrt.builder.cli import main as command_line
 from adaptrt.builder.commands import build as build_command
-from adaptrt.builder.model_cache import EngineCache, EngineOptions, engine_for
+from adaptrt.builder.model_cache.first_use import engine_for
+from adaptrt.builder.model_cache.options import EngineOptions
+from adaptrt.builder.model_cache.store import EngineCache
 from adaptrt.formats.engine.engine_config import EngineConfig
 from adaptrt.formats.sources import HubName, Source, source
 from adaptrt.formats.sources.hub import Snapshot
