@@ -266,6 +266,7 @@ void bind_cache(py::module_& module) {
       .def("pin", &LoraCache::pin, py::arg("task_id"), Release())
       .def("unpin", &LoraCache::unpin, py::arg("task_id"))
       .def("unload", &LoraCache::unload, py::arg("task_id"))
+      .def("set_outdated", &LoraCache::set_outdated, py::arg("task_id"), py::arg("outdated"))
       .def("contains", &LoraCache::contains, py::arg("task_id"))
       .def("list", &LoraCache::list)
       .def("stats", &LoraCache::stats)

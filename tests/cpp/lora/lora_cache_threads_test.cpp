@@ -78,6 +78,9 @@ BOOST_DATA_TEST_CASE(threads_get_what_was_sent_while_others_evict_it, boost::uni
           case 3:
             failures += cache.take_load_failures().size();
             break;
+          case 4:
+            cache.set_outdated(id, random() % 2 == 0);
+            break;
           default:
             break;
         }

@@ -35,7 +35,7 @@ OPERATIONS = (
     *("send", "send", "send", "send", "send_again", "ask", "ask", "ask_for_any"),
     *("start", "start", "start", "start", "stop", "stop", "stop", "stop"),
     *("finish", "finish", "finish", "finish", "finish", "finish", "finish", "finish"),
-    *("pin", "unpin", "unpin", "unload"),
+    *("pin", "unpin", "unpin", "unload", "outdate", "outdate"),
 )
 ALIGNMENT = 64
 
@@ -98,6 +98,7 @@ class Generation:
     users: int = 0
     leases: int = 0
     pinned: bool = False
+    outdated: bool = False
     listed: bool = True
     on_device: bool = False
 
@@ -108,7 +109,8 @@ class Generation:
 
 @dataclass
 class Model:
-    """The cache's guarantees, modelled with lists that start with the least recently used generation."""
+    """The cache's guarantees, modelled with lists that start with outdated generations, and otherwise with the least
+    recently used one."""
 
     dtype: _core.DType
     host_bytes: int
@@ -162,9 +164,17 @@ class Model:
             (self.device_idle, alive and g.on_device and g.leases == 0 and not g.pinned),
         ):
             if should and g not in idle:
-                idle.append(g)
+                idle.insert(sum(other.outdated for other in idle) if g.outdated else len(idle), g)
             elif not should and g in idle:
                 idle.remove(g)
+
+    def outdate(self, g: Generation) -> None:
+        """Marks a generation as outdated, or as current again; it then counts as just used."""
+        for idle in (self.host_idle, self.device_idle):
+            if g in idle:
+                idle.remove(g)
+        g.outdated = not g.outdated
+        self.settle(g)
 
     def drop(self, g: Generation) -> None:
         g.listed = False
@@ -397,6 +407,13 @@ class LoraCacheMachine(RuleBasedStateMachine):
             g.pinned = False
             self.model.settle(g)
 
+    def outdate(self, index: int) -> None:
+        g = self.some_listed(index)
+        if g is not None:
+            self.model.outdate(g)
+            for _ in range(2):  # the second call changes nothing
+                self.cache.set_outdated(g.task, g.outdated)
+
     def unload(self, index: int) -> None:
         g = self.some_listed(index)
         if g is not None:
@@ -427,7 +444,7 @@ class LoraCacheMachine(RuleBasedStateMachine):
         assert self.cache.obtainable_pages() == self.model.obtainable()
         listed = sorted((g for g in self.model.generations if g.listed), key=lambda g: g.task)
         assert self.cache.list() == [
-            _core.LoraCacheEntry(g.task, g.size, g.pages, g.on_device, g.pinned, g.users) for g in listed
+            _core.LoraCacheEntry(g.task, g.size, g.pages, g.on_device, g.pinned, g.users, g.outdated) for g in listed
         ]
 
     def teardown(self) -> None:

@@ -194,7 +194,7 @@ class LoraCache {
   void unload(std::uint64_t task_id);
   /// Marks an adapter as outdated, or as current again. Both levels evict outdated adapters before current
   /// ones, the least recently used first. A new adapter is current, also one that replaces an outdated one.
-  /// Does nothing if the task is not cached.
+  /// An adapter that becomes current again counts as just used. Does nothing if the task is not cached.
   void set_outdated(std::uint64_t task_id, bool outdated) noexcept;
   /// Undoes `admissions` calls of admit() that returned this generation: removes it, like unload(), if one of
   /// them stored it. Does nothing if another call returned it too, if it is pinned, or if it replaced another
