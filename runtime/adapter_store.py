@@ -8,11 +8,13 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace as with_fields
 from pathlib import Path
 from typing import Final
 
 from .._core import AdapterError, AdaptrtError, LoraConfig, PromptTuningConfig
+from ..formats.adapter import is_prompt_tuned
 from ..formats.adapter.adapter_copy import adapter_files
 from ..formats.adapter.convert import MAGNITUDE, ConvertedAdapter
 from ..formats.adapter.invocation import find_start, invocation_tokens
@@ -383,21 +385,36 @@ class AdapterStore:
             raise AdapterError(
                 f"{directory}: is not a directory; adapter '{name}' needs the directory of a PEFT adapter"
             )
+        adapter = NamedAdapter(name, self._new_task_id(), directory, "", int(time.time()), lease=lease)
         with one_version(directory, adapter_files):
-            checksum, digest, num_bytes = digests_of(name, directory)
+            checksum, converted = self._digest_and_convert(adapter)
             warn_of_other_base(name, directory, self._engine.config.source)
-            adapter = NamedAdapter(name, self._new_task_id(), directory, checksum, int(time.time()), lease=lease)
-            adapter.facts.digest, adapter.facts.num_bytes = digest, num_bytes
+            adapter = with_fields(adapter, checksum=checksum)
             adapter.facts.source = source
             adapter = with_fields(adapter, task_id=self._task_id_of_content(adapter))
             if self._read_prompt(adapter) is not None:
                 self._classifiers.is_classifier(adapter)
                 adapter.facts.terms = AdapterTerms()
                 return adapter, None
-            converted = self._convert(adapter)
+            assert converted is not None
             config = LoraConfig(adapter.task_id, converted.weights, converted.config)
             self._classifiers.head_of(adapter)
         return adapter, config
+
+    def _digest_and_convert(self, adapter: NamedAdapter) -> tuple[str, ConvertedAdapter | None]:
+        """Reads the checksum and the digest of the adapter's files while it is converted. Virtual tokens are not.
+
+        A thread of its own computes them, because SHA-256 takes about as long as the conversion.
+        """
+        with ThreadPoolExecutor(1, "adaptrt-digests") as thread:
+            digests = thread.submit(digests_of, adapter.name, adapter.directory)
+            try:
+                converted = None if is_prompt_tuned(adapter.directory) else self._convert(adapter)
+            except AdaptrtError:
+                digests.result()  # Raises the first error of files that cannot be read.
+                raise
+        checksum, adapter.facts.digest, adapter.facts.num_bytes = digests.result()
+        return checksum, converted
 
     def keep(self, adapter: NamedAdapter) -> tuple[NamedAdapter, ...]:
         """Makes the adapter known under its name. The one that had the name before becomes an old version.

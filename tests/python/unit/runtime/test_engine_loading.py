@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import types
 from collections.abc import Callable
 from dataclasses import replace
@@ -426,11 +427,27 @@ def test_weights_are_read_from_the_version_that_was_compared(
         read()
 
 
-def test_an_adapters_weights_are_read_once_for_both_digests(tmp_path: Path) -> None:
+def test_an_adapter_is_converted_while_its_digests_are_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_checkpoint(ModelSpec(num_hidden_layers=1), tmp_path)
     build(tmp_path / "checkpoint", WITH_LORA, tmp_path / "engine")
     store = AdapterStore(load_engine(tmp_path / "engine"))
     directory = save_adapter(tmp_path / "model", tmp_path / "poet", 0, r=2)
+    is_converted = threading.Event()
+    convert, digest = adapter_store.adapter_of_directory, adapter_store.digests_of
+
+    def convert_and_say(*arguments: Any) -> Any:
+        converted = convert(*arguments)
+        is_converted.set()
+        return converted
+
+    def digest_afterwards(*arguments: Any) -> Any:
+        assert is_converted.wait(60)
+        return digest(*arguments)
+
+    monkeypatch.setattr(adapter_store, "adapter_of_directory", convert_and_say)
+    monkeypatch.setattr(adapter_store, "digests_of", digest_afterwards)
     with opens_of(directory / "adapter_model.safetensors") as opened:
         adapter, _ = store.read("poet", directory, replace=False)
     assert len(opened) == 3  # for both digests, to see that it is no pointer of Git LFS, and for the tensors
