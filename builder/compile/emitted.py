@@ -143,6 +143,7 @@ class Weights:
                 value_type=DType.FLOAT32 if how.value_dtype is None else how.value_dtype,
                 bits=how.bits,
                 act_order=how.act_order,
+                minimums=how.has_minimum,
             ),
         )
         self.matrices[matrix.tensor] = (matrix, source)

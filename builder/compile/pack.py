@@ -170,10 +170,11 @@ def _quantized_pieces(tensors: RankTensors, k: int, source: WeightRows, how: pla
         zeros: Array | None = None if piece.zeros is None else np.ascontiguousarray(piece.zeros).view(np.uint8)
         if zeros is not None and how.algo is QuantAlgo.W8A16:
             zeros = zeros ^ 0x80
+        minimums = None if piece.minimums is None else np.ascontiguousarray(to_float32(piece.minimums))
         panels = np.empty(quantized_panel_bytes(in_order, count, k), np.uint8)
         # numpy's buffer protocol has no FP8.
         weights = np.ascontiguousarray(piece.weights).view(np.uint8)
-        pack_quantized_panels(panels, in_order, count, k, 0, count, weights, scales, zeros)
+        pack_quantized_panels(panels, in_order, count, k, 0, count, weights, scales, zeros, minimums)
         yield panels
     if how.act_order:
         n = len(source.rows)

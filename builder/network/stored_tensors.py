@@ -17,7 +17,9 @@ def stored_tensors(reader: SafetensorsReader, quantization: QuantConfig | None) 
         how = quantization.of_weight(name) if quantization is not None else None
         if how is not None and how.has_few_bits and how.scales_of(name) in reader.specs:
             # A byte has two elements, and ONNX counts elements.
-            element_type = TensorProto.UINT4 if how.has_zero_point or how.is_codebook else TensorProto.INT4
+            element_type = TensorProto.INT4
+            if how.has_zero_point or how.has_minimum or how.is_codebook:
+                element_type = TensorProto.UINT4
             shape = (shape[0], 2 * shape[1])
         stored[name] = StoredTensor(element_type, shape, reader.path.name, reader.offset(name), spec.num_bytes)
     return stored

@@ -36,7 +36,17 @@ def weight_matrix(graph: GraphBuilder, of: LinearWeight) -> Value:
         inputs.append(graph.cast(graph.weight(how.zeros_of(weight.name)), weight.element_type))
     engine_type = graph.engine_type
     made = graph.node("DequantizeLinear", inputs, element_type=engine_type, output_dtype=engine_type, **attributes)
+    if how.has_minimum:
+        minimums = graph.cast(graph.weight(how.minimums_of(weight.name)), engine_type)
+        made = graph.node("Sub", [made, _of_each_input(graph, minimums, weight, how)])
     return _in_order(graph, made, of, how) if how.act_order else made
+
+
+def _of_each_input(graph: GraphBuilder, values: Value, weight: Value, how: QuantConfig) -> Value:
+    """Repeats values [out, groups] for each input of a group. The last group may be shorter."""
+    inputs = graph.stored_shape(weight.name)[1]
+    groups = graph.constant(f"groups_of_{inputs}_by_{how.group_size}", np.arange(inputs) // (how.group_size or inputs))
+    return graph.node("Gather", [values, groups], axis=1)
 
 
 def _in_order(graph: GraphBuilder, weight: Value, of: LinearWeight, how: QuantConfig) -> Value:
@@ -59,9 +69,7 @@ def _values_of_eight_bits(graph: GraphBuilder, weight: Value, how: QuantConfig) 
     if how.group_size is None:
         each = graph.node("Unsqueeze", [scales, last])
     else:
-        inputs = graph.stored_shape(weight.name)[1]
-        groups = graph.constant(f"groups_of_{inputs}_by_{how.group_size}", np.arange(inputs) // how.group_size)
-        each = graph.node("Gather", [scales, groups], axis=1)
+        each = _of_each_input(graph, scales, weight, how)
     products = graph.node("Mul", [graph.cast(weight, TensorProto.FLOAT), each])
     if how.is_llm_int8:
         products = graph.node(

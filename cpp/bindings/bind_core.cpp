@@ -65,13 +65,22 @@ void pack(const py::buffer& panels, DType dtype, std::int64_t n, std::int64_t k,
 }
 
 Quantization make_quantization(QuantAlgo algo, std::int64_t group_size, bool zero_points, DType scale_type,
-                               WeightCode code, DType value_type, std::int32_t bits, bool act_order) {
+                               WeightCode code, DType value_type, std::int32_t bits, bool act_order,
+                               bool minimums) {
   if (bits < 2 || bits > 4) throw py::value_error("Quantization: bits must be 2, 3 or 4");
   const std::int64_t together = packed_inputs(bits);
   if (group_size < 0 || group_size % together != 0) {
     throw py::value_error("Quantization: group_size must be a multiple of " + std::to_string(together));
   }
-  return {algo, group_size, zero_points, scale_type, code, value_type, bits, act_order};
+  return {.algo = algo,
+          .group_size = group_size,
+          .zero_points = zero_points,
+          .minimums = minimums,
+          .scale_type = scale_type,
+          .code = code,
+          .value_type = value_type,
+          .bits = bits,
+          .act_order = act_order};
 }
 
 /// The bytes of a contiguous buffer that must hold exactly `size` of them.
@@ -87,10 +96,12 @@ const std::byte* exact_bytes(const py::buffer_info& info, std::int64_t size, con
 void pack_quantized(const py::buffer& panels, const Quantization& quantization, std::int64_t n,
                     std::int64_t k, std::int64_t first_row, std::int64_t rows, const py::buffer& weights,
                     const py::array_t<float, py::array::c_style>& scales,
-                    const std::optional<py::buffer>& zeros) {
+                    const std::optional<py::buffer>& zeros,
+                    const std::optional<py::array_t<float, py::array::c_style>>& minimums) {
   check_matrix_sizes("pack_quantized_panels", n, k);
   if (first_row < 0 || first_row > n || rows < 0 || rows > n - first_row ||
       quantization.algo == QuantAlgo::kNone || zeros.has_value() != quantization.zero_points ||
+      minimums.has_value() != quantization.minimums ||
       (quantization.bits != 4 && k % packed_inputs(quantization.bits) != 0)) {
     throw py::value_error("pack_quantized_panels: the rows are not of a matrix that is quantised so");
   }
@@ -99,11 +110,12 @@ void pack_quantized(const py::buffer& panels, const Quantization& quantization, 
   const py::buffer_info weights_info = weights.request();
   const py::buffer_info zeros_info = zeros ? zeros->request() : py::buffer_info{};
   const py::buffer_info out = panels.request(true);
-  if (scales.size() != groups)
-    throw py::value_error("pack_quantized_panels: a scale is needed for each group");
+  if (scales.size() != groups || (minimums && minimums->size() != groups))
+    throw py::value_error("pack_quantized_panels: a scale is needed for each group, and a minimum if any");
   const QuantizedRows source{
       exact_bytes(weights_info, rows * row_bytes, "weights"), scales.data(),
-      zeros ? reinterpret_cast<const std::uint8_t*>(exact_bytes(zeros_info, groups, "zeros")) : nullptr};
+      zeros ? reinterpret_cast<const std::uint8_t*>(exact_bytes(zeros_info, groups, "zeros")) : nullptr,
+      minimums ? minimums->data() : nullptr};
   if (bytes_of(out) < panel_bytes(quantization, DType::kFloat32, n, k)) {
     throw py::value_error("pack_quantized_panels: the destination is smaller than panel_bytes");
   }
@@ -280,12 +292,13 @@ void bind_core(py::module_& module) {
       .def(py::init(&make_quantization), py::kw_only(), py::arg("algo"), py::arg("group_size") = 0,
            py::arg("zero_points") = false, py::arg("scale_type") = DType::kBFloat16,
            py::arg("code") = WeightCode::kInteger, py::arg("value_type") = DType::kFloat32,
-           py::arg("bits") = 4, py::arg("act_order") = false,
+           py::arg("bits") = 4, py::arg("act_order") = false, py::arg("minimums") = false,
            "Raises ValueError for group sizes and bits that the kernels do not support.")
       .def_readonly("algo", &Quantization::algo)
       .def_readonly("group_size", &Quantization::group_size,
                     "Number of inputs that share a scale; 0: all of them.")
       .def_readonly("zero_points", &Quantization::zero_points)
+      .def_readonly("minimums", &Quantization::minimums, "True if each group has a minimum.")
       .def_readonly("scale_type", &Quantization::scale_type,
                     "Type of the scales of few bits, of codes, and of W8A16 in groups.")
       .def_readonly("code", &Quantization::code, "Meaning of the bits.")
@@ -302,10 +315,11 @@ void bind_core(py::module_& module) {
       py::arg("quantization"), py::arg("n"), py::arg("k"), "Bytes of a packed quantised weight W[n, k].");
   module.def("pack_quantized_panels", &pack_quantized, py::arg("panels"), py::arg("quantization"),
              py::arg("n"), py::arg("k"), py::arg("first_row"), py::arg("rows"), py::arg("weights"),
-             py::arg("scales"), py::arg("zeros") = py::none(),
+             py::arg("scales"), py::arg("zeros") = py::none(), py::arg("minimums") = py::none(),
              "Packs quantised rows of W[n, k] into `panels`, a writable buffer. `weights` are stored as in "
              "checkpoints. Each group of each row has a float32 scale, which is rounded to the type of the "
-             "scales, and with zero points a uint8 zero. Raises CheckpointError for integers that do not fit "
+             "scales, and with zero points a uint8 zero, or a float32 minimum that is rounded alike. Raises "
+             "CheckpointError for integers that do not fit "
              "in 2 or 3 bits.");
   module.def(
       "pack_permutation", &pack_order, py::arg("behind"), py::arg("quantization"), py::arg("n"), py::arg("k"),

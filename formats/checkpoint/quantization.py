@@ -17,6 +17,8 @@ from .tensor_names import LM_HEAD, LM_HEAD_MODULE
 
 DEFAULT_GROUP_SIZE: Final = 128
 GROUP_SIZES: Final = (32, 64, 128)
+WEIGHT_ONLY_GROUP_SIZES: Final = (16, *GROUP_SIZES)
+"""Group sizes of integers whose activations are not rounded."""
 CODE_GROUP_SIZES: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Group sizes of codebook weights: the block sizes of bitsandbytes."""
 FLOAT8_GROUPS: Final = 8
@@ -40,6 +42,7 @@ _WEIGHT: Final = ".weight"
 _CHANNEL_SCALE: Final = "per_channel_scale"
 _GROUP_SCALE: Final = "weights_scaling_factor"
 _ZERO: Final = "zero"
+_MINIMUM: Final = "minimum"
 _PERMUTATION: Final = "input_order"
 
 
@@ -52,6 +55,9 @@ class QuantConfig:
     """Number of consecutive inputs of an output that share a scale; None: all inputs. Not for W8A8."""
     has_zero_point: bool = False
     """True if each group also has a zero point. Not for W8A8."""
+    has_minimum: bool = False
+    """True if each group also has a minimum: value = scale * u - minimum, both of scale_dtype. Only for integers of
+    W4A16 and W8A16 in groups."""
     scale_dtype: DType = DType.BFLOAT16
     """Dtype of the scales if has_typed_scales."""
     bits: int = 4
@@ -73,12 +79,15 @@ class QuantConfig:
     def problems(self) -> list[str]:
         """Lists everything that is not accepted."""
         found = []
-        accepted = CODE_GROUP_SIZES if self.is_codebook else GROUP_SIZES
+        weight_only = self.quant_algo in (QuantAlgo.W4A16, QuantAlgo.W8A16)
+        accepted = CODE_GROUP_SIZES if self.is_codebook else WEIGHT_ONLY_GROUP_SIZES if weight_only else GROUP_SIZES
         if self.group_size is not None and self.is_float8:
             if self.group_size < 1 or self.group_size % FLOAT8_GROUPS != 0:
                 found.append(f"group_size is {self.group_size}; accepted: multiples of {FLOAT8_GROUPS}")
         elif self.group_size is not None and self.group_size not in accepted:
             found.append(f"group_size is {self.group_size}; accepted: {', '.join(map(str, accepted))}")
+        if self.has_minimum and (self.is_codebook or self.has_zero_point or not weight_only or self.group_size is None):
+            found.append("has_minimum is given; only integers of W4A16 and W8A16 in groups without zero points have it")
         if self.is_codebook:
             if self.group_size is None and not self.is_of_eight_bits:
                 found.append(f"group_size is missing; {self.code.name} needs it")
@@ -98,6 +107,11 @@ class QuantConfig:
             found.append(f"bits is {self.bits}; accepted: {', '.join(map(str, PACKED_INPUTS))}")
         elif self.bits != 4 and (self.is_codebook or not self.has_few_bits):
             found.append(f"bits is {self.bits}; expected 4, except for integers of W4A16 and W4A8")
+        elif self.bits != 4 and self.group_size is not None and self.group_size % PACKED_INPUTS[self.bits] != 0:
+            found.append(
+                f"group_size is {self.group_size}; accepted with {self.bits} bits: multiples of "
+                f"{PACKED_INPUTS[self.bits]}"
+            )
         if self.is_of_eight_bits:
             if self.quant_algo is not QuantAlgo.W8A16:
                 found.append(f"code is {self.code.name} with {self.quant_algo.name}; accepted: W8A16")
@@ -158,7 +172,9 @@ class QuantConfig:
     def can_be_made(self) -> bool:
         """True if AdaptRT can quantise weights this way; other formats only come from published models."""
         is_published_int8 = not self.has_few_bits and (self.group_size is not None or self.has_zero_point)
-        is_of_checkpoint = is_published_int8 or self.is_codebook or self.act_order or bool(self.quantized_layers)
+        is_of_checkpoint = (
+            is_published_int8 or self.has_minimum or self.is_codebook or self.act_order or bool(self.quantized_layers)
+        )
         return self.bits == 4 and not is_of_checkpoint
 
     @property
@@ -244,6 +260,10 @@ class QuantConfig:
         """Name of the tensor with the zero points, if there are any."""
         return f"{name.removesuffix(_WEIGHT)}.{_ZERO}"
 
+    def minimums_of(self, name: str) -> str:
+        """Name of the tensor with the minimums, if there are any."""
+        return f"{name.removesuffix(_WEIGHT)}.{_MINIMUM}"
+
     def permutation_name(self, name: str) -> str:
         """Name of the tensor with the permutations, if the inputs are permuted: input i of a part is order[part, i]."""
         return f"{name.removesuffix(_WEIGHT)}.{_PERMUTATION}"
@@ -256,7 +276,7 @@ class QuantConfig:
         """Text for people: W4A16 in groups of 64 with zero points."""
         code = f" of {self.code.name}" if self.is_codebook else ""
         group = f" in groups of {self.group_size}" if self.group_size is not None else ""
-        zeros = " with zero points" if self.has_zero_point else ""
+        zeros = " with zero points" if self.has_zero_point else " with minimums" if self.has_minimum else ""
         bits = "" if self.bits == 4 else f" of {self.bits} bits"
         act_order = ", reordered" if self.act_order else ""
         own = f"{self.quant_algo.name}{bits}{code}{group}{zeros}{act_order}"
@@ -280,6 +300,8 @@ class QuantConfig:
         own: dict[str, Any] = {}
         if self.has_typed_scales:
             own["scale_dtype"] = dtype_name(self.scale_dtype)
+        if self.has_minimum:
+            own["has_minimum"] = True
         if self.bits != 4:
             own["bits"] = self.bits
         if self.is_codebook and self.value_dtype is not None:
@@ -327,6 +349,7 @@ def read_quantization(source: JsonFields) -> QuantConfig | None:
     has_zero_point = source.boolean("has_zero_point", default=False)
     excluded = source.strings("exclude_modules") if "exclude_modules" in source else ()
     # Older checkpoints lack these fields.
+    has_minimum = source.boolean("has_minimum", default=False)
     scale_dtype = _optional_dtype(source, "scale_dtype")
     value_dtype = _optional_dtype(source, "value_dtype")
     bits = source.integer("bits") if "bits" in source else 4
@@ -344,6 +367,7 @@ def read_quantization(source: JsonFields) -> QuantConfig | None:
         quant_algo=QuantAlgo[algo],
         group_size=group_size,
         has_zero_point=has_zero_point,
+        has_minimum=has_minimum,
         scale_dtype=DType.BFLOAT16 if scale_dtype is None else scale_dtype,
         bits=bits,
         code=WeightCode[code],
@@ -392,11 +416,14 @@ def _optional_dtype(source: JsonFields, name: str) -> DType | None:
 def quantized_specs(name: str, shape: tuple[int, int], how: QuantConfig, num_parts: int = 1) -> list[TensorSpec]:
     """Specs of the tensors in a rank's file for a quantised weight.
 
-    These are its integers, scales, zero points and, if the inputs are permuted, the permutation of each part.
+    These are its integers, scales, zero points or minimums and, if the inputs are permuted, the permutation of each
+    part.
     """
     outputs, inputs = shape
     groups = (outputs,) if how.group_size is None else (outputs, how.groups(inputs))
-    orders = [TensorSpec(how.permutation_name(name), np.dtype(np.int32), (num_parts, inputs))] if how.act_order else []
+    others = [TensorSpec(how.permutation_name(name), np.dtype(np.int32), (num_parts, inputs))] if how.act_order else []
+    if how.has_minimum:
+        others.insert(0, TensorSpec(how.minimums_of(name), np.dtype(dtype_name(how.scale_dtype)), groups))
     if how.is_float8:
         scales = TensorSpec(how.scales_of(name), np.dtype(dtype_name(how.scale_dtype)), groups)
         return [TensorSpec(name, FLOAT8, shape), scales]
@@ -404,11 +431,11 @@ def quantized_specs(name: str, shape: tuple[int, int], how: QuantConfig, num_par
         scale_dtype = np.dtype(dtype_name(how.scale_dtype)) if how.has_typed_scales else FLOAT32
         integers = [TensorSpec(name, np.dtype(np.int8), shape), TensorSpec(how.scales_of(name), scale_dtype, groups)]
         zeros = [TensorSpec(how.zeros_of(name), np.dtype(np.int8), groups)] if how.has_zero_point else []
-        return [*integers, *zeros, *orders]
+        return [*integers, *zeros, *others]
     specs = [
         TensorSpec(name, np.dtype(np.uint8), (outputs, inputs // 2)),
         TensorSpec(how.scales_of(name), np.dtype(dtype_name(how.scale_dtype)), groups),
     ]
     if how.has_zero_point:
         specs.append(TensorSpec(how.zeros_of(name), np.dtype(np.uint8), groups))
-    return [*specs, *orders]
+    return [*specs, *others]

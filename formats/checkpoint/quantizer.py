@@ -27,6 +27,8 @@ class QuantizedRows:
     """[rows, groups], of QuantConfig.scale_dtype if has_typed_scales, otherwise float32."""
     zeros: Array | None
     """Zero points [rows, groups], uint8, or int8 if the weights are int8; None without zero points."""
+    minimums: Array | None = None
+    """Minimums [rows, groups], of QuantConfig.scale_dtype; None without minimums."""
 
 
 def quantize_rows(rows: Array, config: QuantConfig) -> QuantizedRows:
@@ -71,18 +73,21 @@ def dequantize_rows(rows: QuantizedRows, config: QuantConfig) -> Array:
     values[:, 1::2] = rows.weights >> 4
     if config.is_codebook:
         return _products(code_table(config.code)[values], rows.scales, config)
-    if rows.zeros is None:
+    if rows.zeros is None and rows.minimums is None:
         # Sign-extends four bits of two's complement.
         values = ((values ^ _UINT4_MIDDLE) - _UINT4_MIDDLE).astype(np.int8)
     return _scaled_differences(values.astype(np.float32), rows, config)
 
 
 def _scaled_differences(integers: Array, rows: QuantizedRows, config: QuantConfig) -> Array:
-    """Returns (integers - zero points) * scales, as float32."""
+    """Returns (integers - zero points) * scales - minimums, as float32."""
     grouped = _groups(integers, config)
     if rows.zeros is not None:
         grouped = grouped - rows.zeros.astype(np.float32)[:, :, None]
-    result: Array = (grouped * to_float32(rows.scales)[:, :, None]).reshape(len(integers), -1)
+    products = grouped * to_float32(rows.scales)[:, :, None]
+    if rows.minimums is not None:
+        products = products - to_float32(rows.minimums)[:, :, None]
+    result: Array = products.reshape(len(integers), -1)
     return result[:, : integers.shape[1]]
 
 

@@ -64,7 +64,7 @@ def write_rank(
             parts: list[list[Array]] = [[] for _ in others]
             for quantized in tensors.quantized_rows(name, rows):
                 write(name, quantized.weights)
-                made = [part for part in (quantized.scales, quantized.zeros) if part is not None]
+                made = [part for part in (quantized.scales, quantized.zeros, quantized.minimums) if part is not None]
                 for kept, part in zip(parts, made, strict=True):
                     kept.append(part)
             for spec, kept in zip(others, parts, strict=True):

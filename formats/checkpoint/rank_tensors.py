@@ -52,14 +52,21 @@ class CheckpointFile:
         """See RankTensors.quantized_rows; yields views of the mapped file."""
         assert self._quantization is not None
         how = self._quantization.of_weight(name)
-        scales, zeros = self.reader.array(how.scales_of(name)), None
+        scales, zeros, minimums = self.reader.array(how.scales_of(name)), None, None
         if how.has_zero_point:
             zeros = self.reader.array(how.zeros_of(name)).reshape(len(scales), -1)
+        if how.has_minimum:
+            minimums = self.reader.array(how.minimums_of(name))
         first = rows.start
         for piece in self.rows(name, rows, step):
             these = slice(first, first + len(piece))
             first = these.stop
-            yield QuantizedRows(piece, scales.reshape(len(scales), -1)[these], None if zeros is None else zeros[these])
+            yield QuantizedRows(
+                piece,
+                scales.reshape(len(scales), -1)[these],
+                None if zeros is None else zeros[these],
+                None if minimums is None else minimums[these],
+            )
 
     def permutations(self, name: str) -> Array:
         """See RankTensors.permutations."""

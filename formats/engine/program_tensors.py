@@ -23,6 +23,7 @@ class Quantization:
     value_type: DType = DType.FLOAT32
     bits: int = 4
     act_order: bool = False
+    minimums: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

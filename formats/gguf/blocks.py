@@ -26,6 +26,24 @@ _FP4_VALUES: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -
 
 
 @dataclass(frozen=True)
+class Parts:
+    """Parts of blocks, whose values are scales * integers - minimums, each in float32."""
+
+    scales: Array
+    """float32 [blocks, groups]."""
+    integers: Array
+    """int8 [blocks, block_size]; for MXFP4, codes of FP4 as uint8. Not negative if there are minimums."""
+    minimums: Array | None = None
+    """float32 [blocks, groups]."""
+
+    def values(self) -> Array:
+        """Returns float32 [blocks, groups, numbers of a group]."""
+        numbers = self.integers.reshape(*self.scales.shape, -1).astype(np.float32)
+        products: Array = self.scales[:, :, None] * numbers
+        return products if self.minimums is None else products - self.minimums[:, :, None]
+
+
+@dataclass(frozen=True)
 class BlockType:
     """A type of tensors."""
 
@@ -37,9 +55,8 @@ class BlockType:
     """Type of the values that `values()` returns: float32 for quantised types."""
     dequantize: Callable[[Array], Array] | None = None
     """None: the values are stored in `dtype`."""
-    split: Callable[[Array], tuple[Array, Array]] | None = None
-    """Returns scales float32 [blocks, groups] and integers int8 [blocks, block_size], whose products are the values;
-    for MXFP4, codes of FP4 as uint8. None: groups also have minimums, or more than eight bits."""
+    split: Callable[[Array], Parts] | None = None
+    """Returns the integers of quantised types, with their scales and minimums."""
 
     @property
     def is_quantized(self) -> bool:
@@ -75,26 +92,26 @@ def _high_bits(blocks: Array, first: int) -> Array:
     return np.unpackbits(np.ascontiguousarray(blocks[:, first : first + 4]), axis=1, bitorder="little") << 4
 
 
-def _q4_0(blocks: Array) -> tuple[Array, Array]:
-    return _half(blocks, 0), _nibbles(blocks[:, 2:]).astype(np.int8) - np.int8(8)
+def _q4_0(blocks: Array) -> Parts:
+    return Parts(_half(blocks, 0), _nibbles(blocks[:, 2:]).astype(np.int8) - np.int8(8))
 
 
-def _q4_1(blocks: Array) -> Array:
-    return _half(blocks, 0) * _nibbles(blocks[:, 4:]).astype(np.float32) + _half(blocks, 2)
+def _q4_1(blocks: Array) -> Parts:
+    return Parts(_half(blocks, 0), _nibbles(blocks[:, 4:]).view(np.int8), -_half(blocks, 2))
 
 
-def _q5_0(blocks: Array) -> tuple[Array, Array]:
+def _q5_0(blocks: Array) -> Parts:
     numbers = _nibbles(blocks[:, 6:]) | _high_bits(blocks, 2)
-    return _half(blocks, 0), numbers.astype(np.int8) - np.int8(16)
+    return Parts(_half(blocks, 0), numbers.astype(np.int8) - np.int8(16))
 
 
-def _q5_1(blocks: Array) -> Array:
+def _q5_1(blocks: Array) -> Parts:
     numbers = _nibbles(blocks[:, 8:]) | _high_bits(blocks, 4)
-    return _half(blocks, 0) * numbers.astype(np.float32) + _half(blocks, 2)
+    return Parts(_half(blocks, 0), numbers.view(np.int8), -_half(blocks, 2))
 
 
-def _q8_0(blocks: Array) -> tuple[Array, Array]:
-    return _half(blocks, 0), blocks[:, 2:].view(np.int8)
+def _q8_0(blocks: Array) -> Parts:
+    return Parts(_half(blocks, 0), blocks[:, 2:].view(np.int8))
 
 
 def _two_bits(packed: Array) -> Array:
@@ -106,29 +123,27 @@ def _two_bits(packed: Array) -> Array:
     return (halves >> np.array([0, 2, 4, 6], np.uint8).reshape(4, 1)) & 3
 
 
-def _in_groups(scales: Array, numbers: Array, size: int) -> Array:
-    """Multiplies groups of `size` numbers with a scale each: [blocks, groups], numbers of [blocks, 256]."""
-    products: Array = scales[:, :, None] * numbers.reshape(len(scales), -1, size).astype(np.float32)
-    return products
+def _large(scales: Array, numbers: Array, minimums: Array | None = None) -> Parts:
+    """The parts of super-blocks; `numbers` are of any shape."""
+    return Parts(scales, numbers.reshape(len(scales), -1).view(np.int8), minimums)
 
 
-def _q2_k(blocks: Array) -> Array:
+def _q2_k(blocks: Array) -> Parts:
     scales = blocks[:, :16]
     factors = _half(blocks, 80) * (scales & 15).astype(np.float32)
     offsets = _half(blocks, 82) * (scales >> 4).astype(np.float32)
-    values: Array = _in_groups(factors, _two_bits(blocks[:, 16:80]), 16) - offsets[:, :, None]
-    return values
+    return _large(factors, _two_bits(blocks[:, 16:80]), offsets)
 
 
-def _q3_k(blocks: Array) -> Array:
+def _q3_k(blocks: Array) -> Parts:
     high_bits, packed = blocks[:, :32], blocks[:, 96:108]
     low = _nibbles(packed[:, :8])
     high = np.concatenate([packed[:, 8:] >> shift & 3 for shift in (0, 2, 4, 6)], axis=1)
     scales = (low | high << 4).astype(np.float32) - 32
     bits = np.arange(8, dtype=np.uint8).reshape(2, 4, 1)
     fours = (high_bits.reshape(-1, 1, 1, 32) >> bits & 1) << 2
-    numbers = (_two_bits(blocks[:, 32:96]) + fours).astype(np.float32) - 4
-    return _in_groups(_half(blocks, 108) * scales, numbers, 16)
+    numbers = (_two_bits(blocks[:, 32:96]) + fours).astype(np.int8) - np.int8(4)
+    return _large(_half(blocks, 108) * scales, numbers)
 
 
 def _scales_and_minimums(packed: Array) -> tuple[Array, Array]:
@@ -139,46 +154,44 @@ def _scales_and_minimums(packed: Array) -> tuple[Array, Array]:
     return scales.astype(np.float32), minimums.astype(np.float32)
 
 
-def _with_minimums(blocks: Array, numbers: Array) -> Array:
+def _with_minimums(blocks: Array, numbers: Array) -> Parts:
     """Q4_K and Q5_K: eight groups of 32 numbers, whose scales and minimums follow the block's two float16."""
     scales, minimums = _scales_and_minimums(blocks[:, 4:16])
-    offsets = _half(blocks, 2) * minimums
-    values: Array = _in_groups(_half(blocks, 0) * scales, numbers, 32) - offsets[:, :, None]
-    return values
+    return _large(_half(blocks, 0) * scales, numbers, _half(blocks, 2) * minimums)
 
 
-def _q4_k(blocks: Array) -> Array:
+def _q4_k(blocks: Array) -> Parts:
     return _with_minimums(blocks, _nibbles(blocks[:, 16:].reshape(-1, 4, 32)))
 
 
-def _q5_k(blocks: Array) -> Array:
+def _q5_k(blocks: Array) -> Parts:
     low = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
     high = (blocks[:, 16:48].reshape(-1, 1, 32) >> np.arange(8, dtype=np.uint8).reshape(8, 1) & 1) << 4
     return _with_minimums(blocks, low | high)
 
 
-def _q6_k(blocks: Array) -> Array:
+def _q6_k(blocks: Array) -> Parts:
     low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
-    numbers = (low | _two_bits(blocks[:, 128:192]) << 4).astype(np.float32) - 32
+    numbers = (low | _two_bits(blocks[:, 128:192]) << 4).astype(np.int8) - np.int8(32)
     scales = blocks[:, 192:208].view(np.int8).astype(np.float32)
-    return _in_groups(_half(blocks, 208) * scales, numbers, 16)
+    return _large(_half(blocks, 208) * scales, numbers)
 
 
-def _iq4_nl(blocks: Array) -> tuple[Array, Array]:
-    return _half(blocks, 0), _IQ4_VALUES[_nibbles(blocks[:, 2:])]
+def _iq4_nl(blocks: Array) -> Parts:
+    return Parts(_half(blocks, 0), _IQ4_VALUES[_nibbles(blocks[:, 2:])])
 
 
-def _iq4_xs(blocks: Array) -> tuple[Array, Array]:
+def _iq4_xs(blocks: Array) -> Parts:
     high_bits = np.ascontiguousarray(blocks[:, 2:4]).view("<u2")
     high = (high_bits >> np.arange(0, 16, 2, dtype=np.uint16) & 3).astype(np.uint8)
     low = np.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], axis=-1).reshape(-1, 8)
     scales = (low | high << 4).astype(np.float32) - 32
     numbers = _IQ4_VALUES[_nibbles(blocks[:, 8:].reshape(-1, 8, 16))]
-    return _half(blocks, 0) * scales, numbers.reshape(len(blocks), -1)
+    return _large(_half(blocks, 0) * scales, numbers)
 
 
-def _mxfp4_codes(blocks: Array) -> tuple[Array, Array]:
-    return np.ldexp(np.float32(1.0), blocks[:, :1].astype(np.int32) - 127), _nibbles(blocks[:, 1:])
+def _mxfp4_codes(blocks: Array) -> Parts:
+    return Parts(np.ldexp(np.float32(1.0), blocks[:, :1].astype(np.int32) - 127), _nibbles(blocks[:, 1:]))
 
 
 def _mxfp4(blocks: Array) -> Array:
@@ -188,16 +201,8 @@ def _mxfp4(blocks: Array) -> Array:
     return bits.astype(np.uint32).view(np.float32) * _FP4_VALUES[_nibbles(blocks[:, 1:])]
 
 
-def _of_integers(
-    name: str, block_size: int, block_bytes: int, split: Callable[[Array], tuple[Array, Array]]
-) -> BlockType:
-    """A type whose values are products of scales and integers."""
-
-    def dequantize(blocks: Array) -> Array:
-        scales, numbers = split(blocks)
-        return _in_groups(scales, numbers, block_size // scales.shape[1])
-
-    return BlockType(name, block_size, block_bytes, _FLOAT32, dequantize, split)
+def _of_integers(name: str, block_size: int, block_bytes: int, split: Callable[[Array], Parts]) -> BlockType:
+    return BlockType(name, block_size, block_bytes, _FLOAT32, lambda blocks: split(blocks).values(), split)
 
 
 _FLOAT32: Final = np.dtype("<f4")
@@ -205,15 +210,15 @@ TYPES: Final[Mapping[int, BlockType]] = {
     0: BlockType("F32", 1, 4, _FLOAT32),
     1: BlockType("F16", 1, 2, np.dtype("<f2")),
     2: _of_integers("Q4_0", _SMALL, 18, _q4_0),
-    3: BlockType("Q4_1", _SMALL, 20, _FLOAT32, _q4_1),
+    3: _of_integers("Q4_1", _SMALL, 20, _q4_1),
     6: _of_integers("Q5_0", _SMALL, 22, _q5_0),
-    7: BlockType("Q5_1", _SMALL, 24, _FLOAT32, _q5_1),
+    7: _of_integers("Q5_1", _SMALL, 24, _q5_1),
     8: _of_integers("Q8_0", _SMALL, 34, _q8_0),
-    10: BlockType("Q2_K", _LARGE, 84, _FLOAT32, _q2_k),
-    11: BlockType("Q3_K", _LARGE, 110, _FLOAT32, _q3_k),
-    12: BlockType("Q4_K", _LARGE, 144, _FLOAT32, _q4_k),
-    13: BlockType("Q5_K", _LARGE, 176, _FLOAT32, _q5_k),
-    14: BlockType("Q6_K", _LARGE, 210, _FLOAT32, _q6_k),
+    10: _of_integers("Q2_K", _LARGE, 84, _q2_k),
+    11: _of_integers("Q3_K", _LARGE, 110, _q3_k),
+    12: _of_integers("Q4_K", _LARGE, 144, _q4_k),
+    13: _of_integers("Q5_K", _LARGE, 176, _q5_k),
+    14: _of_integers("Q6_K", _LARGE, 210, _q6_k),
     20: _of_integers("IQ4_NL", _SMALL, 18, _iq4_nl),
     23: _of_integers("IQ4_XS", _LARGE, 136, _iq4_xs),
     30: BlockType("BF16", 1, 2, np.dtype(ml_dtypes.bfloat16)),

@@ -16,7 +16,7 @@ inline std::byte weight_byte(const Quantization& how, std::byte random) {
   if (!has_few_bits(how.algo)) return random == std::byte{0x80} ? std::byte{0x81} : random;
   if (how.bits == 4) return random;
   const unsigned mask = (1U << how.bits) - 1;
-  const unsigned below = how.zero_points ? 0 : 1U << (how.bits - 1);
+  const unsigned below = how.needs_group_sums() ? 0 : 1U << (how.bits - 1);
   const auto bits = static_cast<unsigned>(random);
   const unsigned even = ((bits & mask) - below) & 15U;
   const unsigned odd = ((bits >> 4 & mask) - below) & 15U;

@@ -72,7 +72,8 @@ def _columns(piece: QuantizedRows, columns: range, how: QuantConfig) -> Quantize
     if how.group_size is not None:
         groups = slice(columns.start // how.group_size, -(-columns.stop // how.group_size))
     zeros = None if piece.zeros is None else piece.zeros[:, groups]
-    return QuantizedRows(piece.weights[:, inputs], piece.scales[:, groups], zeros)
+    minimums = None if piece.minimums is None else piece.minimums[:, groups]
+    return QuantizedRows(piece.weights[:, inputs], piece.scales[:, groups], zeros, minimums)
 
 
 def _in_steps(pieces: Iterable[QuantizedRows], step: int) -> Iterator[QuantizedRows]:
@@ -92,15 +93,22 @@ def _in_steps(pieces: Iterable[QuantizedRows], step: int) -> Iterator[QuantizedR
 
 
 def _cut(piece: QuantizedRows, rows: slice) -> QuantizedRows:
-    return QuantizedRows(piece.weights[rows], piece.scales[rows], None if piece.zeros is None else piece.zeros[rows])
+    return QuantizedRows(
+        piece.weights[rows],
+        piece.scales[rows],
+        None if piece.zeros is None else piece.zeros[rows],
+        None if piece.minimums is None else piece.minimums[rows],
+    )
 
 
 def _joined(pieces: Sequence[QuantizedRows]) -> QuantizedRows:
     zeros = [piece.zeros for piece in pieces if piece.zeros is not None]
+    minimums = [piece.minimums for piece in pieces if piece.minimums is not None]
     return QuantizedRows(
         np.concatenate([piece.weights for piece in pieces]),
         np.concatenate([piece.scales for piece in pieces]),
         np.concatenate(zeros) if zeros else None,
+        np.concatenate(minimums) if minimums else None,
     )
 
 

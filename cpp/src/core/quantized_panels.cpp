@@ -33,6 +33,7 @@ std::int64_t scale_bytes(const Quantization& quantization, std::int64_t k) {
 
 std::int64_t extra_bytes(const Quantization& quantization, std::int64_t k) {
   if (quantization.algo == QuantAlgo::kW8A8) return 4;
+  if (quantization.minimums) return scale_bytes(quantization, k);
   return quantization.zero_points ? group_count(quantization, k) : 0;
 }
 
@@ -49,6 +50,11 @@ std::int64_t int8_offset(QuantAlgo algo, std::int64_t width, std::int64_t column
 std::int64_t int4_shift(std::int64_t input) {
   const std::int64_t within = input % kInt4Inputs;
   return 4 * (within / 2) + 16 * (within % 2);
+}
+
+/// True if rows of a checkpoint hold integers of few bits in two's complement.
+bool is_signed(const Quantization& quantization) {
+  return !quantization.zero_points && !quantization.minimums && !quantization.is_codebook();
 }
 
 /// One output of a panel.
@@ -80,7 +86,7 @@ void pack_int4_row(std::byte* weights, const Quantization& quantization, Place p
       if (i < k) {
         const auto pair = static_cast<std::uint32_t>(source[i / 2]);
         value = (i % 2 == 0 ? pair : pair >> 4) & 15U;
-        if (!quantization.zero_points && !quantization.is_codebook()) value ^= 8U;
+        if (is_signed(quantization)) value ^= 8U;
       }
       bits |= value << static_cast<unsigned>(int4_shift(i));
     }
@@ -141,14 +147,14 @@ void pack_narrow_row(std::byte* weights, const Quantization& quantization, Place
   const std::int32_t bits = quantization.bits;
   const std::int64_t inputs = packed_inputs(bits);
   const std::int64_t num_words = words_of_inputs(bits);
-  const std::int32_t least = quantization.zero_points ? 0 : -(1 << (bits - 1));
+  const std::int32_t least = is_signed(quantization) ? -(1 << (bits - 1)) : 0;
   const std::int32_t greatest = least + (1 << bits) - 1;
   for (std::int64_t begin = 0; begin < k; begin += inputs) {
     std::uint32_t words[3] = {};
     for (std::int64_t i = begin; i < begin + inputs; ++i) {
       const auto pair = static_cast<std::int32_t>(source[i / 2]);
       std::int32_t value = (i % 2 == 0 ? pair : pair >> 4) & 15;
-      if (!quantization.zero_points) value = (value ^ 8) - 8;
+      if (is_signed(quantization)) value = (value ^ 8) - 8;
       if (value < least || value > greatest) {
         throw CheckpointError("a weight of " + std::to_string(bits) + " bits is " + std::to_string(value) +
                               "; it must be " + std::to_string(least) + " to " + std::to_string(greatest));
@@ -164,6 +170,7 @@ void pack_narrow_row(std::byte* weights, const Quantization& quantization, Place
   }
 }
 
+/// Packs one output's scales or minimums.
 void pack_scales(std::byte* scales, const Quantization& quantization, Place place, std::int64_t groups,
                  const float* source) {
   for (std::int64_t group = 0; group < groups; ++group) {
@@ -211,6 +218,9 @@ void unpack_octets(const PanelMatrix& matrix, const QuantizedPanel& parts, Place
     } else if (how.code == WeightCode::kLLMInt8) {
       const float product = static_cast<float>(integer) * scale;
       out[i] = rounded(product * kLLMInt8Factor, how.value_type);
+    } else if (how.minimums) {
+      const float product = scale * static_cast<float>(integer);
+      out[i] = product - load_as_float(parts.extra, scale_type, at);
     } else {
       const int zero = how.zero_points ? static_cast<int>(parts.extra[at]) - middle_of_zeros(how.algo) : 0;
       out[i] = scale * static_cast<float>(integer - zero);
@@ -223,13 +233,16 @@ void unpack_words(const PanelMatrix& matrix, const QuantizedPanel& parts, Place 
   const Quantization& how = matrix.quantization;
   const std::int64_t size = how.group_size == 0 ? matrix.k : how.group_size;
   for (std::int64_t i = 0; i < matrix.k; ++i) {
-    const std::int64_t at = i / size * place.width + place.column;
-    const float scale = load_as_float(parts.scales, how.scale_type, static_cast<std::size_t>(at));
-    const int zero = parts.extra != nullptr ? static_cast<int>(parts.extra[at]) : 1 << (how.bits - 1);
+    const auto at = static_cast<std::size_t>(i / size * place.width + place.column);
+    const float scale = load_as_float(parts.scales, how.scale_type, at);
+    const int zero = how.zero_points ? static_cast<int>(parts.extra[at]) : 1 << (how.bits - 1);
     const std::uint32_t value =
         how.bits == 4 ? int4_value(parts.weights, place, i) : narrow_value(parts.weights, how.bits, place, i);
     if (how.is_codebook()) {
       out[i] = rounded(scale * code_table(how.code)[value], how.value_type);
+    } else if (how.minimums) {
+      const float product = scale * static_cast<float>(value);
+      out[i] = product - load_as_float(parts.extra, how.scale_type, at);
     } else {
       out[i] = scale * static_cast<float>(static_cast<int>(value) - zero);
     }
@@ -365,6 +378,9 @@ void pack_quantized_panels(std::byte* panels, const Quantization& quantization, 
       pack_int4_row(data, quantization, place, k, weights);
     } else {
       pack_narrow_row(data, quantization, place, k, weights);
+    }
+    if (quantization.minimums) {
+      pack_scales(extra, quantization, place, groups, source.minimums + i * groups);
     }
     if (!quantization.zero_points) continue;
     for (std::int64_t group = 0; group < groups; ++group) {

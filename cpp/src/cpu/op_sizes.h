@@ -29,8 +29,8 @@ namespace adaptrt {
 [[nodiscard]] std::int64_t int8_row_bytes(const Program& program);
 /// Maximum number of groups of inputs in a matrix of QuantAlgo::kW4A8.
 [[nodiscard]] std::int64_t most_w4a8_groups(const Program& program);
-/// Maximum number of groups of inputs in a matrix with zero points.
-[[nodiscard]] std::int64_t most_zero_point_groups(const Program& program);
+/// Maximum number of groups of inputs in a matrix whose products need sums of groups.
+[[nodiscard]] std::int64_t most_summed_groups(const Program& program);
 
 /// Size of the packed rows of an input in one permutation.
 struct PackedRowsSize {

@@ -88,6 +88,18 @@ void check_order(const PanelMatrix& matrix, std::vector<std::string>* problems) 
   }
 }
 
+/// Minimums replace zero points, for integers in groups.
+void check_minimums(const Quantization& how, std::vector<std::string>* problems) {
+  if (!how.minimums) return;
+  if (how.algo != QuantAlgo::kW8A16 && how.algo != QuantAlgo::kW4A16) {
+    problems->push_back("has minimums, and is " + std::string(name_of(how.algo)) +
+                        "; only W8A16 and W4A16 may have minimums");
+  }
+  if (how.group_size == 0) problems->push_back("has minimums, and no groups");
+  if (how.zero_points) problems->push_back("has both minimums and zero points");
+  if (how.is_codebook()) problems->push_back("has both minimums and a code");
+}
+
 void check_quantization(const PanelMatrix& matrix, std::vector<std::string>* problems) {
   constexpr std::int64_t kGroupSizeLimit = std::int64_t{1} << 31;
   const Quantization& how = matrix.quantization;
@@ -95,6 +107,7 @@ void check_quantization(const PanelMatrix& matrix, std::vector<std::string>* pro
   Quantization accepted{.algo = how.algo};
   if (how.algo == QuantAlgo::kW8A16) {
     accepted.zero_points = how.zero_points;
+    accepted.minimums = how.minimums;
     if (how.group_size != 0) {
       accepted.group_size = how.group_size;
       accepted.scale_type = how.scale_type;
@@ -116,6 +129,7 @@ void check_quantization(const PanelMatrix& matrix, std::vector<std::string>* pro
     problems->push_back("has a group_size of " + text(how.group_size) + "; it must be a multiple of " +
                         text(together));
   }
+  check_minimums(how, problems);
   check_bits(matrix, problems);
   check_code(matrix, problems);
   check_groups_of_code(matrix, problems);

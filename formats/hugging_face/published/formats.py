@@ -183,12 +183,15 @@ def _less_128(numbers: Array) -> Array:
     return np.ascontiguousarray(numbers ^ 0x80).view(np.int8)
 
 
-def of_four_bits(numbers: Array, scales: Array, zeros: Array | None, how: QuantConfig) -> QuantizedRows:
-    """Makes W4A16 rows: `numbers` uint8 [rows, in] from 0 to 15, `scales` [rows, groups], `zeros` uint8 [rows, groups].
+def of_four_bits(
+    numbers: Array, scales: Array, zeros: Array | None, how: QuantConfig, minimums: Array | None = None
+) -> QuantizedRows:
+    """Makes W4A16 rows: `numbers` uint8 [rows, in] from 0 to 15, `scales` [rows, groups], `zeros` uint8 [rows, groups],
+    `minimums` of how.scale_dtype [rows, groups].
 
-    Integers without zeros are stored with an offset of 8.
+    Integers without zeros and minimums are stored with an offset of 8.
     """
-    if zeros is None and not how.is_codebook:
+    if zeros is None and minimums is None and not how.is_codebook:
         numbers = numbers ^ 8  # from u = q + 8 to q in two's complement
     packed = numbers[:, 0::2] | (numbers[:, 1::2] << 4)
-    return QuantizedRows(packed, scales.astype(dtype_name(how.scale_dtype)), zeros)
+    return QuantizedRows(packed, scales.astype(dtype_name(how.scale_dtype)), zeros, minimums)

@@ -1,4 +1,7 @@
-"""Blocks of GGUF files that have a scale for every 32 numbers. Engines hold exactly these numbers and scales."""
+"""Blocks of GGUF files: integers in groups of 16 or 32, with a scale and perhaps a minimum for each group.
+
+Engines hold exactly these numbers. Scales of scales, as super-blocks have them, are multiplied.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,30 @@ from ...checkpoint.casting import FLOAT32, Array
 from ...checkpoint.hf_weights import HfWeights, MadeMatrix
 from ...checkpoint.quantization import QuantConfig
 from ...checkpoint.quantizer import QuantizedRows
-from ...gguf.blocks import BlockType
+from ...gguf.blocks import BlockType, Parts
 from ...gguf.tensors import GgufWeights
 from .formats import PublishedFormat, in_steps, of_four_bits
 
 _GROUP: Final = 32
+_SMALL_GROUP: Final = 16
 _LARGEST_FP4: Final = 6
+_INT4: Final = QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=_GROUP, scale_dtype=DType.FLOAT16)
 _INT8: Final = QuantConfig(quant_algo=QuantAlgo.W8A16, group_size=_GROUP, scale_dtype=DType.FLOAT16)
-_KEPT: Final[Mapping[str, QuantConfig]] = {
-    "Q4_0": QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=_GROUP, scale_dtype=DType.FLOAT16),
+_LARGE_INT4: Final = replace(_INT4, scale_dtype=DType.FLOAT32)
+_LARGE_INT8: Final = replace(_INT8, scale_dtype=DType.FLOAT32)
+KEPT: Final[Mapping[str, QuantConfig]] = {
+    "Q4_0": _INT4,
+    "Q4_1": replace(_INT4, has_minimum=True),
     "Q5_0": _INT8,
+    "Q5_1": replace(_INT8, has_minimum=True),
     "Q8_0": _INT8,
+    "Q2_K": replace(_LARGE_INT4, group_size=_SMALL_GROUP, has_minimum=True, bits=2),
+    "Q3_K": replace(_LARGE_INT4, group_size=_SMALL_GROUP),
+    "Q4_K": replace(_LARGE_INT4, has_minimum=True),
+    "Q5_K": replace(_LARGE_INT8, has_minimum=True),
+    "Q6_K": replace(_LARGE_INT8, group_size=_SMALL_GROUP),
     "IQ4_NL": _INT8,
-    "IQ4_XS": QuantConfig(quant_algo=QuantAlgo.W8A16, group_size=_GROUP, scale_dtype=DType.FLOAT32),
+    "IQ4_XS": _LARGE_INT8,
     "MXFP4": QuantConfig(
         quant_algo=QuantAlgo.W4A16,
         group_size=_GROUP,
@@ -36,7 +50,8 @@ _KEPT: Final[Mapping[str, QuantConfig]] = {
         value_dtype=DType.BFLOAT16,
     ),
 }
-"""Quantisation of a checkpoint by type. The numbers of Q5_0 and IQ4 are integers of eight bits in it."""
+"""Quantisation of a checkpoint by type. Numbers of five and six bits, and those of IQ4, are integers of eight bits in
+it. Those of three bits have four, because words of three bits hold 32 inputs, and groups 16."""
 
 
 def gguf_blocks(weights: HfWeights) -> GgufBlocks | None:
@@ -58,8 +73,8 @@ class GgufBlocks:
     @cached_property
     def kept(self) -> QuantConfig | None:
         """See PublishedFormat.kept: the most common quantisation of the matrices."""
-        counted = Counter(block_type.name for block_type in self.file.matrices.values() if block_type.name in _KEPT)
-        return _KEPT[counted.most_common(1)[0][0]] if counted else None
+        counted = Counter(block_type.name for block_type in self.file.matrices.values() if block_type.name in KEPT)
+        return KEPT[counted.most_common(1)[0][0]] if counted else None
 
     def describe(self) -> str:
         """See PublishedFormat.describe."""
@@ -83,7 +98,11 @@ def joined(matrices: Sequence[MadeMatrix]) -> QuantConfig | None:
     hows = [how for how in own if how is not None and not how.is_codebook]
     if not hows or len(hows) != len(own):
         return None
-    return replace(_INT8, scale_dtype=DType.FLOAT32)
+    return replace(
+        _LARGE_INT8,
+        group_size=min(how.group_size or _GROUP for how in hows),
+        has_minimum=any(how.has_minimum for how in hows),
+    )
 
 
 @dataclass(frozen=True)
@@ -111,24 +130,35 @@ class _Matrix:
 
     def kept_as(self) -> QuantConfig | None:
         """See QuantizedMatrix.kept_as."""
-        return _KEPT.get(self.type.name)
+        return KEPT.get(self.type.name)
 
     def quantized_rows(self, rows: range, step: int, how: QuantConfig) -> Iterator[QuantizedRows]:
         """See QuantizedMatrix.quantized_rows. Raises CheckpointError for a scale that is infinite or NaN."""
         assert self.type.split is not None
         for taken in in_steps(rows, step):
             stored = self.file.stored_rows(self.name, taken.start, taken.stop)
-            scales, numbers = self.type.split(stored.reshape(-1, self.type.block_bytes))
-            scales, numbers = scales.reshape(len(taken), -1), numbers.reshape(len(taken), -1)
-            with np.errstate(over="ignore"):
-                largest = scales * np.float32(_LARGEST_FP4 if how.is_codebook else 1)
+            with np.errstate(over="ignore", invalid="ignore"):
+                parts = self.type.split(stored.reshape(-1, self.type.block_bytes))
+                largest = parts.scales * np.float32(_LARGEST_FP4 if how.is_codebook else 1)
             if not np.isfinite(largest).all():
                 raise CheckpointError(f"{self.file.where(self.name)}: has a scale that is too large, or not a number")
-            yield _rows_of(numbers, scales, how)
+            if parts.minimums is not None and not np.isfinite(parts.minimums).all():
+                raise CheckpointError(f"{self.file.where(self.name)}: has a minimum that is too large, or not a number")
+            yield rows_of(parts, len(taken), how)
 
 
-def _rows_of(numbers: Array, scales: Array, how: QuantConfig) -> QuantizedRows:
+def rows_of(parts: Parts, num_rows: int, how: QuantConfig) -> QuantizedRows:
+    """Rows in the form `how`, which may have smaller groups, more bits, or minimums that the blocks lack."""
+    numbers, dtype = parts.integers.reshape(num_rows, -1), dtype_name(how.scale_dtype)
+    repeats = numbers.shape[1] // (how.group_size or 1) * num_rows // parts.scales.size
+    scales = np.repeat(parts.scales.reshape(num_rows, -1), repeats, axis=1).astype(dtype)
+    minimums = None
+    if how.has_minimum and parts.minimums is None:
+        minimums = np.zeros_like(scales)
+    elif parts.minimums is not None:
+        minimums = np.repeat(parts.minimums.reshape(num_rows, -1), repeats, axis=1).astype(dtype)
     if how.has_few_bits:
-        unsigned = numbers if how.is_codebook else (numbers + np.int8(8)).view(np.uint8)
-        return of_four_bits(unsigned, scales, None, how)
-    return QuantizedRows(np.ascontiguousarray(numbers), scales.astype(dtype_name(how.scale_dtype)), None)
+        is_unsigned = how.is_codebook or how.has_minimum
+        unsigned = numbers.view(np.uint8) if is_unsigned else (numbers + np.int8(8)).view(np.uint8)
+        return of_four_bits(unsigned, scales, None, how, minimums)
+    return QuantizedRows(np.ascontiguousarray(numbers), scales, None, minimums)

@@ -73,9 +73,12 @@ class Storage {
     for (auto& scale : scales) scale = bound / greatest * random->between(0.5F, 1.0F);
     std::vector<std::uint8_t> zeros(scales.size());
     for (auto& zero : zeros) zero = static_cast<std::uint8_t>((is_int4 ? 5 : 125) + random->below(6));
+    std::vector<float> minimums = scales;
+    for (auto& minimum : minimums) minimum *= random->between(5.0F, 11.0F);
     const auto& memory = memories_.emplace_back(panel_bytes(how, dtype, n, k));
     pack_quantized_panels(memory.data(), how, n, k, 0, n,
-                          {weights.data(), scales.data(), how.zero_points ? zeros.data() : nullptr});
+                          {weights.data(), scales.data(), how.zero_points ? zeros.data() : nullptr,
+                           how.minimums ? minimums.data() : nullptr});
     const PanelMatrix made{memory.data(), dtype, n, k, nullptr, how};
     if (how.act_order) {
       pack_permutation(memory.data() + made.bytes_of_panels(), how, n, k, order(k, random).data());

@@ -20,6 +20,8 @@ inline constexpr Quantization kQuantizations[] = {
     {.algo = QuantAlgo::kW8A16, .zero_points = true},
     {.algo = QuantAlgo::kW8A16, .group_size = 24, .zero_points = true, .act_order = true},
     {.algo = QuantAlgo::kW4A16, .group_size = 16, .scale_type = DType::kFloat16, .act_order = true},
+    {.algo = QuantAlgo::kW4A16, .group_size = 16, .minimums = true, .scale_type = DType::kFloat32},
+    {.algo = QuantAlgo::kW8A16, .group_size = 16, .minimums = true, .scale_type = DType::kFloat16},
     {.algo = QuantAlgo::kW4A8, .group_size = 16, .zero_points = true},
     {.algo = QuantAlgo::kW4A8, .group_size = 8, .scale_type = DType::kFloat16},
 };

@@ -27,6 +27,8 @@ constexpr Quantization kWeightOnly[] = {
     {.algo = QuantAlgo::kW4A16, .group_size = 32, .zero_points = true},
     {.algo = QuantAlgo::kW4A16, .group_size = 8, .scale_type = DType::kFloat16},
     {.algo = QuantAlgo::kW4A16, .group_size = 32, .zero_points = true, .scale_type = DType::kFloat32},
+    {.algo = QuantAlgo::kW8A16, .group_size = 16, .minimums = true, .scale_type = DType::kFloat32},
+    {.algo = QuantAlgo::kW4A16, .group_size = 32, .minimums = true, .scale_type = DType::kFloat32},
 };
 constexpr DType kActivations[] = {DType::kFloat32, DType::kBFloat16};
 /// Unit roundoff of float32, in which all sums are computed.
@@ -129,7 +131,7 @@ BOOST_DATA_TEST_CASE(products_match_float64,
               // With a zero point, summed values are up to 15 scales (255 for eight bits), while the weight's
               // value may be below one scale.
               const double most = quantization.algo == QuantAlgo::kW4A16 ? 15.0 : 255.0;
-              if (quantization.zero_points) magnitude = static_cast<double>(k) * most * 0.1;
+              if (quantization.needs_group_sums()) magnitude = static_cast<double>(k) * most * 0.1;
               const double error = std::abs(out[static_cast<std::size_t>(r * stride + n)] - sum);
               BOOST_TEST_REQUIRE(error <= static_cast<double>(k + 8) * kRounding * magnitude,
                                  "rows " << rows << " k " << k << " width " << width << " row " << r

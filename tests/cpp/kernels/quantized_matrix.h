@@ -25,6 +25,7 @@ struct QuantizedMatrix {
     zeros.resize(static_cast<std::size_t>(n * groups));
     const float end = has_few_bits(how.algo) ? 15.99F : 255.99F;
     for (auto& zero : zeros) zero = static_cast<std::uint8_t>(random->between(0.0F, end));
+    minimums = random->vector(n * groups, -1.0F, 1.0F);
     pack();
   }
 
@@ -32,7 +33,8 @@ struct QuantizedMatrix {
   void pack() {
     panels.assign(panel_bytes(quantization, DType::kFloat32, n, k), std::byte{0xab});
     pack_quantized_panels(panels.data(), quantization, n, k, 0, n,
-                          {weights.data(), scales.data(), quantization.zero_points ? zeros.data() : nullptr});
+                          {weights.data(), scales.data(), quantization.zero_points ? zeros.data() : nullptr,
+                           quantization.minimums ? minimums.data() : nullptr});
   }
 
   [[nodiscard]] PanelMatrix matrix() const {
@@ -51,6 +53,7 @@ struct QuantizedMatrix {
   std::vector<std::byte> weights;
   std::vector<float> scales;
   std::vector<std::uint8_t> zeros;
+  std::vector<float> minimums;
   std::vector<std::byte> panels;
 };
 

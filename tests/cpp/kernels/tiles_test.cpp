@@ -245,6 +245,10 @@ constexpr Quantization kQuantizations[] = {
     {.algo = QuantAlgo::kW4A16, .group_size = 64, .zero_points = true},
     {.algo = QuantAlgo::kW4A16, .group_size = 1024},
     {.algo = QuantAlgo::kW4A16, .group_size = 32, .zero_points = true, .scale_type = DType::kFloat16},
+    {.algo = QuantAlgo::kW8A16, .group_size = 16, .scale_type = DType::kFloat32},
+    {.algo = QuantAlgo::kW8A16, .group_size = 32, .minimums = true, .scale_type = DType::kFloat16},
+    {.algo = QuantAlgo::kW4A16, .group_size = 32, .minimums = true, .scale_type = DType::kFloat32},
+    {.algo = QuantAlgo::kW4A16, .group_size = 16, .minimums = true, .scale_type = DType::kFloat32, .bits = 2},
     {.algo = QuantAlgo::kW4A16, .group_size = 64, .bits = 2},
     {.algo = QuantAlgo::kW4A16, .group_size = 128, .zero_points = true, .bits = 3}};
 

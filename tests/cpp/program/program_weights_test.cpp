@@ -86,6 +86,19 @@ BOOST_AUTO_TEST_CASE(unusable_quantization_is_found) {
   });
   finds("has groups, zero points, types",
         [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW8A8, .zero_points = true}; });
+  const auto with_minimums = [&](QuantAlgo algo, auto change) {
+    return [&, algo, change](Program* p) {
+      of_dense(p) = {.algo = algo, .group_size = 16, .minimums = true};
+      change(&of_dense(p));
+    };
+  };
+  finds("has minimums, and is W4A8; only W8A16 and W4A16", with_minimums(QuantAlgo::kW4A8, [](auto*) {}));
+  finds("has minimums, and no groups",
+        with_minimums(QuantAlgo::kW8A16, [](Quantization* how) { how->group_size = 0; }));
+  finds("has both minimums and zero points",
+        with_minimums(QuantAlgo::kW4A16, [](Quantization* how) { how->zero_points = true; }));
+  finds("has both minimums and a code",
+        with_minimums(QuantAlgo::kW4A16, [](Quantization* how) { how->code = WeightCode::kNF4; }));
   finds("is W4A16 of LLM_INT8, which only W8A16 may be",
         changed([](Quantization* how) { how->code = WeightCode::kLLMInt8; }));
   finds("is of LLM_INT8, which has one float32 scale an output", [&](Program* p) {

@@ -18,9 +18,12 @@ from safetensors.numpy import load_file
 
 import adaptrt
 from adaptrt import CheckpointError
+from adaptrt._core import DType
 from adaptrt.builder import cli
+from adaptrt.builder.build import build
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.builder.network.onnx_graph import NetworkOptions
 from adaptrt.builder.network.rotary_frequencies import inverse_frequencies
 from adaptrt.common.file_lock import file_lock
 from adaptrt.common.progress import format_bytes
@@ -29,7 +32,9 @@ from adaptrt.formats.models.registry import load_config
 from adaptrt.formats.sources import find_model
 from adaptrt.formats.sources.gguf_models import GgufModels
 from adaptrt.runtime.engine import load_engine
+from support.engines import SMALL
 from support.families import FAMILIES, LONGROPE, RELATIVES, SIZES, Family, rope, save_family
+from support.oracle import NetworkOracle, SequenceChunk, step_inputs
 from support.serving import collect, make_request
 from support.tokenizers import byte_level
 
@@ -229,8 +234,19 @@ def assert_logits_of_transformers(file: Path, model: Any, engine_dir: Path) -> N
     np.testing.assert_allclose(answer.context_logits, expected, rtol=0, atol=1e-4 * scale)
 
 
+SCALES = {
+    "Q4_0": 0.01, "Q4_1": 0.01, "Q5_0": 0.005, "Q5_1": 0.005, "Q8_0": 8e-4, "Q2_K": 3e-3, "Q3_K": 6e-4, "Q4_K": 2e-4,
+    "Q5_K": 1e-4, "Q6_K": 4e-5, "IQ4_NL": 8e-4, "IQ4_XS": 5e-5,
+}  # fmt: skip
+HALVES = {
+    "Q4_1": {0: 1, 2: -7}, "Q5_1": {0: 1, 2: -15}, "Q2_K": {80: 1, 82: 1}, "Q3_K": {108: 1},
+    "Q4_K": {0: 1, 2: 7}, "Q5_K": {0: 1, 2: 15}, "Q6_K": {208: 1},
+}  # fmt: skip
+"""Bytes of blocks where scales and minimums are, as multiples of SCALES; at byte 0 in other types."""
+
+
 def typical_blocks(block_type: str, values: np.ndarray) -> tuple[np.ndarray, int | None]:
-    """Random blocks of a type with 32 numbers a scale, whose values are small; vectors stay."""
+    """Random blocks of a type, whose values are small; vectors stay."""
     if values.ndim < 2:
         return values, None
     number = gguf.GGMLQuantizationType[block_type]
@@ -240,9 +256,10 @@ def typical_blocks(block_type: str, values: np.ndarray) -> tuple[np.ndarray, int
     if block_type == "MXFP4":
         blocks[:, 0] = random.integers(117, 122, len(blocks))
     else:
-        scale = {"Q4_0": 0.01, "Q5_0": 0.005, "Q8_0": 8e-4, "IQ4_NL": 8e-4, "IQ4_XS": 5e-5}[block_type]
-        halves = (scale * random.uniform(0.5, 1.5, len(blocks))).astype(np.float16)
-        blocks[:, :2] = halves.view(np.uint8).reshape(-1, 2)
+        scales = SCALES[block_type] * random.uniform(0.5, 1.5, len(blocks))
+        for first, factor in HALVES.get(block_type, {0: 1}).items():
+            halves = (factor * scales).astype(np.float16)
+            blocks[:, first : first + 2] = halves.view(np.uint8).reshape(-1, 2)
     return blocks.reshape(*values.shape[:-1], -1), number
 
 
@@ -251,18 +268,14 @@ def test_logits_of_blocks_equal_those_of_transformers(quantized: tuple[Path, Any
 
 
 @pytest.mark.parametrize(
-    ("block_type", "kept", "bits"),
+    ("block_type", "bits"),
     [
-        ("Q4_0", "W4A16", 4.5),
-        ("Q5_0", "W8A16", 8.5),
-        ("Q8_0", "W8A16", 8.5),
-        ("IQ4_NL", "W8A16", 8.5),
-        ("IQ4_XS", "W8A16", 9),
-        ("MXFP4", "W4A16", 4.5),
+        ("Q4_0", 4.5), ("Q4_1", 5), ("Q5_0", 8.5), ("Q5_1", 9), ("Q8_0", 8.5), ("Q2_K", 6), ("Q3_K", 6), ("Q4_K", 6),
+        ("Q5_K", 10), ("Q6_K", 10), ("IQ4_NL", 8.5), ("IQ4_XS", 9), ("MXFP4", 4.5),
     ],
-)
+)  # fmt: skip
 def test_engines_keep_the_numbers_of_blocks(
-    block_type: str, kept: str, bits: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    block_type: str, bits: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Matrices of layers and lm_head keep their integers and scales. The embedding has none in an engine."""
     width = 256 if gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[block_type]][0] == 256 else 96
@@ -309,6 +322,47 @@ def test_layers_of_different_types_keep_their_numbers(tmp_path: Path, capsys: py
         Checkpoint.open(checkpoint)
 
 
+Q4_K_M = {"attn_v": "Q6_K", "ffn_down": "Q6_K", "output": "Q6_K", "token_embd": "Q4_K"}
+"""Types of llama.cpp's quantiser; it takes Q6_K for v and down in half of the layers."""
+
+
+@pytest.fixture(scope="module")
+def q4_k_m(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    def quantize(name: str, values: np.ndarray) -> tuple[np.ndarray, int | None]:
+        more = name == "output.weight" or name.startswith("blk.0.")
+        return typical_blocks(Q4_K_M.get(name.split(".")[-2], "Q4_K") if more else "Q4_K", values)
+
+    file = tmp_path_factory.mktemp("q4_k_m") / "tiny-Q4_K_M.gguf"
+    return write_quantized(file, quantize, hidden_size=256, intermediate_size=256)
+
+
+def test_a_q4_k_m_file_keeps_all_of_its_numbers(
+    q4_k_m: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert_logits_of_transformers(*q4_k_m, tmp_path / "engine")
+    text = " ".join(capsys.readouterr().out.split())
+    assert "kept 15 matrices of Q4_K and Q6_K, " in text
+    assert (
+        "as W4A16 in groups of 32 with minimums; transformer.layers.0.attention.qkv W8A16 in groups of 16 with "
+        "minimums; 2 layers W8A16 in groups of 16, "
+    ) in text
+
+
+def test_the_graph_of_blocks_with_minimums_is_the_engines(q4_k_m: tuple[Path, Any], tmp_path: Path) -> None:
+    convert_checkpoint(find_model(q4_k_m[0]).directory, tmp_path / "checkpoint", dtype=DType.FLOAT32)
+    build(Checkpoint.open(tmp_path / "checkpoint"), SMALL, tmp_path / "engine")
+    engine = load_engine(tmp_path / "engine")
+    native = adaptrt._core.CpuEngine(engine.program, engine.storage, 2)
+    native.allocate_kv_blocks(8)
+    oracle = NetworkOracle(tmp_path / "checkpoint", tmp_path, NetworkOptions(tokens_per_block=4), num_blocks=8)
+    chunk = SequenceChunk(np.random.default_rng(4).integers(0, 61, 11).tolist(), 0, 11, [3, 0, 6])
+    expected = oracle.step([chunk])
+    inputs = step_inputs([chunk])
+    del inputs["adapter_slots"]
+    actual = native.step(token_ids=inputs.pop("input_ids"), **inputs)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * (expected.max() - expected.min()))
+
+
 def test_stages_of_a_pipeline_keep_the_most_common_type(tmp_path: Path) -> None:
     file, _ = write_quantized(tmp_path / "a.gguf", mixed_blocks, hidden_size=96, intermediate_size=96)
     convert_checkpoint(find_model(file).directory, tmp_path / "stages", pp_size=2)
@@ -338,29 +392,29 @@ def test_engines_for_gpus_have_dequantised_blocks(tmp_path: Path, capsys: pytest
     assert "dequantised 15 matrices of Q8_0, " in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_scale_that_is_no_number_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("block_type", "first", "part"), [("Q8_0", 0, "scale"), ("Q4_1", 2, "minimum")])
+def test_a_scale_or_minimum_that_is_no_number_is_refused(
+    block_type: str, first: int, part: str, tmp_path: Path
+) -> None:
     def quantize(name: str, values: np.ndarray) -> tuple[np.ndarray, int | None]:
-        if values.ndim < 2:
-            return values, None
-        blocks = np.zeros((values.size // 32, 34), np.uint8)
+        blocks, number = typical_blocks(block_type, values)
         if name == "blk.0.ffn_up.weight":
-            blocks[5, :2] = np.array([np.inf], np.float16).view(np.uint8)
-        return blocks.reshape(*values.shape[:-1], -1), gguf.GGMLQuantizationType.Q8_0
+            blocks[5, first : first + 2] = np.array([np.inf], np.float16).view(np.uint8)
+        return blocks, number
 
     file, _ = write_quantized(tmp_path / "a.gguf", quantize, hidden_size=96, intermediate_size=96)
-    with pytest.raises(CheckpointError, match=r"ffn_up\.weight': has a scale that is too large"):
+    with pytest.raises(CheckpointError, match=rf"ffn_up\.weight': has a {part} that is too large"):
         convert_checkpoint(find_model(file).directory, tmp_path / "checkpoint")
 
 
-def test_the_build_says_which_blocks_are_dequantised(
+def test_no_block_of_a_file_with_four_types_is_dequantised(
     quantized: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["build", "--model_dir", str(quantized[0]), "--max_seq_len", "64", "--output_dir",
                      str(tmp_path / "engine")]) == 0  # fmt: skip
     text = " ".join(capsys.readouterr().out.split())
-    kept, dequantised = re.search(r"kept (\d+) .*dequantised (\d+) ", text).groups()
-    assert int(kept) + int(dequantised) == 15
-    assert "of bfloat16; activations are not rounded" in text
+    assert "kept 15 matrices of " in text
+    assert "dequantised" not in text
 
 
 def test_a_file_is_served_by_its_path(quantized: tuple[Path, Any], cache: Path) -> None:

@@ -189,11 +189,11 @@ def test_checkpoints_are_quantised_as_builds_are_and_their_network_says_so(name:
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (["--quantization", "w4a16", "--group_size", "48"], "group_size is 48; accepted: 32, 64, 128"),
+        (["--quantization", "w4a16", "--group_size", "48"], "group_size is 48; accepted: 16, 32, 64, 128"),
         (["--quantization", "w8a8", "--group_size", "64"], "group_size is given, but W8A8 has one scale per output"),
         (["--quantization", "w8a16", "--group_size", "64"], "group_size is given, but W8A16 always has one scale"),
         (["--quantization", "w8a16", "--has_zero_point"], "has_zero_point is given, but W8A16 is always symmetric"),
-        (["--quantization", "w4a16", "--group_size", "-1"], "accepted: 32, 64, 128; or 0 for one scale per output"),
+        (["--quantization", "w4a16", "--group_size", "-1"], "accepted: 16, 32, 64, 128; or 0 for one scale per output"),
         (["--group_size", "64"], "group_size: without quantization"),
         (["--quantization", "w8a16", "--timing_cache", "cache"], "/checkpoint: timing_cache cache needs backend"),
         (["--quantization", "w8a16", "--output_dir", "/"], "/: is neither empty nor an engine of AdaptRT"),

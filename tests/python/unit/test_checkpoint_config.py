@@ -69,6 +69,10 @@ def test_layers_with_a_quantisation_of_their_own_survive_the_file(tmp_path: Path
         quantized_layers=(
             ("lm_head", QuantConfig(quant_algo=_core.QuantAlgo.W8A16, group_size=32)),
             ("transformer.layers.1.mlp.fc", QuantConfig(quant_algo=_core.QuantAlgo.W4A16, group_size=32, bits=3)),
+            (
+                "transformer.layers.2.mlp.fc",
+                QuantConfig(quant_algo=_core.QuantAlgo.W4A16, group_size=16, has_minimum=True, bits=2),
+            ),
         ),
     )
     config = replace(CONFIG, quantization=how, mapping=ParallelMapping())
@@ -125,7 +129,17 @@ def test_a_missing_or_wrong_field_is_named(name: str) -> None:
             {"quantization": {"quant_algo": "W4A16", "bits": 2, "code": "NF4", "group_size": 64}},
             "bits is 2; expected 4, except for integers of W4A16 and W4A8",
         ),
-        ({"quantization": {"quant_algo": "W4A16", "group_size": 48}}, "group_size is 48; accepted: 32, 64, 128"),
+        (
+            {"quantization": {"quant_algo": "W4A8", "group_size": 32, "has_minimum": True}},
+            "has_minimum is given; only integers of W4A16 and W8A16 in groups",
+        ),
+        ({"quantization": {"quant_algo": "W8A16", "has_minimum": True}}, "has_minimum is given; only integers"),
+        ({"quantization": {"quant_algo": "W4A8", "group_size": 16}}, "group_size is 16; accepted: 32, 64, 128"),
+        (
+            {"quantization": {"quant_algo": "W4A16", "group_size": 16, "bits": 3}},
+            "group_size is 16; accepted with 3 bits: multiples of 32",
+        ),
+        ({"quantization": {"quant_algo": "W4A16", "group_size": 48}}, "group_size is 48; accepted: 16, 32, 64, 128"),
         (
             {"quantization": {"quant_algo": "W8A8", "group_size": 64, "has_zero_point": True}},
             "group_size is given, but W8A8 has one scale per output; .*has_zero_point is given",
@@ -155,7 +169,7 @@ def test_a_missing_or_wrong_field_is_named(name: str) -> None:
             {"quantization": {"quant_algo": "W4A16", "code": "LLM_INT8", "value_dtype": "float16"}},
             "code is LLM_INT8 with W4A16; accepted: W8A16",
         ),
-        ({"quantization": {"quant_algo": "W8A16", "group_size": 48}}, "group_size is 48; accepted: 32, 64, 128"),
+        ({"quantization": {"quant_algo": "W8A16", "group_size": 48}}, "group_size is 48; accepted: 16, 32, 64, 128"),
         (
             {"quantization": {"quant_algo": "W8A16", "scale_dtype": "float16"}},
             "scale_dtype is given, but the scales of W8A16 are float32",

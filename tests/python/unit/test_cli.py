@@ -219,7 +219,7 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         (["--group_size", "128"], "group_size needs per_group"),
         (
             ["--use_weight_only", "--weight_only_precision", "int4", "--per_group", "--group_size", "0"],
-            "group_size is 0; accepted: 32, 64, 128",
+            "group_size is 0; accepted: 16, 32, 64, 128",
         ),
     ],
 )

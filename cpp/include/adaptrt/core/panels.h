@@ -117,6 +117,9 @@ struct Quantization {
   std::int64_t group_size = 0;
   /// True if each group has its own zero point. kW8A8 has none.
   bool zero_points = false;
+  /// True if each group has its own minimum, of scale_type: value = scale * u - minimum. Only integers of
+  /// kW8A16 and kW4A16 in groups can have minimums, instead of zero points.
+  bool minimums = false;
   /// Type of the scales, if has_typed_scales() is true.
   DType scale_type = DType::kBFloat16;
   WeightCode code = WeightCode::kInteger;
@@ -131,6 +134,8 @@ struct Quantization {
   bool operator==(const Quantization&) const = default;
 
   [[nodiscard]] bool is_codebook() const { return code != WeightCode::kInteger; }
+  /// True if products need the sums of the activations of each group.
+  [[nodiscard]] bool needs_group_sums() const { return zero_points || minimums; }
 };
 
 /// Bytes of a packed W[n, k], quantised or of type `dtype`, including the input permutation if there is one.

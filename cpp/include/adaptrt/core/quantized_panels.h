@@ -15,10 +15,12 @@ namespace adaptrt {
 //   kW8A16  int8 [ceil(k / 4) * 2][w][2], float32 scale [w]                  value = scale * q
 //   with groups                          scale [G][w] of scale_type              value = scale * q
 //   with zero points, uint8 zero [G][w]                         value = scale * (q + 128 - zero)
+//   with minimums, minimum [G][w] of scale_type                   value = scale * q - minimum
 //   kE4M3   bytes like kW8A16, scale [G][w]   value = scale * number, rounded to value_type
 //   kLLMInt8  like kW8A16, float32 scale [w]   value = q * scale * kLLMInt8Factor, rounded to value_type
 //   kW8A8   int8 [ceil(k / 4)][w][4], float32 scale [w], int32 [w]           value = scale * q
 //   kW4A16  uint32 [ceil(k / 8)][w], scale [G][w], uint8 zero [G][w]        value = scale * (u - zero)
+//   with minimums instead of zeros, minimum [G][w] of scale_type   value = scale * u - minimum
 //   with a codebook: no zeros                        value = scale * table[u], rounded to value_type
 //   kW4A16 of 2 bits  uint32 [k / 16][w], then as above               value = scale * (u - zero)
 //   kW4A16 of 3 bits  uint32 [k / 32][3][w], then as above            value = scale * (u - zero)
@@ -54,6 +56,10 @@ inline constexpr int kInt4Zero = 8;
 /// weights are lower than their stored values by the same amount.
 [[nodiscard]] constexpr int middle_of_zeros(QuantAlgo algo) {
   return has_few_bits(algo) ? kInt4Zero : 128;
+}
+/// Value that decoders subtract from the integers of matrices with minimums. The products add it again.
+[[nodiscard]] constexpr int middle_of_minimums(const Quantization& quantization) {
+  return has_few_bits(quantization.algo) ? 1 << (quantization.bits - 1) : 0;
 }
 /// Returns the codebook: the 16 float32 numbers of a code. kNF4 and kFP4 have the numbers of
 /// bitsandbytes. For kNF4 they are the quantiles of a normal distribution that QLoRA's authors chose. For
@@ -101,7 +107,7 @@ inline constexpr std::int64_t kOrderedInputs = 32;
 struct QuantizedPanel {
   const std::byte* weights = nullptr;
   const std::byte* scales = nullptr;  ///< float32 [w], or [G][w] of scale_type
-  const std::byte* extra = nullptr;   ///< int32 [w] for kW8A8, uint8 zero [G][w] with zero points
+  const std::byte* extra = nullptr;   ///< int32 [w] for kW8A8, uint8 zero [G][w], or minimum [G][w]
 };
 
 /// Returns the parts of the panel of `width` outputs that begins at `panel`.
@@ -111,12 +117,13 @@ struct QuantizedPanel {
 /// Quantised rows of a matrix, in the layout of checkpoints.
 struct QuantizedRows {
   /// 8 bits: int8 [rows, k], 128 below u if there are zero points. Few bits: uint8 [rows, ceil(k / 2)], with
-  /// the even input in the lower half of a byte. A half is u if there are zero points or a codebook,
-  /// otherwise u - 2^(bits - 1) as a four-bit two's complement number.
+  /// the even input in the lower half of a byte. A half is u if there are zero points, minimums or a
+  /// codebook, otherwise u - 2^(bits - 1) as a four-bit two's complement number.
   const std::byte* weights = nullptr;
   const float* scales = nullptr;        ///< [rows, G]; rounded to scale_type if the matrix has typed scales
   const std::uint8_t* zeros = nullptr;  ///< [rows, G], 0 to 15, or to 255 for kW8A16; nullptr if there are
                                         ///< none
+  const float* minimums = nullptr;      ///< [rows, G]; rounded to scale_type. nullptr if there are none
 };
 
 /// Packs rows [first_row, first_row + rows) of W[n, k] into `panels` (panel_bytes(quantization, n, k) bytes).

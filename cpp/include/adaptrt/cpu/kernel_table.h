@@ -111,14 +111,15 @@ struct ColumnGemm {
 /// For each group of inputs, activations are multiplied by integers and summed in the order of a PanelGemm
 /// over those inputs. The integers are q for kW8A16. For kW4A16 they are u - 8 with zero points, and
 /// u - 2^(bits - 1) without. If there are zero points, (zero - middle_of_zeros()) times the sum of the
-/// activations is then subtracted. The result times the scale is added to the earlier groups. The bits depend
-/// neither on the other rows nor on `expanded`.
+/// activations is then subtracted; if there are minimums, middle_of_minimums() times that sum is added. The
+/// result times the scale is added to the earlier groups. A minimum times the sum of the activations is
+/// subtracted last. The bits depend neither on the other rows nor on `expanded`.
 struct QuantizedGemm {
   GemmCall call;                       ///< a: type `activation`; panel: of a quantised PanelMatrix
   DType activation = DType::kFloat32;  ///< kFloat32 or kBFloat16
   const std::byte* a_steps = nullptr;  ///< see PanelGemm
   std::int64_t a_step_bytes = 0;
-  /// The results of sum_groups for each row, [rows, groups]; read only if there are zero points.
+  /// The results of sum_groups for each row, [rows, groups]; read only if needs_group_sums().
   const float* a_sums = nullptr;
   Quantization quantization;
   /// The result of expand_panel for the panel; nullptr: the kernel decodes the weights.

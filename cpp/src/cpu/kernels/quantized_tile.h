@@ -18,12 +18,13 @@
 namespace adaptrt {
 namespace {
 
-/// A group of a panel's inputs, with the addresses of its scales and zero points.
+/// A group of a panel's inputs, with the addresses of its scales, and of its zero points or minimums.
 struct GroupView {
   std::int64_t first;
   std::int64_t end;
-  const std::byte* scales;  // [width]
-  const std::byte* zeros;   // [width], or nullptr
+  const std::byte* scales;    // [width]
+  const std::byte* zeros;     // [width], or nullptr
+  const std::byte* minimums;  // [width], or nullptr
 };
 
 /// The parts of the product's panel, with the scales that are used.
@@ -43,10 +44,11 @@ inline DType scale_type_of(const Quantization& quantization) {
 
 inline GroupView group_of(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::int64_t group) {
   const std::int64_t size = group_size_of(gemm);
-  return {group * size, std::min((group + 1) * size, gemm.call.k),
-          panel.scales +
-              group * gemm.call.width * static_cast<std::int64_t>(size_of(scale_type_of(gemm.quantization))),
-          panel.extra == nullptr ? nullptr : panel.extra + group * gemm.call.width};
+  const std::int64_t at = group * gemm.call.width;
+  const std::int64_t scales_at = at * static_cast<std::int64_t>(size_of(scale_type_of(gemm.quantization)));
+  return {group * size, std::min((group + 1) * size, gemm.call.k), panel.scales + scales_at,
+          gemm.quantization.zero_points ? panel.extra + at : nullptr,
+          gemm.quantization.minimums ? panel.extra + scales_at : nullptr};
 }
 
 /// Returns zero points minus middle_of_zeros(): decoded weights are lower than the stored ones by as much.
@@ -201,13 +203,14 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
     const std::int64_t to_stride = gemm.call.out_stride;
     const float* const before = index == 0 ? kNothing.data() : to;
     const std::int64_t before_stride = index == 0 ? 0 : to_stride;
-    const float* const a_sums = group.zeros == nullptr ? nullptr : gemm.a_sums + row * groups + index;
+    const float* const a_sums =
+        gemm.quantization.needs_group_sums() ? gemm.a_sums + row * groups + index : nullptr;
     ADAPTRT_UNROLL
     for (int v = 0; v < kVectors; ++v) {
       const std::int64_t lanes = lanes_of(v);
       const std::int64_t offset = v * Simd::kLanes;
       const Vec scale = load_scales(gemm.quantization, group.scales, column + offset, lanes);
-      const auto finish = [&](auto less_zero) __attribute__((always_inline)) {
+      const auto finish = [&](auto change_sum, auto change_total) __attribute__((always_inline)) {
         ADAPTRT_UNROLL
         for (int r = 0; r < kRows; ++r) {
           Vec sum = sums[0][r][v];
@@ -216,17 +219,30 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
             sum = Simd::add(Simd::add(sum, sums[1][r][v]), Simd::add(sums[2][r][v], sums[3][r][v]));
           }
           const Vec groups_before = Simd::load(before + r * before_stride + offset, lanes);
-          Simd::store(to + r * to_stride + offset, Simd::fma(less_zero(sum, r), scale, groups_before), lanes);
+          const Vec total = Simd::fma(change_sum(sum, r), scale, groups_before);
+          Simd::store(to + r * to_stride + offset, change_total(total, r), lanes);
         }
       };
+      const auto same = [](Vec sum, int) __attribute__((always_inline)) { return sum; };
       if (a_sums == nullptr) {
-        finish([](Vec sum, int) __attribute__((always_inline)) { return sum; });
+        finish(same, same);
+      } else if (group.minimums != nullptr) {
+        const Vec middle = Simd::set(static_cast<float>(middle_of_minimums(gemm.quantization)));
+        const Vec minimum = load_scales(gemm.quantization, group.minimums, column + offset, lanes);
+        const auto with_middle = [&](Vec sum, int r) __attribute__((always_inline)) {
+          return Simd::fma(Simd::set(a_sums[r * groups]), middle, sum);
+        };
+        const auto less_minimum = [&](Vec total, int r) __attribute__((always_inline)) {
+          return Simd::fma(Simd::set(-a_sums[r * groups]), minimum, total);
+        };
+        finish(with_middle, less_minimum);
       } else {
         const Vec zero = load_zeros(gemm.quantization, group.zeros, column + offset, lanes);
         const Vec negated = Simd::sub(Simd::set(-0.0F), zero);
-        finish([&](Vec sum, int r) __attribute__((always_inline)) {
+        const auto less_zero = [&](Vec sum, int r) __attribute__((always_inline)) {
           return Simd::fma(Simd::set(a_sums[r * groups]), negated, sum);
-        });
+        };
+        finish(less_zero, same);
       }
     }
   }

@@ -27,8 +27,40 @@ struct GroupRows {
   std::int64_t count;
 };
 
-/// Adds one group to the output, for some rows: subtracts the zero point's share from its sums, and
-/// multiplies them by the scale. Rows of sums are sums_stride apart.
+/// The zero points or the minimums of a group, for one vector of columns.
+class GroupOffset {
+ public:
+  GroupOffset() = default;
+  GroupOffset(const Quantization& how, const GroupView& group, std::int64_t column, std::int64_t lanes)
+      : has_zeros_(group.zeros != nullptr), has_minimums_(group.minimums != nullptr) {
+    if (has_zeros_) offset_ = load_zeros(how, group.zeros, column, lanes);
+    if (!has_minimums_) return;
+    offset_ = load_scales(how, group.minimums, column, lanes);
+    middle_ = static_cast<float>(middle_of_minimums(how));
+  }
+
+  /// True if add_group() reads a_sum.
+  [[nodiscard]] bool is_needed() const { return has_zeros_ || has_minimums_; }
+
+  /// Returns `before` plus the group's products, with the bits of quantized_tile. `sum` is the sum of the
+  /// decoded integers' products, and a_sum that of the activations.
+  [[nodiscard]] Simd::Vec add_group(Simd::Vec sum, Simd::Vec scale, float a_sum, bool is_first,
+                                    Simd::Vec before) const {
+    if (has_zeros_) sum = Simd::fma(Simd::set(-a_sum), offset_, sum);
+    if (has_minimums_) sum = Simd::fma(Simd::set(a_sum), Simd::set(middle_), sum);
+    const Simd::Vec total = is_first ? Simd::mul(sum, scale) : Simd::fma(sum, scale, before);
+    return has_minimums_ ? Simd::fma(Simd::set(-a_sum), offset_, total) : total;
+  }
+
+ private:
+  bool has_zeros_ = false;
+  bool has_minimums_ = false;
+  float middle_ = 0.0F;
+  Simd::Vec offset_ = Simd::zero();
+};
+
+/// Adds one group to the output, for some rows: multiplies its sums by the scale, and subtracts the share of
+/// the zero point or the minimum. Rows of sums are sums_stride apart.
 inline void finish_group(const QuantizedGemm& gemm, const GroupView& group, std::int64_t index,
                          std::int64_t first_row, std::int64_t rows, const float* sums,
                          std::int64_t sums_stride) {
@@ -36,19 +68,14 @@ inline void finish_group(const QuantizedGemm& gemm, const GroupView& group, std:
   for (std::int64_t column = 0; column < gemm.call.width; column += Simd::kLanes) {
     const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.call.width - column);
     const Simd::Vec scale = load_scales(gemm.quantization, group.scales, column, lanes);
-    Simd::Vec zero = Simd::zero();
-    if (group.zeros != nullptr) {
-      zero = load_zeros(gemm.quantization, group.zeros, column, lanes);
-    }
+    const GroupOffset offset(gemm.quantization, group, column, lanes);
     for (std::int64_t r = 0; r < rows; ++r) {
       const std::int64_t row = first_row + r;
       float* to = gemm.call.out + row * gemm.call.out_stride + column;
-      Simd::Vec sum = Simd::load(sums + r * sums_stride + column, lanes);
-      if (group.zeros != nullptr) {
-        sum = Simd::fma(Simd::set(-gemm.a_sums[row * groups + index]), zero, sum);
-      }
-      Simd::store(to, index == 0 ? Simd::mul(sum, scale) : Simd::fma(sum, scale, Simd::load(to, lanes)),
-                  lanes);
+      const Simd::Vec before = index == 0 ? Simd::zero() : Simd::load(to, lanes);
+      const Simd::Vec sum = Simd::load(sums + r * sums_stride + column, lanes);
+      const float a_sum = offset.is_needed() ? gemm.a_sums[row * groups + index] : 0.0F;
+      Simd::store(to, offset.add_group(sum, scale, a_sum, index == 0, before), lanes);
     }
   }
 }
@@ -63,13 +90,12 @@ void finish_groups(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::
   for (std::int64_t column = columns.begin; column < columns.end;
        column += Simd::kLanes, sums += Simd::kLanes) {
     Simd::Vec scales[kGroups];
-    Simd::Vec zeros[kGroups];
+    GroupOffset offsets[kGroups];
     ADAPTRT_UNROLL
     for (int i = 0; i < kGroups; ++i) {
       const GroupView group = group_of(gemm, panel, first + i);
       scales[i] = load_scales(gemm.quantization, group.scales, column, Simd::kLanes);
-      zeros[i] = group.zeros == nullptr ? Simd::zero()
-                                        : load_zeros(gemm.quantization, group.zeros, column, Simd::kLanes);
+      offsets[i] = GroupOffset(gemm.quantization, group, column, Simd::kLanes);
     }
     for (std::int64_t r = 0; r < rows.count; ++r) {
       const std::int64_t row = rows.first + r;
@@ -77,11 +103,9 @@ void finish_groups(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::
       Simd::Vec value = first == 0 ? Simd::zero() : Simd::load(out);
       ADAPTRT_UNROLL
       for (int i = 0; i < kGroups; ++i) {
-        Simd::Vec sum = Simd::load(sums + i * group_stride + r * sums_stride);
-        if (panel.extra != nullptr) {
-          sum = Simd::fma(Simd::set(-gemm.a_sums[row * groups + first + i]), zeros[i], sum);
-        }
-        value = first + i == 0 ? Simd::mul(sum, scales[i]) : Simd::fma(sum, scales[i], value);
+        const Simd::Vec sum = Simd::load(sums + i * group_stride + r * sums_stride);
+        const float a_sum = offsets[i].is_needed() ? gemm.a_sums[row * groups + first + i] : 0.0F;
+        value = offsets[i].add_group(sum, scales[i], a_sum, first + i == 0, value);
       }
       Simd::store(out, value);
     }

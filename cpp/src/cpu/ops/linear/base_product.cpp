@@ -126,7 +126,7 @@ void BaseProduct::prepare(const LinearCall& call, bool has_adapters) const {
   const bool permutes = permuted_.is_needed();
   const bool packs_input = !call.packed_input.has_value() && !call.chosen.has_value() &&
                            packed(call).has_value() && (has_adapters || (!to_int8 && !permutes));
-  if (!packs_input && !to_int8 && !quantization.zero_points && !permutes) return;
+  if (!packs_input && !to_int8 && !quantization.needs_group_sums() && !permutes) return;
   const std::int64_t permutations = permutes ? permuted_.find_permutations(call) : 0;
   const auto body = [&](std::int64_t begin, std::int64_t end, int) {
     const RowRange rows{begin * PackedSteps::kBlockRows,
@@ -161,7 +161,7 @@ void BaseProduct::read_rows(const LinearCall& call, const Rows& input, std::int6
         context_.kernels.arrange_int8_row(made, input.width, quantization,
                                           context_.memory.int8_sums() + row * groups);
       }
-    } else if (quantization.zero_points) {
+    } else if (quantization.needs_group_sums()) {
       context_.kernels.sum_groups(x, input.dtype, input.width, quantization.group_size, sums + row * groups);
     }
   }
@@ -333,8 +333,8 @@ PackedRowsSize packed_rows_size(const Program& program, const KernelTable& kerne
   return {.steps = most_packed_steps(program), .step_bytes = packed_step_bytes(most_linear_rows(program))};
 }
 
-std::int64_t most_zero_point_groups(const Program& program) {
-  return most_groups(program, [](const Quantization& how) { return how.zero_points; });
+std::int64_t most_summed_groups(const Program& program) {
+  return most_groups(program, [](const Quantization& how) { return how.needs_group_sums(); });
 }
 
 std::int64_t most_w4a8_groups(const Program& program) {

@@ -126,7 +126,7 @@ class BaseProduct {
   struct PartInput {
     const std::byte* rows;
     PackedRows packed;
-    const float* sums;  ///< sums of groups, if there are zero points
+    const float* sums;  ///< sums of groups, if needs_group_sums()
   };
   [[nodiscard]] PartInput input_of(const LinearCall& call, const TileTask& task) const;
   /// Rounds the rows of `input`, or sums their groups. `input`: the layer's input in `permutation`, if its
