@@ -11,10 +11,22 @@ from typing import Any, Final
 from .._core import AdapterError, ConfigError, ExecutorConfig, PeftCacheConfig, cpu_kernels
 from ..common.json_fields import load_json_object
 from ..common.number_flags import MAX_INT32, integer
+from ..common.regular_file import read_regular
 from ..common.shown_value import shown
+from ..formats.adapter.adapter_copy import TOKENIZER_FILE
+from ..runtime.adapter_tokenizers import Tokenizers, read_tokenizer
+from ..runtime.chat_template import ChatTemplate
 from ..runtime.engine import load_engine
 from ..runtime.executor import Executor
-from ..runtime.receipts import FORMAT, AnswerDigest, differences, digest_of_tokens, environment_of, request_of
+from ..runtime.receipts import (
+    FORMAT,
+    AnswerDigest,
+    differences,
+    digest_of_text,
+    digest_of_tokens,
+    environment_of,
+    request_of,
+)
 
 MAX_RECEIPT_BYTES: Final = 64 << 20
 """Maximum size of a receipt's file."""
@@ -36,6 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="JSON file with an object whose 'prompts' are lists of token ids, if the receipt has no prompts",
     )  # fmt: skip
     parser.add_argument(
+        "--chat_template", type=Path, metavar="FILE",
+        help="the server's or the request's own template, if the receipt's chat used neither the adapter's nor the "
+        "model's",
+    )  # fmt: skip
+    parser.add_argument(
         "--num_threads", type=integer(1, MAX_INT32), metavar="N", help="threads (default: all CPUs); no bits change"
     )
 
@@ -44,14 +61,15 @@ def run(args: argparse.Namespace) -> int:
     """Replays the receipt. Returns 1 if a digest differs."""
     receipt = read_receipt(args.receipt)
     prompts = None if args.prompt is None else load_json_object(args.prompt, ConfigError).get("prompts")
+    template = None if args.chat_template is None else _text_of(args.chat_template)
     kernels = str(receipt["environment"].get("kernels", ""))
-    config = ExecutorConfig(num_threads=args.num_threads or 0)
+    config = ExecutorConfig(num_threads=args.num_threads)
     config.peft_cache_config = PeftCacheConfig(lora_storage=receipt["environment"].get("lora_storage", "exact"))
     if kernels in cpu_kernels():
         config.kernels = kernels
     engine = load_engine(args.engine_dir)
     with Executor(engine, engine.model_type, config) as executor:
-        problems = replay(executor, receipt, _modules(args.lora_modules), prompts)
+        problems = replay(executor, receipt, _modules(args.lora_modules), prompts, template)
     for problem in problems:
         print(problem)
     num_answers = sum(len(request["answers"]) for request in receipt["requests"])
@@ -72,17 +90,24 @@ def read_receipt(path: Path) -> dict[str, Any]:
 
 
 def replay(
-    executor: Executor, receipt: Mapping[str, Any], modules: Mapping[str, Path], prompts: Sequence[Sequence[int]] | None
+    executor: Executor,
+    receipt: Mapping[str, Any],
+    modules: Mapping[str, Path],
+    prompts: Sequence[Sequence[int]] | None,
+    chat_template: str | None = None,
 ) -> list[str]:
-    """Returns everything that differs. Answers are compared only if the environment and the adapters are the same.
+    """Returns everything that differs. Answers are compared only if the environment, the adapters, the tokenizer and
+    the chat template are the same.
 
     modules: directories of adapters by name. prompts: token ids of each request, if the receipt does not have them.
+    chat_template: a template that a chat may have used instead of the adapter's or the model's.
 
     Raises ConfigError for a missing prompt and for a receipt that cannot be read, AdapterError.
     """
     problems = differences(receipt["environment"], environment_of(executor))
     try:
         problems += _load_adapters(executor, receipt["adapters"], modules)
+        problems += _text_differences(executor, receipt, chat_template)
         if problems:
             return problems
         for index, content in enumerate(receipt["requests"]):
@@ -108,6 +133,42 @@ def _load_adapters(executor: Executor, adapters: Sequence[Mapping[str, Any]], mo
     return problems
 
 
+def _text_differences(executor: Executor, receipt: Mapping[str, Any], chat_template: str | None) -> list[str]:
+    """Lists the tokenizer and the template if their digests differ. Raises ConfigError for unreadable files."""
+    directory, name = executor.engine.directory, _adapter_of(receipt)
+    model, store = executor.engine.config.pretrained_config, executor.adapters
+    of_model = read_tokenizer(directory / TOKENIZER_FILE, model.eos_token_id, model.vocab_size)
+    problems = _different("tokenizer", receipt["tokenizer"], [Tokenizers(of_model, store).of(name).content.hex()])
+    if receipt["template"] is not None:
+        template = ChatTemplate.load(directory)
+        if name is not None:
+            template = ChatTemplate.load(store.find(name).directory, base=template) or template
+        texts = [] if chat_template is None else [chat_template]
+        if template is not None:
+            texts += [template.text(with_tools=with_tools) for with_tools in (False, True)]
+        problems += _different("template", receipt["template"], list(dict.fromkeys(map(digest_of_text, texts))))
+    return problems
+
+
+def _different(field: str, expected: str, here: Sequence[str]) -> list[str]:
+    if expected in here:
+        return []
+    return [f"{field} has digest {' or '.join(here) or 'none'} here, and {expected} in the receipt"]
+
+
+def _adapter_of(receipt: Mapping[str, Any]) -> str | None:
+    """Returns the name of the receipt's adapter, or the weighted sum; None: the base model."""
+    terms = receipt["adapters"]
+    return "+".join(one["name"] + (f":{one['weight']!r}" if "weight" in one else "") for one in terms) or None
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return read_regular(path, MAX_RECEIPT_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: the chat template cannot be read: {error}") from error
+
+
 def _prompt_of(content: Mapping[str, Any], index: int, prompts: Sequence[Sequence[int]] | None) -> Sequence[int]:
     known = content["prompt"].get("token_ids")
     if known is None and prompts is not None and index < len(prompts):
@@ -120,8 +181,7 @@ def _prompt_of(content: Mapping[str, Any], index: int, prompts: Sequence[Sequenc
 
 
 def _replay_request(executor: Executor, receipt: Mapping[str, Any], index: int, prompt: Sequence[int]) -> list[str]:
-    content, terms = receipt["requests"][index], receipt["adapters"]
-    name = "+".join(one["name"] + (f":{one['weight']!r}" if "weight" in one else "") for one in terms) or None
+    content, name = receipt["requests"][index], _adapter_of(receipt)
     change = 0 if name is None else executor.adapters.terms_of(name).vocabulary_change
     request = request_of(content, prompt, executor.engine_info.vocab_size + change)
     request_id = executor.enqueue_request(request, adapter=name)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -136,6 +139,67 @@ def test_differences_are_named(
         path.write_text(json.dumps(content))
         with pytest.raises(adaptrt.ConfigError, match=said):
             read_receipt(path)
+
+
+def test_another_tokenizer_or_template_is_named(
+    place: AppPlace, received: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = tmp_path / "chat.json"
+    chat.write_text(json.dumps(received[6]))
+    engine = shutil.copytree(place.engine, tmp_path / "engine")
+    own = (engine / "chat_template.jinja").read_text()
+    command = ["replay", str(chat), "--lora_modules", f"clerk={place.root / 'clerk'}", "--engine_dir", str(engine)]
+    (engine / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert main(command) == 1
+    template, _ = capsys.readouterr().out.splitlines()
+    assert template.startswith("template has digest ")
+    assert template.endswith("in the receipt")
+    (tmp_path / "own.jinja").write_text(own)
+    assert main([*command, "--chat_template", str(tmp_path / "own.jinja")]) == 0
+    (engine / "chat_template.jinja").write_text(own)
+    tokenizer = json.loads((engine / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"] = dict(sorted(tokenizer["model"]["vocab"].items()))
+    tokenizer["post_processor"] = None
+    tokenizer["normalizer"] = {"type": "Lowercase"}
+    (engine / "tokenizer.json").write_text(json.dumps(tokenizer))
+    capsys.readouterr()
+    assert main(command) == 1
+    assert capsys.readouterr().out.startswith("tokenizer has digest ")
+
+
+def test_a_crowd_is_replayed_after_eviction_and_a_restart(place: AppPlace, tmp_path: Path) -> None:
+    """64 requests at once, whose adapters are then evicted; the replay runs in another process with three threads."""
+    crowd: list[dict[str, Any]] = []
+
+    async def body(client: AppClient) -> None:
+        models = ("poet", "clerk", "base", "poet:0.5+clerk:0.5")
+        bodies = [{"model": models[at % 4], "prompt": f"request {at}", **DRAWN, "max_tokens": 4} for at in range(64)]
+        answers = await asyncio.gather(*(client.post("/v1/completions", **one) for one in bodies))
+        assert [one.status_code for one in answers] == [200] * 64
+        crowd.extend(one.json()["receipt"] for one in answers)
+
+    # The host level has room for one adapter.
+    peft = adaptrt.PeftCacheConfig(host_cache_size=30_000, max_adapter_size=4)
+    run_app(place, body, adaptrt.ExecutorConfig(num_threads=1, peft_cache_config=peft))
+    # One receipt per adapter, with all of its requests.
+    for at in range(4):
+        of_adapter = crowd[at::4]
+        assert len({json.dumps(one["adapters"]) for one in of_adapter}) == 1
+        (tmp_path / f"{at}.json").write_text(
+            json.dumps(of_adapter[0] | {"requests": [request for one in of_adapter for request in one["requests"]]})
+        )
+    modules = [f"{name}={place.root / name}" for name in ADAPTERS]
+    command = "\n".join(
+        [
+            "import sys",
+            "from adaptrt.builder.cli import main",
+            "sys.exit(max(main(['replay', one, *sys.argv[5:]]) for one in sys.argv[1:5]))",
+        ]
+    )
+    flags = ["--engine_dir", str(place.engine), "--num_threads", "3", "--lora_modules", *modules]
+    files = [str(tmp_path / f"{at}.json") for at in range(4)]
+    done = subprocess.run([sys.executable, "-c", command, *files, *flags], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "reproduced 16 answers bit by bit\n" * 4), done.stdout + done.stderr
 
 
 def test_the_command_says_what_it_found(
