@@ -62,6 +62,7 @@ COMMANDS = (
     Command("chat", "..tools.chat", "Chat with a model and its adapters in the terminal"),
     Command("cache", ".commands.cache", "List or delete the engines that were built on first use"),
     Command("bench", "..tools.bench.command", "Measure an engine, compared with the machine's limits"),
+    Command("prove", "..tools.prove", "Write the log probs that an adapter must give where it is served"),
     Command("replay", "..tools.replay", "Make the answers of a receipt again, and compare their bits"),
     Command("perplexity", "..tools.perplexity", "Measure and compare engines' perplexity on a text"),
 )

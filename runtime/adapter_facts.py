@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from .._core import PromptTuningConfig
 from ..formats.adapter.pooler import AdaptedPooler
+from ..formats.adapter.proof import AdapterProof
 from ..formats.adapter.terms import AdapterTerms
 from .classifier import AdaptedClassifier
 
@@ -38,6 +39,8 @@ class AdapterFacts:
     has_pooler: bool | None = None
     pooler: AdaptedPooler | None = None
     has_tokenizer: bool | None = None
+    proof: AdapterProof | None = None
+    """Log probs that the adapter must give; None: it has no adapter_proof.json, or is one that the engine carries."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from ..formats.adapter.adapter_copy import adapter_files
 from ..formats.adapter.convert import MAGNITUDE, ConvertedAdapter
 from ..formats.adapter.invocation import find_start, invocation_tokens
 from ..formats.adapter.one_version import one_version
+from ..formats.adapter.proof import read_proof
 from ..formats.adapter.terms import AdapterTerms, max_rank_of, may_have_terms
 from ..formats.sources import Source
 from ..formats.sources.base_model import warn_of_other_base
@@ -209,7 +210,10 @@ class AdapterStore:
 
         None: the prompt has no invocation tokens, so the base model answers, as in PEFT. Raises like reference().
         """
-        found = self.find(name)
+        return self.lora_of(self.find(name), input_token_ids)
+
+    def lora_of(self, found: NamedAdapter | AdapterSum, input_token_ids: Sequence[int]) -> LoraConfig | None:
+        """Returns the same for an adapter whose name may not be known yet."""
         tokens = self._invocation_tokens(found) if isinstance(found, NamedAdapter) else ()
         start = find_start(tokens, input_token_ids)
         return None if start is None else LoraConfig(found.task_id, active_from=start)
@@ -311,6 +315,10 @@ class AdapterStore:
         found = self.find(name)
         return self._prompt_of(found) if isinstance(found, NamedAdapter) else None
 
+    def virtual_tokens_of(self, adapter: NamedAdapter) -> PromptTuningConfig | None:
+        """Returns the same for an adapter whose name may not be known yet."""
+        return self._prompt_of(adapter)
+
     def _prompt_of(self, adapter: NamedAdapter) -> PromptTuningConfig | None:
         if adapter.facts.num_virtual_tokens == 0:
             return None
@@ -391,6 +399,7 @@ class AdapterStore:
             warn_of_other_base(name, directory, self._engine.config.source)
             adapter = with_fields(adapter, checksum=checksum)
             adapter.facts.source = source
+            adapter.facts.proof = read_proof(directory)
             adapter = with_fields(adapter, task_id=self._task_id_of_content(adapter))
             if self._read_prompt(adapter) is not None:
                 self._classifiers.is_classifier(adapter)
@@ -467,6 +476,10 @@ class AdapterStore:
     def refuse_classifier(self, name: str) -> None:
         """Raises RequestError if the adapter `name` is a classifier's, which cannot generate."""
         self._classifiers.refuse(self.find(name))
+
+    def refuse_generation_of(self, adapter: NamedAdapter) -> None:
+        """Does the same for an adapter whose name may not be known yet."""
+        self._classifiers.refuse(adapter)
 
     def known_classifier(self, name: str | None) -> AdaptedClassifier | None:
         """Returns the classifier of classifier_for() if it is in memory. None: classifier_for() would read files or

@@ -184,7 +184,10 @@ class Tokenizers:
         known = self.known(adapter)
         if known is not None or adapter is None:
             return known or self.of_model
-        found = self._adapters.get(adapter)
+        return self.of_adapter(self._adapters.get(adapter))
+
+    def of_adapter(self, found: NamedAdapter) -> TextTokenizer:
+        """Returns the same for an adapter whose name may not be known yet."""
         found.facts.has_tokenizer = (found.directory / TOKENIZER_FILE).exists()
         if not found.facts.has_tokenizer:
             return self.of_model

@@ -9,14 +9,13 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, overload
 
 from .. import _core
 from .._core import (
     AdapterError,
-    AdaptrtError,
     ConfigError,
     ExecutorConfig,
     GuidedDecodingParams,
@@ -28,7 +27,7 @@ from .._core import (
     RequestError,
 )
 from ..formats.adapter.adapter_copy import TOKENIZER_FILE
-from ..formats.sources import find_adapter
+from ..formats.sources import Source, find_adapter
 from .adapter_prefetch import prefetched_adapters
 from .adapter_store import AdapterStore
 from .adapter_versions import without_versions
@@ -52,6 +51,10 @@ else:
 
 _OF_RANK_0: Final = ("tokenizer", "guide_limits", "compare_vocabularies")
 """Arguments that other ranks do not need."""
+
+
+class _NotKeptError(Exception):
+    """Ends the trial of an adapter that is not kept."""
 
 
 class ExecutorType(_CoreType):
@@ -296,22 +299,32 @@ class Executor(_core.Executor, metaclass=ExecutorType):
         self._begin_guided_decoding_for_request()
         super().check_guide(guided_decoding_params)
 
-    def add_adapter(self, name: str, directory: str | os.PathLike[str], *, replace: bool = False) -> NamedAdapter:
+    def add_adapter(
+        self,
+        name: str,
+        directory: str | os.PathLike[str],
+        *,
+        replace: bool = False,
+        check: Callable[[NamedAdapter], None] | None = None,
+    ) -> NamedAdapter:
         """Reads a PEFT adapter, caches it and makes its name known.
 
         directory: the adapter's directory, or a name of the Hub or of an object store (docs/names.md), which may cause
             a download. A Path is always a directory.
         replace: True: accepts a name that is known already. Running requests keep the old version; new ones get the
             new one, unless they ask for NAME@DIGEST.
+        check: called with the adapter once it is cached; what it raises refuses the adapter. LLM and the server check
+            its proof (adapter_proof.json) here. This method cannot do so itself, because other threads may take all
+            responses.
 
         Raises AdapterError for a taken name and for an adapter that cannot be served, LoraCacheFullError, EngineError
         if its files cannot be read. Nothing has changed then.
         """
         source = find_adapter(directory)  # A download must not hold up other requests for this name.
-        with self._adapters.changing(name):
-            adapter, config = self._adapters.read(name, source, replace=replace)
-            if config is not None:
-                self._put_version(config, name)
+        with (
+            self._adapters.changing(name),
+            self._tried_version(name, source, replace=replace, check=check) as adapter,
+        ):
             ended = self._adapters.keep(adapter)
             self._mark_outdated_versions(name)
         for one in ended:
@@ -330,36 +343,64 @@ class Executor(_core.Executor, metaclass=ExecutorType):
         for version in old:
             super().set_adapter_outdated(version.task_id, True)
 
-    def _put_version(self, config: LoraConfig, name: str) -> None:
-        """Caches a new version of the adapter `name`. If the old one is pinned, pins the new one instead.
+    def try_adapter(
+        self,
+        name: str,
+        directory: str | os.PathLike[str],
+        *,
+        replace: bool,
+        check: Callable[[NamedAdapter], None] | None = None,
+    ) -> None:
+        """Raises what add_adapter() with these arguments would; changes nothing."""
+        source = find_adapter(directory)
+        with (
+            self._adapters.changing(name),
+            contextlib.suppress(_NotKeptError),
+            self._tried_version(name, source, replace=replace, check=check),
+        ):
+            raise _NotKeptError
 
-        Raises LoraCacheFullError; the old one is pinned as before then.
+    @contextlib.contextmanager
+    def _tried_version(
+        self, name: str, source: Source, *, replace: bool, check: Callable[[NamedAdapter], None] | None
+    ) -> Iterator[NamedAdapter]:
+        """Reads, caches and checks a version for a block that makes it known. Undoes it if anything raises."""
+        adapter, config = self._adapters.read(name, source, replace=replace)
+        with contextlib.nullcontext() if config is None else self._put_version(config, name):
+            if check is not None:
+                check(adapter)
+            yield adapter
+
+    @contextlib.contextmanager
+    def _put_version(self, config: LoraConfig, name: str) -> Iterator[None]:
+        """Caches a new version of the adapter `name` for a block. If the old one is pinned, pins the new one instead.
+
+        If anything raises, such as LoraCacheFullError, the cache has the old one as before.
         """
-        old = self._adapters.get(name).task_id if self._adapters.knows(name) else config.task_id
-        if old == config.task_id:
-            super().put_adapter(config)
-            return
-        super().set_adapter_outdated(old, True)  # The new version takes its room before that of others.
-        try:
-            self._put_instead_of(old, config, name)
-        except AdaptrtError:
-            self._mark_outdated_versions(name)
-            raise
-
-    def _put_instead_of(self, old: int, config: LoraConfig, name: str) -> None:
-        if not any(one.pinned for one in self.list_adapters() if one.task_id == old):
-            super().put_adapter(config)
-            return
-        # Its room may be needed for the new version.
-        super().unpin_adapter(old)
+        known = self._adapters.versions(name) if self._adapters.knows(name) else ()
+        old = known[0].task_id if known else config.task_id
+        is_new = all(one.task_id != config.task_id for one in known)
+        is_pinned = old != config.task_id and any(one.pinned for one in self.list_adapters() if one.task_id == old)
+        if old != config.task_id:
+            super().set_adapter_outdated(old, True)  # The new version takes its room before that of others.
+        if is_pinned:
+            # Its room may be needed for the new version.
+            super().unpin_adapter(old)
         try:
             super().put_adapter(config)
-            super().pin_adapter(config.task_id)
-        except AdaptrtError:
+            if is_pinned:
+                super().pin_adapter(config.task_id)
+            yield
+        except BaseException:
             with contextlib.suppress(PeftTaskNotCachedError):
-                super().unload_adapter(config.task_id)
-            self._cache_adapter(name)
-            super().pin_adapter(old)
+                if is_new:
+                    super().unload_adapter(config.task_id)
+                elif is_pinned:
+                    super().unpin_adapter(config.task_id)
+            self._mark_outdated_versions(name)
+            if is_pinned:
+                self._cache_adapter(name)
+                super().pin_adapter(old)
             raise
 
     def remove_adapter(self, name: str) -> None:

@@ -15,6 +15,7 @@ from .executor import Executor
 from .lora_request import LoRARequest, is_lora_request
 from .memory_adapters import LoraTensors, MemoryAdapters, is_peft_model
 from .named_adapter import NamedAdapter
+from .text_requests import TextRequests
 from .unnamed_adapters import HeldAdapters, UnnamedAdapters
 
 if TYPE_CHECKING:
@@ -34,6 +35,11 @@ class LoadedAdapters:
     _sources: dict[str, tuple[str, Path]]
     """Given path or name in a store, and directory, of each adapter that was loaded from one."""
 
+    @property
+    def _requests(self) -> TextRequests:
+        """Makes requests. Raises RequestError on ranks other than 0."""
+        raise NotImplementedError
+
     def load_lora(self, name: str, lora: Any, *, config: Any = None, replace: bool = False) -> NamedAdapter:
         """Reads an adapter, caches it and makes its name known; the arguments `lora` of methods then accept it.
 
@@ -43,6 +49,8 @@ class LoadedAdapters:
         config: for a state dict alone: the PeftConfig, or the fields of adapter_config.json.
         replace: True: accepts a name that is known already. Running requests keep the old version, and others can ask
             for it as NAME@DIGEST.
+
+        An adapter_proof.json in its directory is checked: see docs/formats.md.
 
         Raises AdapterError for a taken name and for an adapter that cannot be served, LoraCacheFullError, EngineError
         if its files cannot be read. Nothing has changed then.
@@ -55,7 +63,8 @@ class LoadedAdapters:
         else:
             source, is_own = self._memory.source(self._memory.write(lora, config)), True
         try:
-            adapter = self._executor.add_adapter(name, source, replace=replace)
+            check = self._requests.check_proof
+            adapter = self._executor.add_adapter(name, source, replace=replace, check=check)
         except BaseException:
             if is_own:
                 self._memory.remove(Path(source))

@@ -9,17 +9,12 @@ from .._core import PoolingParams, PoolingType, RequestError
 from .classifier import Classification, without_padding
 from .llm_adapters import LoadedAdapters, Lora
 from .pooled import FloatArray, PromptTokens, embedding_params
-from .text_requests import PooledAnswer, TextRequests
+from .text_requests import PooledAnswer
 from .vllm_method_arguments import with_method_arguments
 
 
 class PooledTexts(LoadedAdapters):
     """Part of LLM that embeds and classifies texts."""
-
-    @property
-    def _requests(self) -> TextRequests:
-        """Makes requests. Raises RequestError on ranks other than 0."""
-        raise NotImplementedError
 
     @overload
     def embed(

@@ -15,9 +15,11 @@ from .._core import (
     PoolingParams,
     Request,
     RequestError,
+    Result,
     SamplingConfig,
 )
 from ..formats.models.encoder_decoder import EncoderDecoderConfig
+from .adapter_proof import ProofCheck
 from .adapter_tokenizers import TextTokenizer, Tokenizers
 from .adapter_versions import without_versions
 from .answer import Answer, AnswerForm
@@ -25,6 +27,7 @@ from .executor import Executor
 from .llm_prompts import is_greedy
 from .loaded_engine import LoadedEngine
 from .logit_bias import logit_bias_row
+from .named_adapter import NamedAdapter
 from .pooled import FloatArray, PromptTokens, rows_of
 from .sampling_defaults import SamplingDefaults
 from .sampling_params import SamplingParams
@@ -175,6 +178,27 @@ class TextRequests:
         if lora is not None:
             vocab_size += self._executor.adapters.terms_of(lora).vocabulary_change
         return logit_bias_row(params.logit_bias or {}, params.allowed_token_ids, vocab_size)
+
+    def check_proof(self, adapter: NamedAdapter) -> None:
+        """Checks the proof of an adapter that is cached. Raises AdapterError if it fails."""
+        ProofCheck(self._executor, self._tokenizers, self._results_of)(adapter)
+
+    def _results_of(self, requests: Sequence[Request]) -> list[Result]:
+        """Runs requests of one token. Raises RequestError if one fails."""
+        ids: list[int] = []
+        try:
+            ids += [self._executor.enqueue_resolved_request(request) for request in requests]
+            responses = [self._executor.await_responses(request_id)[-1] for request_id in ids]
+        except BaseException:
+            for request_id in ids:
+                with contextlib.suppress(RequestError, ExecutorClosedError):
+                    self._executor.cancel_request(request_id)
+                    self._executor.await_responses(request_id)
+            raise
+        for response in responses:
+            if response.has_error():
+                raise RequestError(response.error_msg)
+        return [response.result for response in responses]
 
     def ask_for_rows(self, prompt: PromptTokens, lora: str | None, params: PoolingParams) -> PooledAnswer:
         """Makes a request that ends in rows. Raises RequestError or AdapterError if it is rejected."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from .._core import AdaptrtError, ExecutorClosedError, GuidedDecodingParams, Request, RequestError, Response, Result
 from ..runtime.executor import Executor
+from ..runtime.named_adapter import NamedAdapter
 from .options import ServerLimits
 from .time_slices import TimeSlices
 from .work import Work, WorkKind
@@ -141,6 +142,8 @@ class AsyncExecutor:
         """Runs all work that would block the loop."""
         self.gate: TenantGate | None = None
         """Admits requests before submit(); None: there are no tenants, and all requests are admitted."""
+        self.check_adapter: Callable[[NamedAdapter], None] | None = None
+        """Checks an adapter that is cached, in the thread that adds it; None: adapters are not checked."""
         self._observer = observer
         self._generations: dict[int, Generation] = {}
         self._closed: AdaptrtError | None = None
@@ -170,7 +173,12 @@ class AsyncExecutor:
 
     def add_adapter(self, name: str, directory: str | os.PathLike[str], *, replace: bool = False) -> None:
         """Calls Executor.add_adapter, and tells the observer how long it took. Reads files: call it in a thread."""
-        self._timed(lambda: self.executor.add_adapter(name, directory, replace=replace))
+        check = self.check_adapter
+        self._timed(lambda: self.executor.add_adapter(name, directory, replace=replace, check=check))
+
+    def try_adapter(self, name: str, directory: str | os.PathLike[str], *, replace: bool) -> None:
+        """Calls Executor.try_adapter. Reads files: call it in a thread."""
+        self.executor.try_adapter(name, directory, replace=replace, check=self.check_adapter)
 
     def load_adapter(self, name: str) -> None:
         """Calls Executor.load_adapter in the same way."""

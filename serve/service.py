@@ -16,6 +16,7 @@ from ..runtime.executor import Executor
 from ..runtime.llm_options import recommended_sampling
 from ..runtime.sampling_defaults import SamplingDefaults
 from ..runtime.text_requests import decoder_start
+from .adapter_proofs import ServedProofs
 from .adapters import ServedAdapters
 from .async_executor import AsyncExecutor
 from .errors import ApiError
@@ -88,7 +89,9 @@ class Service:
         executor.adapters.version_limits = options.limits.versions
         executor.adapters.allows_no_op = options.allow_no_op_adapters
         adapters = make_adapters(asynchronous, options, frozenset(model_names))
-        tokenizers = ServedTokenizers(asynchronous, Tokenizers(of_model, executor.adapters))
+        of_adapters = Tokenizers(of_model, executor.adapters)
+        asynchronous.check_adapter = ServedProofs(asynchronous, of_adapters).check
+        tokenizers = ServedTokenizers(asynchronous, of_adapters)
         start = decoder_start(executor.engine)
         prompts = Prompts(asynchronous, tokenizers, options)
         created_models = None

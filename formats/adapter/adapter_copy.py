@@ -15,6 +15,7 @@ from ..template_files import TEMPLATE_FILE, additional_templates
 from .classifier_head import MODEL_CONFIG_FILE
 from .new_embeddings import SAFETENSORS as EMBEDDINGS_FILE
 from .one_version import config_and_weights, initial_files, one_version
+from .proof import PROOF_FILE
 from .recognise import CONFIG_FILE, SAFETENSORS_FILE
 
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
@@ -22,8 +23,8 @@ SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
 ADDED_TOKENS_FILE: Final = "added_tokens.json"
 TOKENIZER_FILE: Final = "tokenizer.json"
 
-# Files that are copied if they exist: tokenizer, chat template, and config.json with the names of classes. The config
-# and weights of the adapter, and of its initial adapter, are copied as well.
+# Files that are copied if they exist: tokenizer, chat template, config.json with the names of classes, and the proof.
+# The config and weights of the adapter, and of its initial adapter, are copied as well.
 _OTHER_FILES: Final = (
     TEMPLATE_FILE,
     TOKENIZER_CONFIG_FILE,
@@ -31,6 +32,7 @@ _OTHER_FILES: Final = (
     ADDED_TOKENS_FILE,
     TOKENIZER_FILE,
     MODEL_CONFIG_FILE,
+    PROOF_FILE,
 )
 
 SENT_FILES: Final = (CONFIG_FILE, SAFETENSORS_FILE, EMBEDDINGS_FILE, *_OTHER_FILES)

@@ -11,6 +11,7 @@ from ..adapter.adapter_copy import ADDED_TOKENS_FILE, SPECIAL_TOKENS_FILE, TOKEN
 from ..adapter.classifier_head import MODEL_CONFIG_FILE
 from ..adapter.new_embeddings import PICKLE as EMBEDDINGS_PICKLE
 from ..adapter.new_embeddings import SAFETENSORS as EMBEDDINGS_FILE
+from ..adapter.proof import PROOF_FILE
 from ..adapter.recognise import CONFIG_FILE as ADAPTER_CONFIG_FILE
 from ..adapter.recognise import INITIAL_DIRECTORY, MLX_FILE, PICKLE_FILE, SAFETENSORS_FILE
 from ..checkpoint.hf_weights import INDEX_SUFFIX, MODULE_WEIGHTS, WEIGHT_FILES
@@ -38,7 +39,7 @@ def small_files(kind: Kind, files: Collection[str]) -> list[str]:
 
     For models of sentence-transformers, also the weights of Dense modules.
     """
-    known = _MODEL_FILES if kind is Kind.MODEL else (ADAPTER_CONFIG_FILE, *_TEXT_FILES)
+    known = _MODEL_FILES if kind is Kind.MODEL else (ADAPTER_CONFIG_FILE, PROOF_FILE, *_TEXT_FILES)
     chosen = [name for name in files if name in known or _TEMPLATE.fullmatch(name)]
     if kind is Kind.MODEL and MODULES_FILE in files:
         chosen += [name for name in files if _MODULE_FILE.fullmatch(name)]

@@ -89,9 +89,9 @@ class SharedAdapters(ServedAdapters):
         if change.path is not None:
             try:
                 directory = await self.directory_to_load(change.name, change.path, replace=change.replace)
-                read = self._store.read
+                attempt = self._executor.try_adapter
                 await self._work.run_alone(
-                    WorkKind.ADAPTERS, change.name, read, change.name, directory, replace=was_known
+                    WorkKind.ADAPTERS, change.name, attempt, change.name, directory, replace=was_known
                 )
             except ApiError as error:
                 return Outcome(self._replica, Refusal.of(error), was_known)
