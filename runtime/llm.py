@@ -141,7 +141,6 @@ class LLM(PooledTexts):
             tokenizer=path,
             compare_vocabularies=draft is None,
         )
-        executor.adapters.allows_no_op = allow_no_op_adapters
         self._executor = executor
         self._memory = MemoryAdapters()
         self._unnamed = UnnamedAdapters(executor, self._memory)
@@ -149,6 +148,7 @@ class LLM(PooledTexts):
         self._has_warned = False
         if isinstance(executor, RankExecutor):
             return  # its methods raise RequestError
+        executor.adapters.allows_no_op = allow_no_op_adapters
         tokenizers = Tokenizers(tokenizer_of_model, executor.adapters)
         self._text_requests = TextRequests(executor, tokenizers, self._recommended, seed)
         # One thread per request that can run at a time. The executor starts requests in the order of arrival, so the
