@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
+import numpy as np
+
 from ..._core import DType, RopeKind, RowKind
 from ...formats.checkpoint.rotary import DynamicScaling, LongRopeScaling
 from ...formats.engine.plan import (
@@ -18,6 +20,7 @@ from ...formats.engine.plan import (
     CrossKeysOp,
     EmbeddingOp,
     GatedAddOp,
+    GatedColumnsOp,
     GatedConvolutionOp,
     GatedDeltaOp,
     GatedRmsNormOp,
@@ -39,8 +42,9 @@ from ...formats.engine.plan import (
 from ...formats.network import ops
 from ...formats.network.network import Network
 from ...formats.network.operands import HeadNorm, Value
+from ...formats.network.weights import Tensor
 from ..network.rotary_frequencies import inverse_frequencies, long_inverse_frequencies
-from .emit_linear import LinearEmitter
+from .emit_linear import GATED_EPILOGUES, LinearEmitter
 from .emitted import Compression, EmittedOp, Weights, as_float32, buffer_of
 from .logit_rows import with_logit_rows_alone
 from .lora_sites import SiteNumbers
@@ -157,6 +161,8 @@ class _Emitter:
             return self._broadcast(op)
         if isinstance(op, ops.SigmoidGate):
             return self._sigmoid_gate(op)
+        if isinstance(op, ops.GatedColumns):
+            return self._gated_columns(op)
         if isinstance(op, ops.GatedRmsNorm):
             return self._gated_rms_norm(op)
         if isinstance(op, ops.CausalConvolution):
@@ -223,14 +229,21 @@ class _Emitter:
             epsilon=as_float32(op.epsilon),
             gather_logit_rows=op.gather_logit_rows,
             add=op.add_to is not None,
+            sum_scale=None if op.sum_scale is None else self._factor(op.sum_scale),
         )
         return EmittedOp(
             op=made,
             reads=(op.input,) if op.add_to is None else (op.input, op.add_to),
             writes=(op.output,),
-            dtype=self._activation if op.add_to is None else DType.FLOAT32,
+            dtype=self._activation if op.add_to is None and not op.is_stream else DType.FLOAT32,
             in_place=op.add_to,
         )
+
+    def _factor(self, value: Tensor | float) -> Vector:
+        """A vector of one element."""
+        if isinstance(value, Tensor):
+            return self._weights.norm(value)
+        return self._weights.constant(f"factor_{as_float32(value)!r}", np.array([value]))
 
     def _layer_norm(self, op: ops.LayerNorm) -> EmittedOp:
         first_site, sites = self._sites.of(op)
@@ -271,9 +284,25 @@ class _Emitter:
             norms_after_rotation=op.norms_after_rotation,
             query_scaling_beta=0.0 if scaling is None else as_float32(scaling.beta),
             query_scaling_length=1 if scaling is None else scaling.length,
+            value_norm=self._ones(op.shape.head_dim) if op.normalizes_values else None,
+            values_from_keys=op.values_from_keys,
+            shared_layer=-1 if op.shared_layer is None else op.shared_layer,
         )
         reads = (op.qkv, op.rotary.cosine, op.rotary.sine)
         return EmittedOp(op=made, reads=reads, writes=(op.output,), dtype=self._activation)
+
+    def _ones(self, size: int) -> Vector:
+        return self._weights.constant(f"ones_{size}", np.ones(size))
+
+    def _gated_columns(self, op: ops.GatedColumns) -> EmittedOp:
+        made = GatedColumnsOp(
+            gate=buffer_of(op.gate),
+            values=buffer_of(op.values),
+            output=buffer_of(op.output),
+            first_column=op.first_column,
+            activation=GATED_EPILOGUES[op.activation],
+        )
+        return EmittedOp(op=made, reads=(op.gate, op.values), writes=(op.output,), dtype=self._activation)
 
     def _sigmoid_gate(self, op: ops.SigmoidGate) -> EmittedOp:
         made = SigmoidGateOp(gate=buffer_of(op.gate), output=buffer_of(op.output))

@@ -23,8 +23,7 @@ from .emitted import EmittedOp, Weights, as_float32, buffer_of
 from .lora_sites import SiteNumbers
 from .storage import Storage
 
-# Epilogues of gated layers and of experts.
-_GATED: Final = {
+GATED_EPILOGUES: Final = {
     Activation.SILU: LinearEpilogue.SILU_MUL,
     Activation.GELU: LinearEpilogue.GELU_MUL,
     Activation.GELU_TANH: LinearEpilogue.GELU_TANH_MUL,
@@ -32,6 +31,7 @@ _GATED: Final = {
     Activation.RELU_BOTH: LinearEpilogue.RELU_MUL_RELU,
     Activation.CLAMPED_SILU: LinearEpilogue.CLAMPED_SILU_MUL,
 }
+"""Epilogues of gated layers and of experts."""
 # Epilogues of layers without a gate.
 _ACTIVATED: Final = {
     Activation.GELU: LinearEpilogue.GELU,
@@ -127,8 +127,9 @@ class LinearEmitter:
                 rates_groups_by_best=routing.rates_groups_by_best,
                 scale=as_float32(routing.scale),
                 bias=None if routing.bias is None else self._weights.norm(routing.bias),
+                expert_scale=None if routing.expert_scale is None else self._weights.norm(routing.expert_scale),
             ),
-            activation=_GATED[op.activation],
+            activation=GATED_EPILOGUES[op.activation],
             gate_up=self.parts(
                 (weight for pair in zip(op.gate, op.up, strict=True) for weight in pair), RowKind.TOKENS
             ),
@@ -214,7 +215,7 @@ def _epilogue(op: Linear) -> LinearEpilogue:
     """Returns the op's epilogue. Raises ValueError if there is none for its activation."""
     if op.activation is None:
         return LinearEpilogue.STORE if op.add_to is None else LinearEpilogue.ADD
-    kind, epilogues = ("a gate", _GATED) if len(op.weights) == 2 else ("no gate", _ACTIVATED)
+    kind, epilogues = ("a gate", GATED_EPILOGUES) if len(op.weights) == 2 else ("no gate", _ACTIVATED)
     if op.activation not in epilogues:
         accepted = ", ".join(activation.value for activation in epilogues)
         raise ValueError(

@@ -216,6 +216,8 @@ def _is_harmless(name: str, network: Network) -> bool:
     tied = tied_lm_head(network)
     if tied is not None and name == tied.lm_head:
         return True
+    if name in network.unused_tensors:
+        return True
     ignored = FAMILIES[network.config.architecture].ignored_tensors
     return _is_of_vision_tower(name, network.config) or any(re.fullmatch(pattern, name) for pattern in ignored)
 

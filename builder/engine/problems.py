@@ -36,6 +36,7 @@ def problems_of(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
     found += _encoder_problems(config, checkpoint)
     found += _state_problems(config, checkpoint)
     found += _latent_problems(config, checkpoint)
+    found += _native_only_problems(config, checkpoint)
     found += _encoder_only_problems(config) if checkpoint.is_encoder_only else []
     found += _plugin_problems(config.plugin_config, checkpoint.dtype)
     found += _lora_problems(config)
@@ -120,6 +121,12 @@ def _latent_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[
     return [f"{checkpoint.architecture} has latent attention, which needs backend {NATIVE}"]
 
 
+def _native_only_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
+    if checkpoint.native_only is None or config.backend != TENSORRT:  # cuda_support.py lists what cuda lacks.
+        return []
+    return [f"{checkpoint.architecture} has {checkpoint.native_only}, which need backend {NATIVE}"]
+
+
 def _encoder_only_problems(config: BuildConfig) -> list[str]:
     found = []
     assert config.max_input_len is not None
@@ -190,6 +197,11 @@ def _extra_token_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> 
     found = []
     if checkpoint.is_encoder_only or checkpoint.num_encoder_layers or not checkpoint.has_lm_head:
         found.append(f"max_extra_tokens is for decoders with an lm_head, which {checkpoint.architecture} is not")
+    if checkpoint.num_token_tables > 1:
+        found.append(
+            f"max_extra_tokens is given, but {checkpoint.architecture} has embeddings of each layer, in which new "
+            "tokens have no rows"
+        )
     if checkpoint.mapping.world_size > 1:
         found.append(
             "max_extra_tokens needs a checkpoint of one rank; convert the checkpoint without --tp_size and --pp_size"

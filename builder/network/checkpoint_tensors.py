@@ -94,6 +94,8 @@ def _weights(network: Network) -> Iterator[Tensor | LinearWeight]:
                     yield table
         elif isinstance(op, (RmsNorm, GatedRmsNorm)):
             yield op.weight
+            if isinstance(op, RmsNorm) and isinstance(op.sum_scale, Tensor):
+                yield op.sum_scale
         elif isinstance(op, GatedDelta):
             yield op.log_decay
             yield op.time_bias
@@ -121,8 +123,7 @@ def _weights(network: Network) -> Iterator[Tensor | LinearWeight]:
         elif isinstance(op, LatentValues):
             yield from op.values
         elif isinstance(op, Experts):
-            if op.routing.bias is not None:
-                yield op.routing.bias
+            yield from (vector for vector in (op.routing.bias, op.routing.expert_scale) if vector is not None)
             for expert in zip(op.gate, op.up, op.down, strict=True):
                 yield from expert
     for layer in network.pooling_layers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import Final, TypeGuard
 
 import onnx
 from onnx import TensorProto
@@ -23,6 +23,7 @@ from ...formats.network.ops import (
     Embedding,
     Experts,
     GatedAdd,
+    GatedColumns,
     GatedConvolution,
     GatedDelta,
     GatedRmsNorm,
@@ -48,6 +49,7 @@ from .onnx_values import Values
 
 _WITHOUT_NODES = (
     CausalConvolution,
+    GatedColumns,
     GatedConvolution,
     GatedDelta,
     GatedRmsNorm,
@@ -57,7 +59,13 @@ _WITHOUT_NODES = (
     SigmoidGate,
     Xielu,
 )
-"""Ops of layers that keep states, of gated and latent attention, and an activation with parameters."""
+"""Ops of layers that keep states, of gated and latent attention, of embeddings of each layer, and an activation with
+parameters."""
+
+_FIELDS_WITHOUT_NODES: Final[Mapping[type[Op], tuple[str, ...]]] = {
+    Attention: ("normalizes_values", "values_from_keys", "shared_layer"),
+    RmsNorm: ("is_stream", "sum_scale"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +102,8 @@ def onnx_graph(network: Network, weights: Mapping[str, StoredTensor], options: N
     config = network.config
     if missing := sorted({type(op).__name__ for op in network.ops if isinstance(op, _WITHOUT_NODES)}):
         raise ConfigError(f"{config.architecture} has the ops {', '.join(missing)}, which cannot be written as ONNX")
+    if unwritten := sorted({field for op in network.ops for field in _fields_without_nodes(op)}):
+        raise ConfigError(f"{config.architecture} has ops with {', '.join(unwritten)}, which cannot be written as ONNX")
     scaled_from = network.scales_queries_from
     if scaled_from is not None and (options.max_seq_len is None or options.max_seq_len > scaled_from):
         raise ConfigError(
@@ -128,6 +138,12 @@ def onnx_graph(network: Network, weights: Mapping[str, StoredTensor], options: N
         logits = graph.cast(values[network.logits.name], TensorProto.FLOAT)
     graph.output(logits, "logits", ("num_logit_rows", config.vocab_size))
     return graph.model(config.architecture)
+
+
+def _fields_without_nodes(op: Op) -> list[str]:
+    """Fields of an op that are set and have no nodes."""
+    names = next((names for kind, names in _FIELDS_WITHOUT_NODES.items() if isinstance(op, kind)), ())
+    return [f"{type(op).__name__}.{name}" for name in names if getattr(op, name) not in (None, False)]
 
 
 def _is_causal(op: Op) -> TypeGuard[Attention]:

@@ -12,6 +12,7 @@ from ...formats.checkpoint.rotary import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     RotaryScaling,
     YarnScaling,
     yarn_mscale,
@@ -20,7 +21,9 @@ from ...formats.checkpoint.rotary import (
 FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 
 
-def inverse_frequencies(head_size: int, base: float, scaling: RotaryScaling | None) -> tuple[FloatArray, float]:
+def inverse_frequencies(
+    head_size: int, base: float, scaling: RotaryScaling | ProportionalScaling | None
+) -> tuple[FloatArray, float]:
     """Returns (float32[head_size / 2], factor of cosine and sine).
 
     For DynamicScaling they hold for lengths up to max_position_embeddings, for LongRopeScaling up to
@@ -33,6 +36,9 @@ def inverse_frequencies(head_size: int, base: float, scaling: RotaryScaling | No
         return plain, 1.0
     if isinstance(scaling, LinearScaling):
         return plain / np.float32(scaling.factor), 1.0
+    if isinstance(scaling, ProportionalScaling):
+        rotated = np.arange(head_size // 2) < int(scaling.share * head_size // 2)
+        return np.where(rotated, plain / np.float32(scaling.factor), np.float32(0.0)), 1.0
     if isinstance(scaling, Llama3Scaling):
         return _llama3(plain, scaling), 1.0
     if isinstance(scaling, LongRopeScaling):

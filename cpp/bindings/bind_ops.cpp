@@ -45,6 +45,8 @@ void bind_ops(py::module_& module) {
   bind_record<BroadcastOp>(module, "BroadcastOp",
                            "Copies the buffer of the last stage's ranks to the ranks of all stages.");
   bind_record<SigmoidGateOp>(module, "SigmoidGateOp", "output *= sigmoid(gate).");
+  bind_record<GatedColumnsOp>(module, "GatedColumnsOp",
+                              "output = activation(gate) * some columns of values.");
   bind_record<GatedRmsNormOp>(module, "GatedRmsNormOp",
                               "output = input / rms(input) * weight * silu(gate), head by head.");
   bind_record<CausalConvolutionOp>(module, "CausalConvolutionOp",

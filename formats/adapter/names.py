@@ -60,6 +60,8 @@ def _known_layers() -> _KnownLayers:
                 vocabulary[path] = found.module
                 continue
             root, _, within = path.partition(".0.")
+            if not within:  # a layer of the whole model; only the model says that it has one
+                continue
             roots.add(root)
             # Rows have all experts or heads of a layer, and only the model says how many there are.
             modules[within] = () if found.module in (*EXPERT_MODULES, KV_B) else _parts_in_order(found)

@@ -191,6 +191,16 @@ class CheckpointConfig:
         return None
 
     @property
+    def num_token_tables(self) -> int:
+        """Number of tables with a row for each token: the embedding, and those that adapters cannot extend."""
+        return 1
+
+    @property
+    def native_only(self) -> str | None:
+        """Something in the network that TensorRT and ONNX graphs do not have, for messages; None: there is nothing."""
+        return None
+
+    @property
     def classified_row(self) -> str:
         """Hidden state that classifiers of texts read; one of POOLING_TYPES."""
         return LAST

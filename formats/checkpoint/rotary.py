@@ -69,6 +69,17 @@ class LongRopeScaling:
     attention_factor: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProportionalScaling:
+    """Rotates a share of a head's pairs with the frequencies of the whole head, and divides angles by `factor`.
+
+    Only families whose layers have different heads use it. They have its fields in their own configs.
+    """
+
+    share: float
+    factor: float
+
+
 def yarn_mscale(factor: float, mscale: float) -> float:
     """YaRN's factor for contexts that are `factor` times as long, by which scores or angles are multiplied."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
@@ -79,7 +90,7 @@ RotaryScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | L
 ROTARY_SCALING_TYPES = ("linear", "dynamic", "llama3", "yarn", "longrope")
 
 
-def depends_on_length(scaling: RotaryScaling | None) -> bool:
+def depends_on_length(scaling: RotaryScaling | ProportionalScaling | None) -> bool:
     """True if the angles of a position depend on the length of the prompt."""
     return isinstance(scaling, DynamicScaling | LongRopeScaling)
 

@@ -165,6 +165,27 @@ def add_experts(
     router = [whole(f"{block}.{names.router}", "moe_router", c.moe_num_experts)]
     # Routers are too small to gain from quantisation, and small differences change their choice.
     logits = net.linear(h, "mlp.router", router, split=Split.NONE, bias=bias, quantized=False)
+    return routed_experts(net, c, h, logits, x, block, routing, names, bias=bias, activation=activation)
+
+
+def routed_experts(
+    net: Network,
+    c: MixtureConfig,
+    h: Value,
+    logits: Value,
+    add_to: Value | None,
+    block: str,
+    routing: Routing,
+    names: ExpertNames | None = None,
+    *,
+    bias: bool = False,
+    activation: Activation = Activation.SILU,
+) -> Value:
+    """Declares the output of the experts of `block` for `h`, chosen by the router's `logits`, plus `add_to`.
+
+    bias: True if experts have biases.
+    """
+    names = names or ExpertNames()
     inner = c.moe_intermediate_size
 
     def weights(name: str, source: str, module: str, inputs: int, outputs: int, split: Split) -> list[LinearWeight]:
@@ -185,10 +206,10 @@ def add_experts(
         logits,
         gate=weights("fc", names.gate, "moe_h_to_4h", h.width, inner, Split.COLUMN),
         up=weights("gate", names.up, "moe_gate", h.width, inner, Split.COLUMN),
-        down=weights("proj", names.down, "moe_4h_to_h", inner, x.width, Split.ROW),
+        down=weights("proj", names.down, "moe_4h_to_h", inner, h.width, Split.ROW),
         routing=routing,
         activation=activation,
-        add_to=x,
+        add_to=add_to,
     )
 
 

@@ -26,6 +26,7 @@ from .family import ModelFamily
 from .gemma import GEMMA
 from .gemma2 import GEMMA2
 from .gemma3 import GEMMA3, GEMMA3_VISION
+from .gemma4 import GEMMA4, GEMMA4_VISION
 from .glm import GLM, GLM4
 from .glm4_moe import GLM4_MOE
 from .gpt2 import GPT2
@@ -93,6 +94,8 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         GEMMA2,
         GEMMA3,
         GEMMA3_VISION,
+        GEMMA4,
+        GEMMA4_VISION,
         GPT2,
         GPT_NEOX,
         FALCON,

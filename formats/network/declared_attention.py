@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..._core import AttentionKind
-from ..checkpoint.rotary import RotaryScaling
+from ..checkpoint.rotary import ProportionalScaling, RotaryScaling
 from .declared_ops import DeclaredOps
 from .operands import AttentionShape, HeadNorm, PositionBias, QueryScaling, RotaryTable, Sinks, Value
 from .ops import Attention, CrossAttention, CrossKeys, Rotary
@@ -19,7 +19,7 @@ class DeclaredAttention(DeclaredOps):
         self,
         size: int | None = None,
         base: float | None = None,
-        scaling: RotaryScaling | None = None,
+        scaling: RotaryScaling | ProportionalScaling | None = None,
         *,
         scope: str = "rotary",
     ) -> RotaryTable:
@@ -69,10 +69,16 @@ class DeclaredAttention(DeclaredOps):
         norms_after_rotation: bool = False,
         query_scaling: QueryScaling | None = None,
         shape: AttentionShape | None = None,
+        normalizes_values: bool = False,
+        values_from_keys: bool = False,
+        shared_layer: int | None = None,
     ) -> Value:
         """Declares attention over the heads of `qkv`; scores are multiplied by `scale`, by default 1 / sqrt(head_size).
 
         shape: the heads; None: the config's.
+        normalizes_values: True normalises each head of v, without a weight.
+        values_from_keys: True takes k, before its norm and its rotation, as v.
+        shared_layer: an earlier layer whose keys and values are used.
 
         If it is not causal, each row attends to all rows of its sequence, so steps must contain whole sequences.
         """
@@ -98,6 +104,9 @@ class DeclaredAttention(DeclaredOps):
                 sinks=sinks,
                 norms_after_rotation=norms_after_rotation,
                 query_scaling=query_scaling,
+                normalizes_values=normalizes_values,
+                values_from_keys=values_from_keys,
+                shared_layer=shared_layer,
             )
         )
         return output

@@ -15,7 +15,7 @@ from ..checkpoint.stacked_experts import StackedExperts
 from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD, LM_HEAD_MODULE
 from .declared_latent import DeclaredLatent
 from .operands import Routing, Value
-from .ops import Cast, Embedding, Experts, GatedAdd, LayerNorm, Linear, Op, PoolingLayer, RmsNorm
+from .ops import Cast, Embedding, Experts, GatedAdd, GatedColumns, LayerNorm, Linear, Op, PoolingLayer, RmsNorm
 from .weights import LinearWeight, Part, Split, Tensor, TensorName, whole
 
 
@@ -63,6 +63,8 @@ class Network(DeclaredLatent):
             for number, layer in enumerate(config.embedding_pooling.dense if config.embedding_pooling else ())
         )
         """Layers on pooled hidden states that make a text's embedding."""
+        self.unused_tensors: Final[set[str]] = set()
+        """Names of tensors that the Hugging Face model may have and does not use."""
         self.ignored: Final[set[str]] = set()
         """Linear layers that the Hugging Face model may have and AdaptRT does not use."""
         self.encoder_output: Value | None = None
@@ -124,6 +126,26 @@ class Network(DeclaredLatent):
             )
         return output
 
+    def second_embedding(self, source: str, name: str, width: int, scale: float) -> Value:
+        """Declares rows of another table, `source`.weight [vocab_size, width], times `scale`, in float32.
+
+        Adapters do not act on it. A network that has one takes no embeddings in place of tokens.
+        """
+        output = self._value("embedded", width, self._rows)
+        self.ops.append(
+            Embedding(
+                scope=self._scope,
+                output=output,
+                table=Tensor(self._name(f"{name}.weight"), f"{source}.weight", (self.config.vocab_size, width)),
+                scale=scale,
+                inputs_embeds_scale=1.0,
+                positions=None,
+                types=None,
+                as_linear=None,
+            )
+        )
+        return output
+
     def rms_norm(
         self,
         x: Value,
@@ -134,6 +156,10 @@ class Network(DeclaredLatent):
         logit_rows: bool = False,
         add_to: Value | None = None,
         epsilon: float | None = None,
+        weight: str = "weight",
+        num_groups: int = 1,
+        is_stream: bool = False,
+        sum_scale: Tensor | float | None = None,
     ) -> Value:
         """Declares an RMS norm of `x`, in the dtype that linear layers read.
 
@@ -141,6 +167,10 @@ class Network(DeclaredLatent):
         plus_one: True if the model stores its weight as the difference from one.
         add_to: the result is added to this value.
         epsilon: None: the config's.
+        weight: last name of the weight.
+        num_groups: number of equal groups of a row, each of which has its own mean and the same weight.
+        is_stream: True makes a residual stream in float32.
+        sum_scale: factor of the sum, if the result is added; None: 1.
         """
         output = self._value("normed" if add_to is None else "sum", x.width, RowKind.LOGITS if logit_rows else x.rows)
         self.ops.append(
@@ -148,10 +178,12 @@ class Network(DeclaredLatent):
                 scope=self._scope,
                 input=self._read(x),
                 output=output,
-                weight=self._vector(source, f"{name}.weight", x.width, plus_one=plus_one),
+                weight=self._vector(source, f"{name}.{weight}", x.width // num_groups, plus_one=plus_one),
                 epsilon=self.config.norm_epsilon if epsilon is None else epsilon,
                 gather_logit_rows=logit_rows,
                 add_to=None if add_to is None else self._overwrite(add_to),
+                is_stream=is_stream,
+                sum_scale=sum_scale,
             )
         )
         return output
@@ -207,13 +239,15 @@ class Network(DeclaredLatent):
         add_to: Value | None = None,
         scale: float = 1.0,
         quantized: bool = True,
+        adapted_layer: int | None = None,
     ) -> Value:
         """Declares a linear layer over `x`, times `scale`; with `add_to` its result is added to that value.
 
         quantized: True if quantised checkpoints quantise it.
+        adapted_layer: number of the layer for adapters; None: the layer in which this is declared.
         """
         weight = self.weight(x, name, parts, split=split, bias=bias, quantized=quantized)
-        return self._linear(x, (weight,), activation, add_to, scale)
+        return self._linear(x, (weight,), activation, add_to, scale, adapted_layer=adapted_layer)
 
     def gated(
         self, x: Value, gate: LinearWeight, up: LinearWeight, activation: Activation, threshold: float = 0.0
@@ -255,11 +289,14 @@ class Network(DeclaredLatent):
         down: Sequence[LinearWeight],
         routing: Routing,
         activation: Activation,
-        add_to: Value,
+        add_to: Value | None,
     ) -> Value:
-        """Declares `add_to` plus the weighted outputs of the experts that the router chooses for each row of `x`."""
+        """Declares `add_to` plus the weighted outputs of the experts that the router chooses for each row of `x`.
+
+        add_to: None: only the sum of these outputs.
+        """
         assert self._layer is not None
-        output = self._value("sum", add_to.width)
+        output = self._value("sum", down[0].outputs)
         self.ops.append(
             Experts(
                 scope=self._scope,
@@ -267,7 +304,7 @@ class Network(DeclaredLatent):
                 input=self._read(x),
                 router_logits=self._read(router_logits),
                 output=output,
-                add_to=self._overwrite(add_to),
+                add_to=None if add_to is None else self._overwrite(add_to),
                 routing=routing,
                 activation=activation,
                 gate=tuple(gate),
@@ -287,6 +324,21 @@ class Network(DeclaredLatent):
                 gate=self._read(gate),
                 output=output,
                 add_to=self._overwrite(add_to),
+            )
+        )
+        return output
+
+    def gated_columns(self, gate: Value, values: Value, first_column: int, activation: Activation) -> Value:
+        """Declares activation(`gate`) * the columns of `values` from `first_column` on."""
+        output = self._value("gated", gate.width, gate.rows)
+        self.ops.append(
+            GatedColumns(
+                scope=self._scope,
+                gate=self._read(gate),
+                values=self._read(values),
+                first_column=first_column,
+                output=output,
+                activation=activation,
             )
         )
         return output
@@ -431,6 +483,7 @@ class Network(DeclaredLatent):
         scale: float = 1.0,
         softcap: float | None = None,
         threshold: float = 0.0,
+        adapted_layer: int | None = None,
     ) -> Value:
         width = weights[0].outputs if activation is not None else sum(weight.outputs for weight in weights)
         output = self._value("linear" if add_to is None else "sum", width, x.rows)
@@ -440,7 +493,7 @@ class Network(DeclaredLatent):
                 input=self._read(x),
                 output=output,
                 weights=weights,
-                layer=self._adapted_layer,
+                layer=self._adapted_layer if adapted_layer is None else adapted_layer,
                 activation=activation,
                 threshold=threshold,
                 add_to=None if add_to is None else self._overwrite(add_to),

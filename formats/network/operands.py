@@ -175,3 +175,5 @@ class Routing:
     scale: float = 1.0
     bias: Tensor | None = None
     """[experts], added to scores only for the choice."""
+    expert_scale: Tensor | None = None
+    """[experts], last factors of the weights."""

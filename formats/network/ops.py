@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..._core import AttentionKind, PoolingActivation
 from ..checkpoint.activation import Activation
-from ..checkpoint.rotary import RotaryScaling
+from ..checkpoint.rotary import ProportionalScaling, RotaryScaling
 from .operands import (
     AttentionShape,
     DeltaShape,
@@ -57,7 +57,7 @@ class Rotary:
     output: RotaryTable
     size: int
     base: float
-    scaling: RotaryScaling | None
+    scaling: RotaryScaling | ProportionalScaling | None
     max_position_embeddings: int
 
 
@@ -69,10 +69,15 @@ class RmsNorm:
     input: Value
     output: Value
     weight: Tensor
+    """[width], or [elements of a group]: each group of the row then has its own mean and the same weight."""
     epsilon: float
     gather_logit_rows: bool
     """True if the output has a row for each row of logits, computed from that row of the input."""
     add_to: Value | None
+    is_stream: bool = False
+    """True if the output is a residual stream, in float32 whatever linear layers read."""
+    sum_scale: Tensor | float | None = None
+    """Factor of the sum, if the result is added; a tensor has one element."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +137,12 @@ class Attention:
     norms_after_rotation: bool = False
     """True if the norms of each head come after its rotation."""
     query_scaling: QueryScaling | None = None
+    normalizes_values: bool = False
+    """True if each head of v has an RMS norm without a weight, with the epsilon of the query's norm."""
+    values_from_keys: bool = False
+    """True if v is k before its norm and its rotation; `qkv` is [q | k]."""
+    shared_layer: int | None = None
+    """An earlier layer whose keys and values are used; `qkv` is q."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +211,18 @@ class GatedAdd:
     gate: Value
     output: Value
     add_to: Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedColumns:
+    """output = activation(gate) * the columns of `values` from `first_column` on, as many as the gate has."""
+
+    scope: str
+    gate: Value
+    values: Value
+    first_column: int
+    output: Value
+    activation: Activation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -458,6 +481,7 @@ Op = (
     | Linear
     | Experts
     | GatedAdd
+    | GatedColumns
     | SigmoidGate
     | GatedRmsNorm
     | CausalConvolution

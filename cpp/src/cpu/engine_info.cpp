@@ -46,10 +46,12 @@ EngineInfo info_of(const Program& program, const KernelTable& kernels, const KvP
     // A token's keys and values depend on the encoder input, which is not part of a prefix.
     info.max_reusable_prompt_len = 0;
   }
+  std::int32_t num_embeddings = 0;
   for (const auto& op : program.body) {
     const auto* embedding = std::get_if<EmbeddingOp>(&op);
     if (embedding != nullptr && program.num_ranks == 1 && info.has_kv_cache && !program.has_encoder()) {
-      info.prompt_embedding_size = embedding->table.k;
+      // Only the first of several embeddings could take rows in place of tokens.
+      info.prompt_embedding_size = num_embeddings++ == 0 ? embedding->table.k : 0;
     }
     if (embedding != nullptr && !info.has_kv_cache) {
       info.num_token_types = std::max<std::int64_t>(1, embedding->types.n);

@@ -78,6 +78,7 @@ KvPool make_kv_pool(const Program& program) {
   for (const Op& op : program.body) {
     const auto* attention = std::get_if<AttentionOp>(&op);
     if (attention == nullptr || attention->kind != AttentionKind::kCausal) continue;
+    if (attention->shared_layer >= 0) continue;
     layers[static_cast<std::size_t>(attention->layer)] = attention->shape;
   }
   return {program.dtype, program.int8_kv_cache, program.tokens_per_block, layers};

@@ -52,6 +52,7 @@ using LoweredOpPtr = std::unique_ptr<LoweredOp>;
 [[nodiscard]] LoweredOpPtr lower(const ExpertsOp& op, const OpPlace& place);
 [[nodiscard]] LoweredOpPtr lower(const GatedAddOp& op, const OpPlace& place);
 [[nodiscard]] LoweredOpPtr lower(const SigmoidGateOp& op, const OpPlace& place);
+[[nodiscard]] LoweredOpPtr lower(const GatedColumnsOp& op, const OpPlace& place);
 [[nodiscard]] LoweredOpPtr lower(const GatedRmsNormOp& op, const OpPlace& place);
 [[nodiscard]] LoweredOpPtr lower(const CausalConvolutionOp& op, const OpPlace& place);
 [[nodiscard]] LoweredOpPtr lower(const GatedDeltaOp& op, const OpPlace& place);

@@ -70,7 +70,13 @@ class Checker {
     check_width(op.table.k, "the width");
   }
   void check(const RopeTableOp& /*op*/) {}
-  void check(const RmsNormOp& op) { check_width(op.weight.size, "the width"); }
+  void check(const RmsNormOp& op) {
+    const Buffer& output = program_.buffers[static_cast<std::size_t>(op.output)];
+    refuse_op(op.weight.size != output.width, "norms of groups");
+    refuse_op(op.sum_scale.size != 0, "a scaled sum");
+    refuse_op(!op.add && output.dtype == DType::kFloat32, "a residual stream as its output");
+    check_width(op.weight.size, "the width");
+  }
   void check(const LayerNormOp& op) {
     refuse_op(op.lora_site >= 0, "adapters of the norm");
     check_width(op.weight.size, "the width");
@@ -84,6 +90,9 @@ class Checker {
     refuse_op(op.position_bias.size != 0, "biases of positions");
     refuse_op(op.sinks.size != 0, "attention sinks");
     refuse_op(op.norms_after_rotation, "norms after the rotation");
+    refuse_op(op.value_norm.size != 0, "a norm of values");
+    refuse_op(op.values_from_keys, "values from keys");
+    refuse_op(op.shared_layer >= 0, "keys and values of another layer");
     // Queries before this position are not scaled.
     refuse_op(op.query_scaling_beta != 0.0F && program_.max_seq_len > op.query_scaling_length,
               "queries that are scaled by their position");

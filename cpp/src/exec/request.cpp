@@ -164,8 +164,10 @@ Vocabulary check_prompt_tuning(Problems& problems, const Request& request, const
                                Vocabulary vocabulary) {
   if (!request.prompt_tuning_config) return vocabulary;
   if (engine.prompt_embedding_size == 0) {
-    require_none(problems, "prompt_tuning_config", true,
-                 "engines with an encoder, of several ranks and of TensorRT take no embeddings");
+    require_none(
+        problems, "prompt_tuning_config", true,
+        "engines with an encoder, with embeddings of each layer, of several ranks and of TensorRT take no "
+        "embeddings");
     return vocabulary;
   }
   const PromptTuningConfig& config = *request.prompt_tuning_config;

@@ -10,7 +10,7 @@ namespace {
 using enum TensorParallelSplit;
 using enum LoraModule;
 
-constexpr std::array<LoraModuleInfo, 49> kModules{{
+constexpr std::array<LoraModuleInfo, 52> kModules{{
     {kAttnQkv, "attn_qkv", kColumn, true},
     {kAttnQ, "attn_q", kColumn, true},
     {kAttnK, "attn_k", kColumn, true},
@@ -60,6 +60,9 @@ constexpr std::array<LoraModuleInfo, 49> kModules{{
     {kAttnKvB, "attn_kv_b", kNone, false},
     {kAttnKvBKey, "attn_kv_b_key", kNone, true},
     {kAttnKvBValue, "attn_kv_b_value", kNone, true},
+    {kPerLayerInputGate, "per_layer_input_gate", kNone, true},
+    {kPerLayerProjection, "per_layer_projection", kNone, true},
+    {kPerLayerModelProjection, "per_layer_model_projection", kNone, true},
 }};
 
 constexpr bool ids_are_positions() {

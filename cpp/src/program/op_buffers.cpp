@@ -60,6 +60,10 @@ OpBuffers find(const SigmoidGateOp& op, const Program& /*program*/) {
   return {.reads = {op.gate, op.output}, .writes = {}};
 }
 
+OpBuffers find(const GatedColumnsOp& op, const Program& /*program*/) {
+  return {.reads = {op.gate, op.values}, .writes = {op.output}};
+}
+
 OpBuffers find(const GatedRmsNormOp& op, const Program& /*program*/) {
   return {.reads = {op.input, op.gate}, .writes = {op.output}};
 }

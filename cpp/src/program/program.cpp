@@ -37,7 +37,8 @@ std::string_view name_of(const Op& op) {
                                                                                    "selective scan",
                                                                                    "xielu",
                                                                                    "latent queries",
-                                                                                   "latent values"};
+                                                                                   "latent values",
+                                                                                   "gated columns"};
   return kNames[op.index()];
 }
 

@@ -29,6 +29,7 @@ Problems Validator::run() {
   site_users_.assign(program_.lora.sites.size(), 0);
   const auto layers = static_cast<std::size_t>(std::clamp(program_.num_layers, 0, 1 << 16));
   layer_users_.assign(layers, 0);
+  kv_shapes_.resize(layers);
   convolution_users_.assign(layers, 0);
   scan_users_.assign(layers, 0);
   encoder_layer_users_.assign(static_cast<std::size_t>(std::clamp(program_.num_encoder_layers, 0, 1 << 16)),

@@ -29,8 +29,9 @@ void Validator::check(const AttentionOp& op) {
   const Problems of_shape = problems_of_shape(shape);
   problems_.add_all(where_ + ": ", of_shape);
   if (of_shape.empty()) {
-    if (op.kind == AttentionKind::kCausal) add_kv_bytes(shape);
-    check_at_least("qkv", qkv, shape.qkv_size());
+    check_shared_layer(op);
+    if (op.kind == AttentionKind::kCausal && op.shared_layer < 0) add_kv_bytes(shape);
+    check_at_least("qkv", qkv, op.qkv_size());
     check_width("output", output, shape.query_size());
     const bool of_heads = op.query_norm.size == shape.head_dim || op.key_norm.size == shape.head_dim;
     // A norm for each head, or one for all heads together; with one key-value head, both are the same.
@@ -39,6 +40,7 @@ void Validator::check(const AttentionOp& op) {
     };
     check_norm("query_norm", op.query_norm, shape.query_size());
     check_norm("key_norm", op.key_norm, shape.key_value_size());
+    check_optional_vector("value_norm", op.value_norm, shape.head_dim);
     check_optional_vector("sinks", op.sinks, shape.num_attention_heads);
     if (op.interleaved && of_heads) add(where_ + ": interleaved heads have a norm of their own");
     const bool of_all = !of_heads && (op.query_norm.size != 0 || op.key_norm.size != 0);
@@ -46,6 +48,10 @@ void Validator::check(const AttentionOp& op) {
       add(where_ + ": norms after the rotation must be of each head, and heads must not be interleaved");
     }
     if (shape.values_are_keys) check_keys_as_values(op);
+    if (op.values_from_keys && (of_all || op.interleaved || op.shared_layer >= 0)) {
+      add(where_ +
+          ": its values come from its keys, and keys are interleaved, shared or normalized together");
+    }
     const std::int64_t biases = op.position_bias.size / shape.num_attention_heads;
     if (op.position_bias.size != 0 && (biases % 2 == 0 || op.position_bias.data == nullptr ||
                                        biases * shape.num_attention_heads != op.position_bias.size)) {
@@ -65,7 +71,31 @@ void Validator::check(const AttentionOp& op) {
   check_range_(where_ + ": query_scaling_length", op.query_scaling_length, 1, kSizeLimit - 1);
 }
 
+void Validator::check_shared_layer(const AttentionOp& op) {
+  const auto layers = static_cast<std::int64_t>(kv_shapes_.size());
+  const bool is_own = op.shared_layer == -1;
+  if (is_own || rows_ != RowKind::kTokens) {
+    if (!is_own) add(where_ + ": shared_layer is given in an encoder");
+    const bool stores = rows_ == RowKind::kTokens && op.kind == AttentionKind::kCausal;
+    if (stores && op.layer >= 0 && op.layer < layers)
+      kv_shapes_[static_cast<std::size_t>(op.layer)] = op.shape;
+    return;
+  }
+  if (op.kind != AttentionKind::kCausal) add(where_ + ": shared_layer is given, and it is not causal");
+  if (op.shape.values_are_keys) add(where_ + ": shared_layer is given, and its values are keys");
+  const bool exists = op.shared_layer >= 0 && op.shared_layer < layers;
+  const AttentionShape found =
+      exists ? kv_shapes_[static_cast<std::size_t>(op.shared_layer)] : AttentionShape{};
+  if (found.num_key_value_heads != op.shape.num_key_value_heads || found.head_dim != op.shape.head_dim ||
+      found.values_are_keys) {
+    add(where_ + ": shared_layer is " + text(op.shared_layer) +
+        "; expected an earlier layer that has stored " + text(op.shape.num_key_value_heads) + " heads of " +
+        text(op.shape.head_dim));
+  }
+}
+
 void Validator::check_keys_as_values(const AttentionOp& op) {
+  if (op.values_from_keys || op.value_norm.size != 0) add(where_ + ": its values are keys, and have a norm");
   if (op.shape.num_key_value_heads != 1) {
     add(where_ + ": its values are keys, and there are " + text(op.shape.num_key_value_heads) +
         " key-value heads; expected 1");

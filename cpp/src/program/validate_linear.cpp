@@ -165,6 +165,7 @@ void Validator::check_routing(const Routing& routing, std::int64_t num_experts) 
                std::max<std::int64_t>(1, num_experts / groups * routing.topk_groups));
   check_finite("scale", routing.scale, 0.0F);
   check_optional_vector("the routing's bias", routing.bias, num_experts);
+  check_optional_vector("the routing's expert_scale", routing.expert_scale, num_experts);
 }
 
 void Validator::check_expert_parts(std::string_view name, const std::vector<LinearPart>& parts,

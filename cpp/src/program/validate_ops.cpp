@@ -63,6 +63,10 @@ void Validator::all_tokens_only() {
 
 void Validator::check(const EmbeddingOp& op) {
   all_tokens_only();
+  if (rows_ == RowKind::kTokens) ++num_embeddings_;
+  if (num_embeddings_ > 1 && (program_.lora.max_extra_tokens > 0 || op.lora_site != -1)) {
+    add(where_ + ": is not the first embedding; adapters cannot change it or have tokens for it");
+  }
   const Buffer* output = operand("output", op.output, DType::kFloat32, rows_);
   const std::int64_t width = op.table.k;
   check_matrix("the table", op.table, program_.vocab_size, width);
@@ -121,12 +125,15 @@ void Validator::check(const RmsNormOp& op) {
   // A norm whose result is added reads a sublayer's output, other norms read a residual stream.
   const DType input_type = op.add ? program_.stored_type() : DType::kFloat32;
   const auto* input = operand("input", op.input, input_type, input_rows);
-  const DType output_type = op.add ? DType::kFloat32 : program_.activation_type();
+  const DType output_type = op.add ? DType::kFloat32 : norm_type(op.output);
   const auto* output = operand("output", op.output, output_type, rows_);
   if (input != nullptr) {
     check_width("output", output, input->width);
-    check_vector("the weight", op.weight, input->width);
+    const bool has_groups = op.weight.size > 0 && input->width % op.weight.size == 0;
+    check_vector("the weight", op.weight, has_groups ? op.weight.size : input->width);
   }
+  check_optional_vector("sum_scale", op.sum_scale, 1);
+  if (op.sum_scale.size != 0 && !op.add) add(where_ + ": has sum_scale, and adds nothing");
   if (op.add && (op.gather_logit_rows || rows_ == RowKind::kLogits)) add(where_ + ": adds outside the body");
   if (op.add && op.input == op.output) add(where_ + ": input and output are one buffer");
   check_finite("epsilon", op.epsilon, 0.0F);

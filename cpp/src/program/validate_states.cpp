@@ -139,6 +139,21 @@ void Validator::check(const XieluOp& op) {
   if (op.input == op.output) add(where_ + ": input and output are one buffer");
 }
 
+void Validator::check(const GatedColumnsOp& op) {
+  const Buffer* gate = operand("gate", op.gate, DType::kFloat32, rows_);
+  const Buffer* values = operand("values", op.values, DType::kFloat32, rows_);
+  const Buffer* output = operand("output", op.output, program_.activation_type(), rows_);
+  check_range_(where_ + ": first_column", op.first_column, 0, kSizeLimit - 1);
+  if (gate != nullptr) {
+    check_width("output", output, gate->width);
+    check_at_least("values", values, std::clamp<std::int64_t>(op.first_column, 0, kSizeLimit) + gate->width);
+  }
+  if (!is_gated(op.activation) || is_relu_gated(op.activation)) {
+    add(where_ + ": the activation is not a gated one without a threshold");
+  }
+  if (op.output == op.gate || op.output == op.values) add(where_ + ": the output is one of the inputs");
+}
+
 void Validator::check(const SigmoidGateOp& op) {
   const Buffer* gate = operand("gate", op.gate, DType::kFloat32, rows_);
   const Buffer* output = operand("output", op.output, program_.activation_type(), rows_);

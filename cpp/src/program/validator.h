@@ -59,6 +59,8 @@ class Validator {
   /// Returns the site that an op names as its own; nullptr for -1, and if it does not exist.
   const LoraSite* used_site(std::int32_t index);
   void check_keys_as_values(const AttentionOp& op);
+  /// Checks the layer whose keys and values the op reads, or records the op's own.
+  void check_shared_layer(const AttentionOp& op);
   void check(const CrossKeysOp& op);
   void check(const CrossAttentionOp& op);
   /// Counts a user of a layer of the decoder.
@@ -77,6 +79,7 @@ class Validator {
   void check(const ExpertsOp& op);
   void check(const GatedAddOp& op);
   void check(const SigmoidGateOp& op);
+  void check(const GatedColumnsOp& op);
   void check(const GatedRmsNormOp& op);
   void check(const CausalConvolutionOp& op);
   void check(const GatedDeltaOp& op);
@@ -118,6 +121,7 @@ class Validator {
   // Tokens that the body's attention attends to: earlier ones, later ones.
   bool sees_before_ = false;
   bool sees_behind_ = false;
+  std::int32_t num_embeddings_ = 0;
   Problems problems_;
   const RangeCheck check_range_{&problems_};
   /// Maximum over all layers; nullopt if it does not fit in 64 bits.
@@ -128,6 +132,7 @@ class Validator {
   std::string where_;
   std::vector<std::int32_t> site_users_;
   std::vector<std::int32_t> layer_users_;
+  std::vector<AttentionShape> kv_shapes_;  // by layer; without heads if the layer has stored no keys so far
   std::vector<std::int32_t> convolution_users_;
   std::vector<std::int32_t> scan_users_;
   std::vector<std::int32_t> encoder_layer_users_;

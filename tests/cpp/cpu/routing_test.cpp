@@ -78,8 +78,11 @@ Choice expected(const Routing& routing, const std::vector<float>& logits) {
   for (const std::int32_t expert : made.experts) weights.push_back(scores[static_cast<std::size_t>(expert)]);
   if (routing.scores == RouterScores::kSoftmaxOfChosen) softmax(&weights);
   const double sum = routing.norm_topk_prob ? std::accumulate(weights.begin(), weights.end(), 0.0) : 1.0;
-  for (const double weight : weights)
-    made.weights.push_back(static_cast<float>(weight / sum * routing.scale));
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    const auto expert = static_cast<std::size_t>(made.experts[i]);
+    const double scale = routing.expert_scale.size == 0 ? 1.0 : routing.expert_scale.data[expert];
+    made.weights.push_back(static_cast<float>(weights[i] / sum * routing.scale * scale));
+  }
   return made;
 }
 
@@ -103,6 +106,9 @@ BOOST_AUTO_TEST_CASE(tokens_take_the_experts_that_the_rules_say) {
     routing.top_k = static_cast<std::int32_t>(1 + random.below(most));
     routing.norm_topk_prob = random.below(2) == 0;
     routing.scale = random.between(0.5F, 2.0F);
+    std::vector<float> factors(experts);
+    for (float& value : factors) value = random.between(0.5F, 1.5F);
+    if (random.below(2) == 0) routing.expert_scale = {factors.data(), static_cast<std::int64_t>(experts)};
     if (random.below(2) == 0) routing.bias = {bias.data(), static_cast<std::int64_t>(bias.size())};
     const Choice actual = route(routing, logits);
     const Choice wanted = expected(routing, logits);

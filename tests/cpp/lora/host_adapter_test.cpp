@@ -95,7 +95,7 @@ std::vector<Rule> rules() {
        kNoTensors,
        [](LoraConfig& r) { r.config->shape = {2, 5}; },
        {"config has 5 columns; accepted: 3", "or 4"}},
-      {"unknown module", field(1, 0, 49), kNoRequest, {"row 1: module_id 49 is unknown; accepted: 0 to 48"}},
+      {"unknown module", field(1, 0, 52), kNoRequest, {"row 1: module_id 52 is unknown; accepted: 0 to 51"}},
       {"negative module", field(1, 0, -1), kNoRequest, {"row 1: module_id -1 is unknown"}},
       {"not a decoder module",
        field(0, 0, 24),

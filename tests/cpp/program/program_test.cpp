@@ -256,6 +256,52 @@ BOOST_AUTO_TEST_CASE(unusable_convolutions_scans_and_activations_are_found) {
         with(GatedRmsNormOp{.input = 0, .gate = 0, .output = 1, .weight = vector(48), .num_groups = 5}));
 }
 
+BOOST_AUTO_TEST_CASE(unusable_shared_keys_sums_and_columns_are_found) {
+  Random random(3);
+  const auto vector = [&](std::int64_t size) { return model.storage().vector(size, 0.5F, 1.5F, &random); };
+  const auto attention = [](std::size_t at, const std::function<void(AttentionOp*)>& change) {
+    return [=](Program* p) { change(&op_at<AttentionOp>(p, at)); };
+  };
+  does_not_find("(attention)", attention(11, [](AttentionOp* op) { op->shared_layer = 0; }));
+  finds("shared_layer is 0; expected an earlier layer that has stored",
+        attention(4, [](AttentionOp* op) { op->shared_layer = 0; }));
+  finds("shared_layer is -2; expected", attention(11, [](AttentionOp* op) { op->shared_layer = -2; }));
+  finds("shared_layer is 2; expected", attention(11, [](AttentionOp* op) { op->shared_layer = 2; }));
+  finds("shared_layer is 0; expected",
+        attention(11, [](AttentionOp* op) { op->shared_layer = 0, op->shape.num_key_value_heads *= 2; }));
+  finds("(attention): shared_layer is given, and it is not causal", attention(11, [](AttentionOp* op) {
+          op->shared_layer = 0, op->kind = AttentionKind::kBidirectional;
+        }));
+  finds("(attention): value_norm has 3 elements",
+        attention(4, [&](AttentionOp* op) { op->value_norm = vector(3); }));
+  finds("(attention): its values come from its keys, and keys are interleaved, shared",
+        attention(4, [](AttentionOp* op) { op->values_from_keys = op->interleaved = true; }));
+  finds("(attention): its values come from its keys, and keys are interleaved, shared",
+        attention(11, [](AttentionOp* op) { op->values_from_keys = true, op->shared_layer = 0; }));
+  finds("(rms norm): has sum_scale, and adds nothing",
+        [&](Program* p) { op_at<RmsNormOp>(p, 2).sum_scale = vector(1); });
+  finds("(rms norm): sum_scale has 2 elements",
+        [&](Program* p) { op_at<RmsNormOp>(p, 2).sum_scale = vector(2); });
+  finds("(rms norm): the weight has 7 elements; it must have 48",
+        [&](Program* p) { op_at<RmsNormOp>(p, 2).weight = vector(7); });
+  does_not_find("the weight has", [&](Program* p) { op_at<RmsNormOp>(p, 2).weight = vector(12); });
+  finds("is not the first embedding; adapters cannot change it", [](Program* p) {
+    EmbeddingOp second = op_at<EmbeddingOp>(p, 0);
+    second.lora_site = 0;
+    p->body.insert(p->body.begin() + 1, second);
+  });
+  const auto with = [](const GatedColumnsOp& op) {
+    return [=](Program* p) { p->body.insert(p->body.begin() + 4, op); };
+  };
+  finds("(gated columns): values 'hidden' is 48 wide; it must be at least 49",
+        with({.gate = 0, .values = 0, .output = 1, .first_column = 1}));
+  finds("(gated columns): first_column is -1",
+        with({.gate = 0, .values = 0, .output = 1, .first_column = -1}));
+  finds("(gated columns): the activation is not a gated one without a threshold",
+        with({.gate = 0, .values = 0, .output = 1, .activation = LinearEpilogue::kReluMul}));
+  finds("(gated columns): the output is one of the inputs", with({.gate = 0, .values = 0, .output = 0}));
+}
+
 BOOST_AUTO_TEST_CASE(unusable_sites_are_found) {
   finds("lora_site is 8 of 8", [](Program* p) { op_at<LinearOp>(p, 3).lora_site = 8; });
   finds("lora_site is -2", [](Program* p) { op_at<LinearOp>(p, 3).lora_site = -2; });

@@ -512,11 +512,52 @@ LATENT = {
 """Families with latent attention. They have one rank, and no ONNX graph."""
 
 
+GEMMA4_SIZES = {
+    **SIZES, "num_hidden_layers": 5, "head_dim": 10, "global_head_dim": 22, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 61,
+    "sliding_window": 10, "final_logit_softcapping": 4.0,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"] * 2,
+    "rope_parameters": {
+        "full_attention": rope("proportional", 5000.0, partial_rotary_factor=0.4),
+        "sliding_attention": rope(theta=300.0),
+    },
+}  # fmt: skip
+GEMMA4_SIZES["layer_types"] = [*GEMMA4_SIZES["layer_types"][:4], "full_attention"]
+GEMMA4 = {
+    "gemma4": Family(
+        transformers.Gemma4TextConfig,
+        LLAMA,
+        {**GEMMA4_SIZES, "attention_k_eq_v": True, "num_global_key_value_heads": 1, "attention_bias": True},
+    ),
+    "gemma4-shared": Family(
+        transformers.Gemma4TextConfig,
+        [*LLAMA, "per_layer_input_gate", "per_layer_projection", "per_layer_model_projection"],
+        {**GEMMA4_SIZES, "hidden_size_per_layer_input": 7, "num_kv_shared_layers": 2, "use_double_wide_mlp": True},
+    ),
+    "gemma4-moe": Family(
+        transformers.Gemma4TextConfig,
+        LLAMA,
+        {
+            **GEMMA4_SIZES,
+            "attention_k_eq_v": True,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 22,
+            "tie_word_embeddings": False,
+        },
+        ("experts.gate_up_proj", "experts.down_proj", "router.proj.weight"),
+    ),
+}
+"""Families with heads of two sizes. They have one rank, and no ONNX graph."""
+
+
 def save_family(family: Family, directory: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
     """Writes a random model as a Hugging Face directory; norms, biases and routers are random too."""
     generator = torch.Generator().manual_seed(seed)
     model = family.random_model()
-    one_based = "gemma" in family.config().model_type
+    kind = family.config().model_type
+    one_based = "gemma" in kind and "gemma4" not in kind
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
@@ -531,6 +572,8 @@ def save_family(family: Family, directory: Path, seed: int = 0, dtype: torch.dty
         for name, buffer in model.named_buffers():
             if name.endswith(("expert_bias", "e_score_correction_bias")):  # zeros in a new model
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
+            elif name.endswith("layer_scalar"):  # ones in a new model
+                buffer.copy_(1.0 + 0.3 * torch.randn(buffer.shape, generator=generator))
     model.to(dtype).save_pretrained(directory)
     return directory
 

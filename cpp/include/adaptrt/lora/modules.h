@@ -61,10 +61,14 @@ enum class LoraModule : std::int32_t {
   kAttnKvB = 46,
   kAttnKvBKey = 47,
   kAttnKvBValue = 48,
+  // Embeddings of each layer (Gemma 4). The last module belongs to the whole model; its row has layer 0.
+  kPerLayerInputGate = 49,
+  kPerLayerProjection = 50,
+  kPerLayerModelProjection = 51,
 };
 /// Number of module ids in the plugins' adapter tables. The tables exclude modules that TensorRT engines
-/// refuse: kNewTokens, kNorm, and those of gated attention, linear and latent attention, and convolutions.
-/// They exclude settings too.
+/// refuse: kNewTokens, kNorm, and those of gated attention, linear and latent attention, convolutions, and
+/// embeddings of each layer. They exclude settings too.
 inline constexpr std::int32_t kNumLoraModules = static_cast<std::int32_t>(LoraModule::kEmbedding) + 1;
 
 /// Split of a module under tensor parallelism: column splits the outputs (B, magnitude), row splits the

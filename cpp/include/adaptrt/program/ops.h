@@ -56,14 +56,20 @@ struct EmbeddingOp {
 
 /// output = input / sqrt(mean(input^2) + epsilon) * weight. The mean is over the width, in float32.
 /// With gather_logit_rows, output row i is computed from the input row whose logits are row i of the slice.
+///
+/// If the weight has fewer elements than a row, it belongs to each of the row's equal groups, and each group
+/// has its own mean.
 struct RmsNormOp {
-  BufferId input = kNoBuffer;   // float32, kTokens; with `add`, the type of stored outputs of linear layers
-  BufferId output = kNoBuffer;  // the engine's activation type (see activation_dtype)
-  VectorView weight;
+  BufferId input = kNoBuffer;  // float32, kTokens; with `add`, the type of stored outputs of linear layers
+  BufferId output =
+      kNoBuffer;      // the engine's activation type (see activation_dtype), or float32 for a stream
+  VectorView weight;  // [width], or [elements of a group]
   float epsilon = 0.0F;
   bool gather_logit_rows = false;
   /// True: the result is added to the output, which is then float32. Used for a norm after a sublayer.
   bool add = false;
+  /// [1] or empty. With `add`, the sum is multiplied by it.
+  VectorView sum_scale = {};
 };
 
 /// output = (input - mean) / sqrt(variance + epsilon) * weight + bias. Mean and variance are over the width,
@@ -135,11 +141,14 @@ enum class AttentionKind : std::uint8_t {
 /// Attention with grouped queries. It optionally applies an RMS norm to q and k, to each head or to all heads
 /// together. Then it applies RoPE to them, stores k and v where `kind` has its keys, and attends. With
 /// norms_after_rotation, heads are rotated first.
+///
+/// The first columns of qkv are [q | k | v]; [q | k] if values are keys; only q if another layer has stored
+/// keys.
 struct AttentionOp {
   AttentionKind kind = AttentionKind::kCausal;
   std::int32_t layer = 0;
   AttentionShape shape;
-  BufferId qkv = kNoBuffer;  // float32, kTokens; the first columns are [q | k | v]
+  BufferId qkv = kNoBuffer;  // float32, kTokens, at least qkv_size()
   BufferId cosine = kNoBuffer;
   BufferId sine = kNoBuffer;
   BufferId output = kNoBuffer;  // activation type, kTokens, query_size
@@ -167,6 +176,19 @@ struct AttentionOp {
   /// ln(1 + floor(p / query_scaling_length)); 0: they are not.
   float query_scaling_beta = 0.0F;
   std::int32_t query_scaling_length = 1;
+  /// [head_dim] or empty: an RMS norm of each head of v, with norm_epsilon.
+  VectorView value_norm = {};
+  /// True: v is k before its norm and its rotation.
+  bool values_from_keys = false;
+  /// An earlier layer whose keys and values the queries attend to; the op stores none. -1: there is none.
+  std::int32_t shared_layer = -1;
+
+  /// Layer whose keys and values are read.
+  [[nodiscard]] std::int32_t kv_layer() const { return shared_layer < 0 ? layer : shared_layer; }
+  [[nodiscard]] std::int64_t qkv_size() const {
+    if (shared_layer >= 0) return shape.query_size();
+    return values_from_keys ? shape.query_size() + shape.key_value_size() : shape.qkv_size();
+  }
 };
 
 /// Stores the keys and values of whole encoder inputs for the cross attention of a decoder layer.
@@ -290,7 +312,7 @@ enum class RouterScores : std::uint8_t {
 /// largest value if rates_groups_by_best is true. Then the top_k experts of these groups with the largest
 /// score + bias are chosen; of equal ones, the one with the smaller number. An expert's weight is scale times
 /// its score without the bias. If norm_topk_prob is true, the score is divided by the sum of the chosen
-/// experts' scores.
+/// experts' scores. Last, it is multiplied by the expert's element of expert_scale.
 struct Routing {
   RouterScores scores = RouterScores::kSoftmax;
   std::int32_t top_k = 1;
@@ -300,6 +322,7 @@ struct Routing {
   float scale = 1.0F;
   VectorView bias = {};  ///< [experts] or empty
   bool rates_groups_by_best = false;
+  VectorView expert_scale = {};  ///< [experts] or empty
 };
 
 /// output += (or, with `stores`, =) the sum of weight * down(activation(gate(x)) * up(x)) over a token's
@@ -343,6 +366,16 @@ struct XieluOp {
   BufferId input = kNoBuffer;   // float32
   BufferId output = kNoBuffer;  // activation type
   VectorView parameters;        // [alpha_p, alpha_n, beta, epsilon]
+};
+
+/// output = activation(gate) * the columns [first_column, first_column + the gate's width) of values.
+struct GatedColumnsOp {
+  BufferId gate = kNoBuffer;    // float32
+  BufferId values = kNoBuffer;  // float32
+  BufferId output = kNoBuffer;  // activation type, as wide as the gate
+  std::int64_t first_column = 0;
+  /// An activation of gated layers without a threshold.
+  LinearEpilogue activation = LinearEpilogue::kGeluTanhMul;
 };
 
 /// output *= sigmoid(the gate's last columns), row by row: a gate of attention.
@@ -564,7 +597,7 @@ using Op = std::variant<EmbeddingOp, RopeTableOp, RmsNormOp, AttentionOp, Linear
                         LayerNormOp, CastOp, ExpertsOp, GatedAddOp, CrossKeysOp, CrossAttentionOp,
                         AllReduceOp, GatherOp, ReceiveOp, SendOp, AllHeadsNormOp, BroadcastOp, SigmoidGateOp,
                         GatedRmsNormOp, CausalConvolutionOp, GatedDeltaOp, GatedConvolutionOp,
-                        SelectiveScanOp, XieluOp, LatentQueriesOp, LatentValuesOp>;
+                        SelectiveScanOp, XieluOp, LatentQueriesOp, LatentValuesOp, GatedColumnsOp>;
 
 /// Name of an op's kind for messages: "rms norm".
 [[nodiscard]] std::string_view name_of(const Op& op);

@@ -63,13 +63,15 @@ constexpr auto fields_of(const RmsNormOp* /*type*/) {
   using C = RmsNormOp;
   return std::tuple{
       RequiredField{"input", &C::input, "Buffer: float32, RowKind.TOKENS.", FieldRole::kBuffer},
-      RequiredField{"output", &C::output, "Buffer: the engine's activation type, or float32 if `add`.",
+      RequiredField{"output", &C::output,
+                    "Buffer: the engine's activation type, or float32 if `add` and for a residual stream.",
                     FieldRole::kBuffer},
-      RequiredField{"weight", &C::weight, "[width]."},
+      RequiredField{"weight", &C::weight, "[width], or [elements of each of the row's groups]."},
       RequiredField{"epsilon", &C::epsilon, "Added to the mean of squares."},
       WrittenField{"gather_logit_rows", &C::gather_logit_rows,
                    "True: output row i is made of the input's row of logit row i."},
-      WrittenField{"add", &C::add, "True: the result is added to the output."}};
+      WrittenField{"add", &C::add, "True: the result is added to the output."},
+      Field{"sum_scale", &C::sum_scale, "[1] or empty: with `add`, the sum is multiplied by it."}};
 }
 static_assert(lists_every_member<RmsNormOp>());
 
@@ -110,8 +112,11 @@ constexpr auto fields_of(const AttentionOp* /*type*/) {
       WrittenField{"kind", &C::kind, "Keys that a query sees."},
       RequiredField{"layer", &C::layer, "Number of the layer, whose KV blocks are used."},
       RequiredField{"shape", &C::shape, "Heads of the layer."},
-      RequiredField{"qkv", &C::qkv, "Buffer: float32, RowKind.TOKENS; its first columns are [q | k | v].",
-                    FieldRole::kBuffer},
+      RequiredField{
+          "qkv", &C::qkv,
+          "Buffer: float32, RowKind.TOKENS; its first columns are [q | k | v]. There is no v if values "
+          "are keys, and only q with shared_layer.",
+          FieldRole::kBuffer},
       RequiredField{"cosine", &C::cosine, "Buffer that a RopeTableOp writes.", FieldRole::kBuffer},
       RequiredField{"sine", &C::sine, "Buffer that a RopeTableOp writes.", FieldRole::kBuffer},
       RequiredField{"output", &C::output, "Buffer: the engine's activation type, as wide as q.",
@@ -137,7 +142,11 @@ constexpr auto fields_of(const AttentionOp* /*type*/) {
       Field{"query_scaling_beta", &C::query_scaling_beta,
             "Scores are multiplied by 1 + beta * ln(1 + floor(position of the query / length)); 0: they "
             "stay."},
-      Field{"query_scaling_length", &C::query_scaling_length, "See query_scaling_beta."}};
+      Field{"query_scaling_length", &C::query_scaling_length, "See query_scaling_beta."},
+      Field{"value_norm", &C::value_norm, "[head_dim] or empty: an RMS norm of each head of v."},
+      Field{"values_from_keys", &C::values_from_keys, "True: v is k before its norm and its rotation."},
+      Field{"shared_layer", &C::shared_layer,
+            "An earlier layer whose keys and values are read; -1: the layer stores its own."}};
 }
 static_assert(lists_every_member<AttentionOp>());
 
@@ -193,7 +202,8 @@ constexpr auto fields_of(const Routing* /*type*/) {
       WrittenField{"scale", &C::scale, "Factor of the weights."},
       WrittenField{"bias", &C::bias, "[experts] or empty: added to scores where experts are chosen."},
       Field{"rates_groups_by_best", &C::rates_groups_by_best,
-            "True: a group is rated by its best expert. False: by its two best ones."}};
+            "True: a group is rated by its best expert. False: by its two best ones."},
+      Field{"expert_scale", &C::expert_scale, "[experts] or empty: last factor of the weights."}};
 }
 static_assert(lists_every_member<Routing>());
 
@@ -357,6 +367,19 @@ constexpr auto fields_of(const XieluOp* /*type*/) {
       RequiredField{"parameters", &C::parameters, "[alpha_p, alpha_n, beta, epsilon]."}};
 }
 static_assert(lists_every_member<XieluOp>());
+
+constexpr auto fields_of(const GatedColumnsOp* /*type*/) {
+  using C = GatedColumnsOp;
+  return std::tuple{
+      RequiredField{"gate", &C::gate, "Buffer: float32.", FieldRole::kBuffer},
+      RequiredField{"values", &C::values, "Buffer: float32, whose columns are multiplied.",
+                    FieldRole::kBuffer},
+      RequiredField{"output", &C::output, "Buffer: the engine's activation type, as wide as the gate.",
+                    FieldRole::kBuffer},
+      RequiredField{"first_column", &C::first_column, "Number of the first of the values' columns."},
+      RequiredField{"activation", &C::activation, "A gated epilogue without a threshold."}};
+}
+static_assert(lists_every_member<GatedColumnsOp>());
 
 constexpr auto fields_of(const GatedRmsNormOp* /*type*/) {
   using C = GatedRmsNormOp;

@@ -28,7 +28,7 @@ std::int64_t num_bytes(BufferId id, const CpuContext& context, const Step& step)
 
 OpCost cost_of(const RmsNormOp& op, const CpuContext& context, const Step& step) {
   const Buffer& input = context.buffer(op.input);
-  return {.weight_bytes = num_bytes(op.weight),
+  return {.weight_bytes = num_bytes(op.weight) + num_bytes(op.sum_scale),
           .activation_bytes = step.rows * input.width * as_count(size_of(input.dtype)) +
                               (op.add ? 2 : 1) * num_bytes(op.output, context, step)};
 }
@@ -78,11 +78,12 @@ OpCost cost_of(const AttentionOp& op, const CpuContext& context, const Step& ste
     }
   }
   const KvLayer& layer =
-      is_causal ? context.kv_pool.layer(op.layer) : context.step_local_kv.layer_like(op.shape);
+      is_causal ? context.kv_pool.layer(op.kv_layer()) : context.step_local_kv.layer_like(op.shape);
   const std::int64_t key_and_value_bytes = as_count(layer.token_bytes);
-  return {.weight_bytes = num_bytes(op.query_norm) + num_bytes(op.key_norm) + num_bytes(op.position_bias) +
-                          num_bytes(op.sinks),
-          .kv_bytes = (keys_to_read + step.num_tokens()) * key_and_value_bytes,
+  const std::int64_t keys_to_write = op.shared_layer < 0 ? step.num_tokens() : 0;
+  return {.weight_bytes = num_bytes(op.query_norm) + num_bytes(op.key_norm) + num_bytes(op.value_norm) +
+                          num_bytes(op.position_bias) + num_bytes(op.sinks),
+          .kv_bytes = (keys_to_read + keys_to_write) * key_and_value_bytes,
           .activation_bytes = num_bytes(op.qkv, context, step) + num_bytes(op.cosine, context, step) +
                               num_bytes(op.sine, context, step) + num_bytes(op.output, context, step),
           .flops = keys_to_score * 4 * op.shape.query_size()};
@@ -296,6 +297,10 @@ OpCost cost_of(const SigmoidGateOp& op, const CpuContext& context, const Step& s
   const std::int64_t gates =
       step.rows * context.buffer(op.output).width * static_cast<std::int64_t>(sizeof(float));
   return {.activation_bytes = gates + 2 * num_bytes(op.output, context, step)};
+}
+
+OpCost cost_of(const GatedColumnsOp& op, const CpuContext& context, const Step& step) {
+  return {.activation_bytes = 2 * num_bytes(op.gate, context, step) + num_bytes(op.output, context, step)};
 }
 
 OpCost cost_of(const GatedRmsNormOp& op, const CpuContext& context, const Step& step) {

@@ -47,7 +47,7 @@ struct AttentionLayer {
         source(key_source),
         context(place.context),
         pool(pool_of(key_source, place.context)),
-        layer(key_source == KeySource::kOwnRows ? pool.layer_like(op.shape) : pool.layer(op.layer)),
+        layer(key_source == KeySource::kOwnRows ? pool.layer_like(op.shape) : pool.layer(op.kv_layer())),
         tasks(place.rows.attention_plans.tasks_of(op.shape)),
         qkv(place.context.rows_of(op.qkv)),
         output(place.context.rows_of(op.output)),
@@ -158,12 +158,29 @@ class AttentionRun {
     return of_.qkv.float_row(token) + heads_ * head_dim_;
   }
 
+  /// Returns the normalized values of a token. Call it before its keys change. If values come from keys,
+  /// `made` gets them.
+  [[nodiscard]] const float* values_of(std::int64_t token, float* made) const {
+    float* values = keys_of(token) + stored_heads_ * head_dim_;
+    if (op_.values_from_keys) {
+      std::copy_n(keys_of(token), stored_heads_ * head_dim_, made);
+      values = made;
+    }
+    for (std::int64_t head = 0; op_.value_norm.size != 0 && head < stored_heads_; ++head) {
+      float* x = values + head * head_dim_;
+      context_.kernels.rms_norm(x, op_.value_norm.data, op_.norm_epsilon, head_dim_,
+                                reinterpret_cast<std::byte*>(x), DType::kFloat32);
+    }
+    return values;
+  }
+
   /// Writes the keys and values of a token, or of two neighbours before `end`, to the pool; returns how many.
-  /// `spare` has room for a head.
+  /// `spare` has room for a head, and for the values of two tokens.
   [[nodiscard]] std::int64_t store_tokens(std::int64_t token, std::int64_t end, const KvWriter& writer,
                                           float* spare) const {
     const KvSlot where = slot_of(token);
-    const float* values = keys_of(token) + stored_heads_ * head_dim_;
+    float* made = spare + head_dim_;
+    const float* values = values_of(token, made);
     prepare(token, spare);
     const HeadRotation rotation = rotation_of(token, keys_of(token), stored_heads_, op_.key_norm);
     if (op_.shape.values_are_keys) {
@@ -178,10 +195,11 @@ class AttentionRun {
       writer.store_values(where, values);
       return 1;
     }
+    const float* second_values = values_of(token + 1, made + stored_heads_ * head_dim_);
     prepare(token + 1, spare);
     writer.store_keys(slot_of(token + 1),
                       rotation_of(token + 1, keys_of(token + 1), stored_heads_, op_.key_norm));
-    writer.store_values_of_two(where, values, keys_of(token + 1) + stored_heads_ * head_dim_);
+    writer.store_values_of_two(where, values, second_values);
     return 2;
   }
 
@@ -473,7 +491,7 @@ class LoweredAttention final : public LoweredOp {
 
   void run(Step& step) override {
     const AttentionRun attention(layer_, step);
-    attention.store();
+    if (layer_.op.shared_layer < 0) attention.store();
     attention.attend();
   }
 
@@ -512,7 +530,8 @@ std::size_t attention_scratch_floats(const Program& program) {
       const AttentionShape* shape = shape_of(op);
       if (shape == nullptr) continue;
       const std::int64_t of_task = RowMemory::floats(rows_per_task(*shape), shape->head_dim);
-      most = std::max({most, of_task, (shape->num_key_value_heads + 1) * shape->head_dim});
+      const std::int64_t to_store = (3 * shape->num_key_value_heads + 1) * shape->head_dim;
+      most = std::max({most, of_task, to_store});
     }
   }
   return static_cast<std::size_t>(most);

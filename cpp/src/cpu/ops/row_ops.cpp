@@ -7,6 +7,7 @@
 
 #include "lowered_op.h"
 #include "op_sizes.h"
+#include "ops/linear/linear_output.h"
 
 namespace adaptrt {
 namespace {
@@ -114,14 +115,29 @@ class LoweredRmsNorm final : public LoweredNorm {
       for (std::int64_t r = begin; r < end; ++r) {
         const std::int64_t from = op_.gather_logit_rows ? step.output_rows[static_cast<std::size_t>(r)] : r;
         std::byte* out = op_.add ? reinterpret_cast<std::byte*>(normed) : output_.row(r);
-        context_.kernels.rms_norm(input_.float_row(from), op_.weight.data, op_.epsilon, input_.width, out,
-                                  output_.dtype);
-        if (op_.add) context_.kernels.add(normed, input_.width, output_.float_row(r));
+        norm_groups(input_.float_row(from), out);
+        if (op_.add) add_to_sum(normed, output_.float_row(r));
       }
     });
   }
 
  private:
+  void norm_groups(const float* x, std::byte* out) const {
+    const std::int64_t group = op_.weight.size;
+    for (std::int64_t first = 0; first < input_.width; first += group) {
+      context_.kernels.rms_norm(x + first, op_.weight.data, op_.epsilon, group,
+                                out + static_cast<std::size_t>(first) * size_of(output_.dtype),
+                                output_.dtype);
+    }
+  }
+
+  void add_to_sum(const float* normed, float* sum) const {
+    context_.kernels.add(normed, input_.width, sum);
+    if (op_.sum_scale.size == 0) return;
+    context_.kernels.scale_and_store(sum, op_.sum_scale.data[0], input_.width,
+                                     reinterpret_cast<std::byte*>(sum), DType::kFloat32);
+  }
+
   const RmsNormOp& op_;
 };
 
@@ -217,6 +233,39 @@ class LoweredSigmoidGate final : public LoweredOp {
   const CpuContext& context_;
   Rows gate_;
   Rows output_;
+};
+
+class LoweredGatedColumns final : public LoweredOp {
+ public:
+  LoweredGatedColumns(const GatedColumnsOp& op, const OpPlace& place)
+      : context_(place.context),
+        gate_(place.context.rows_of(op.gate)),
+        values_(place.context.rows_of(op.values)),
+        output_(place.context.rows_of(op.output)),
+        first_column_(op.first_column),
+        activate_(activation_for(op.activation, place.context.kernels)) {}
+
+  void run(Step& step) override {
+    const auto body = [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t row = begin; row < end; ++row) {
+        activate_({.x = gate_.float_row(row),
+                   .linear = values_.float_row(row) + first_column_,
+                   .rows = 1,
+                   .width = gate_.width,
+                   .out = output_.row(row),
+                   .out_type = output_.dtype});
+      }
+    };
+    context_.threads.parallel_for(step.rows, rows_per_chunk(gate_.width), body);
+  }
+
+ private:
+  const CpuContext& context_;
+  Rows gate_;
+  Rows values_;
+  Rows output_;
+  std::int64_t first_column_;
+  void (*activate_)(const ActivatedTile& tile);
 };
 
 class LoweredXielu final : public LoweredOp {
@@ -419,6 +468,10 @@ LoweredOpPtr lower(const SigmoidGateOp& op, const OpPlace& place) {
 
 LoweredOpPtr lower(const XieluOp& op, const OpPlace& place) {
   return std::make_unique<LoweredXielu>(op, place);
+}
+
+LoweredOpPtr lower(const GatedColumnsOp& op, const OpPlace& place) {
+  return std::make_unique<LoweredGatedColumns>(op, place);
 }
 
 LoweredOpPtr lower(const GatedRmsNormOp& op, const OpPlace& place) {

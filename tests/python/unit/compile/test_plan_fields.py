@@ -23,16 +23,16 @@ from adaptrt import _core, _program
 from adaptrt.formats.engine import plan
 from adaptrt.formats.engine.engine_file import FORMAT_VERSION
 from adaptrt.formats.engine.plan_json import NAMES_IN_FILES
-from adaptrt.formats.network.operands import AttentionShape, DeltaShape, LatentShape
+from adaptrt.formats.network.operands import AttentionShape, DeltaShape, LatentShape, ScanShape
 
 # These types name a tensor of the engine file where the core's type holds its bytes.
 TENSORS = {plan.Matrix: "PanelMatrix", plan.Vector: "VectorView", plan.NeuronTable: "NeuronTable"}
 MADE = [
     kind for _, kind in inspect.getmembers(_program, dataclasses.is_dataclass) if kind.__module__ == _program.__name__
 ]
-CLASSES = [*MADE, plan.Quantization, AttentionShape, DeltaShape, LatentShape]
+CLASSES = [*MADE, plan.Quantization, AttentionShape, DeltaShape, LatentShape, ScanShape]
 MAKERS = Path(__file__).parents[4] / "cpp" / "bindings" / "stub"
-REQUIRED_FIELDS = {9: "dbe5df23d73e75fe"}
+REQUIRED_FIELDS = {9: "f5c88a2af1c8624d"}
 """Digest of the fields that every engine file of a format version has, if it has their class."""
 
 

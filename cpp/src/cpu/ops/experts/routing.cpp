@@ -105,6 +105,9 @@ void route_token(const ExpertsOp& op, const KernelTable& kernels, const float* l
     for (std::size_t i = 0; i < top_k; ++i) weights[i] /= sum;
   }
   for (std::size_t i = 0; i < top_k; ++i) weights[i] *= routing.scale;
+  for (std::size_t i = 0; i < top_k && routing.expert_scale.size != 0; ++i) {
+    weights[i] *= routing.expert_scale.data[chosen[i]];
+  }
 }
 
 }  // namespace adaptrt

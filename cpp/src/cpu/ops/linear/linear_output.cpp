@@ -8,9 +8,7 @@
 #include "ranks/overlapped_sum.h"
 
 namespace adaptrt {
-namespace {
 
-/// The kernel of an activation; nullptr if the layer has none.
 auto activation_for(LinearEpilogue epilogue, const KernelTable& kernels) -> void (*)(const ActivatedTile&) {
   switch (epilogue) {
     case LinearEpilogue::kSiluMul:
@@ -37,8 +35,6 @@ auto activation_for(LinearEpilogue epilogue, const KernelTable& kernels) -> void
   }
   return nullptr;
 }
-
-}  // namespace
 
 LinearOutput::LinearOutput(const LinearSpec& spec, const AdapterProduct& adapters, const CpuContext& context)
     : spec_(spec),

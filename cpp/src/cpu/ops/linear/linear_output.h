@@ -18,6 +18,10 @@ struct LinearTile {
   int thread;
 };
 
+/// Kernel of an activated epilogue; nullptr for the others.
+[[nodiscard]] auto activation_for(LinearEpilogue epilogue, const KernelTable& kernels)
+    -> void (*)(const ActivatedTile&);
+
 /// Where a call's tiles go.
 struct LinearTarget {
   const LinearCall& call;
