@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 import adaptrt
 from adaptrt import LoraTensors, SamplingParams
 from adaptrt.common.json_fields import load_json_object
 from support.models import ModelSpec, save_adapter, save_model
+from support.numbered_adapters import with_number, without_first_rank
 from support.serving import build_engine
 from support.tokenizers import byte_level, save_tokenizer
 
@@ -28,7 +28,6 @@ ALIVE: Final = 40
 MAX_GROWTH: Final = 24 << 20
 """Bytes by which the process may grow after the first third of the swaps: caches of Python and of the allocator."""
 GREEDY: Final = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
-Tensors = Mapping[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -70,24 +69,6 @@ def test_log_probs_of_sampled_tokens_equal_those_of_a_later_scoring(llm: adaptrt
             assert bits(tail) == bits(rollout.log_probs)
 
 
-def version(tensors: Tensors, config: Any, number: int) -> LoraTensors:
-    """Returns an adapter with other bytes and the same answers: row 0 of A is multiplied by zeros of B."""
-    changed = dict(tensors)
-    for name, value in tensors.items():
-        if ".lora_A." in name:
-            changed[name] = value.copy()
-            changed[name][0, 0] = number
-    return LoraTensors(changed, config)
-
-
-def without_first_rank(adapter: Path) -> tuple[Tensors, Any]:
-    tensors = load_file(adapter / "adapter_model.safetensors")
-    for name, value in tensors.items():
-        if ".lora_B." in name:
-            value[:, 0] = 0
-    return tensors, load_json_object(adapter / "adapter_config.json", adaptrt.AdapterError)
-
-
 def resident_bytes() -> int:
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -97,11 +78,14 @@ def resident_bytes() -> int:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("num_swaps", [40, pytest.param(3000, marks=pytest.mark.nightly)])
 def test_no_answer_comes_from_a_wrong_version(llm: adaptrt.LLM, adapters: list[Path], num_swaps: int) -> None:
-    sources = [without_first_rank(adapter) for adapter in adapters]
+    sources = [
+        (without_first_rank(adapter), load_json_object(adapter / "adapter_config.json", adaptrt.AdapterError))
+        for adapter in adapters
+    ]
     prompts = [[3, 4, 5], list(range(3, 3 + 33))]
     expected = []
     for tensors, config in sources:
-        answers = llm.generate(prompts, GREEDY, lora=version(tensors, config, 0))
+        answers = llm.generate(prompts, GREEDY, lora=LoraTensors(with_number(tensors, 0), config))
         expected.append([answer.token_ids for answer in answers])
     assert len({answers[0] for answers in expected}) == NUMBERS
     drawn = random.Random(num_swaps)
@@ -119,7 +103,7 @@ def test_no_answer_comes_from_a_wrong_version(llm: adaptrt.LLM, adapters: list[P
         for swap in range(num_swaps):
             number = drawn.randrange(NUMBERS)
             tensors, config = sources[number]
-            llm.load_lora("it", version(tensors, config, swap), replace=swap > 0)
+            llm.load_lora("it", LoraTensors(with_number(tensors, swap), config), replace=swap > 0)
             for _ in range(drawn.randrange(1, 4)):
                 task = asyncio.create_task(ask(number, drawn.randrange(2)))
                 running.add(task)
