@@ -16,6 +16,8 @@ DIGEST_LENGTH: Final = 64
 """Number of hex digits of an adapter's digest."""
 MIN_DIGITS: Final = 8
 """Number of hex digits with which a request may shorten a digest."""
+SHOWN_DIGITS: Final = 12
+"""Number of hex digits in lists for people."""
 _VERSION: Final = re.compile(rf"(.+)@([0-9a-f]{{{MIN_DIGITS},{DIGEST_LENGTH}}})", re.DOTALL)
 _WHOLE_DIGEST: Final = re.compile(rf"@[0-9a-f]{{{DIGEST_LENGTH}}}(?=$|:)")
 
@@ -52,6 +54,11 @@ def has_whole_digest(name: str) -> bool:
 def version_name(adapter: NamedAdapter) -> str | None:
     """Returns NAME@DIGEST with all digits; None if the digest has not been read yet."""
     return None if adapter.facts.digest is None else f"{adapter.name}@{adapter.facts.digest}"
+
+
+def short_version_name(adapter: NamedAdapter) -> str:
+    """Returns NAME@DIGITS for people, of a version whose digest is known. Requests can ask for it too."""
+    return f"{adapter.name}@{(adapter.facts.digest or '')[:SHOWN_DIGITS]}"
 
 
 def without_versions(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,7 +16,7 @@ from ..formats.sources.downloads import CacheFullError
 from ..formats.sources.grammar import remote_name
 from ..formats.sources.sum_of_names import parse_sum
 from ..runtime.adapter_facts import ReadyAdapter
-from ..runtime.adapter_versions import parse_version, without_versions
+from ..runtime.adapter_versions import parse_version, short_version_name, without_versions
 from ..runtime.named_adapter import NamedAdapter, UnknownAdapterError
 from ..runtime.prompt_tuning import behind_virtual_tokens
 from .adapter_names import name_problem
@@ -94,6 +94,11 @@ class ServedAdapters:
             rows.append((one, True))
             rows += [(version, False) for version in reversed(old) if version.name == one.name]
         return tuple(rows)
+
+    def shown_names(self) -> Iterator[tuple[str, int]]:
+        """Yields name and task_id of all versions. The names of old versions have some digits of their digests."""
+        for one, is_current in self.list_versions():
+            yield (one.name if is_current else short_version_name(one)), one.task_id
 
     def knows(self, name: str) -> bool:
         """True if list() has an adapter of this name."""

@@ -130,9 +130,9 @@ def _adapters(service: Service, query: StateQuery, not_loaded: RootNames) -> dic
 
 
 def states_of(service: Service) -> Iterator[AdapterState]:
-    """Yields the state of each known adapter."""
+    """Yields the state of each known adapter and of its old versions."""
     entries = service.executor.executor.list_adapters() if _has_lora(service) else []
-    return adapter_states(((adapter.name, adapter.task_id) for adapter in service.adapters.list()), entries)
+    return adapter_states(service.adapters.shown_names(), entries)
 
 
 def _shown_name(state: AdapterState) -> str:

@@ -44,6 +44,9 @@ def test_the_list_has_all_versions(place: AppPlace) -> None:
             assert row["host_bytes"] > 0
         assert (old["level"], kept["level"]) == ("device", "device")
         assert [row["name"] for row in await client.adapters(first=1, limit=1)] == ["it"]
+        shown = (await client.http.get("/api/state", params={"search": "it"})).json()["adapters"]["list"]
+        assert [row["name"] for row in shown] == ["it", f"it@{old['digest'][:12]}"]
+        assert await client.tokens(shown[1]["name"]) == await client.tokens(old["id"])
         answer = await client.http.get("/v1/adapters", params={"limit": 0})
         assert answer.json() == {"object": "list", "data": [], "total": 3}
         assert (await client.http.get("/v1/adapters", params={"level": "host"})).status_code == 400

@@ -44,7 +44,10 @@ class MadeUpServer:
         service = SimpleNamespace(
             options=ServerOptions(**options), model_names=("demo",), executor=self.executor,
             statistics=ExecutorStatistics(self.executor), metrics=self.metrics,
-            engine_info=self.engine_info, adapters=SimpleNamespace(list=lambda: rows, not_loaded=self.list_roots),
+            engine_info=self.engine_info,
+            adapters=SimpleNamespace(
+                shown_names=lambda: [(row.name, row.task_id) for row in rows], not_loaded=self.list_roots
+            ),
             prompts=SimpleNamespace(has_template=True),
         )  # fmt: skip
         self.client = TestClient(make_app(service))  # type: ignore[arg-type]
