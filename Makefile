@@ -14,7 +14,7 @@ CPP_FILES = $$(git ls-files 'cpp/*.h' 'cpp/*.cpp' 'cpp/*.inl' 'cpp/*.cu' 'tests/
 
 PYTEST = cd tests && ../$(VENV)/bin/python -m pytest -c ../pyproject.toml --rootdir ..
 
-.PHONY: demo install wheel docs test test-clients nightly lint format sanitize sanitize-inputs sanitize-all bench clean
+.PHONY: demo install wheel docs test test-clients nightly lint format sanitize sanitize-inputs sanitize-all arm bench clean
 
 demo: $(VENV)/.installed  ## Build everything, then serve one mixed batch of adapters
 	$(VENV)/bin/python -m adaptrt.tools.demo
@@ -41,7 +41,7 @@ test: $(VENV)/.installed-with-tests  ## C++ tests, then the Python tests against
 	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder python
 
 # docs/decisions/ci-time.md says what is here and why.
-nightly: $(VENV)/.installed-with-tests sanitize-all test-clients build/trl/.installed  ## What CI leaves out: sizes, sanitizers, clients, long runs
+nightly: $(VENV)/.installed-with-tests sanitize-all arm test-clients build/trl/.installed  ## What CI leaves out: sizes, sanitizers, clients, long runs
 	$(PYTEST) -n 3 --dist worksteal -m nightly python
 	$(PYTEST) -n 3 --dist worksteal --timeout 0 $$(grep -lr --include='*.py' 'import examples' python) --hypothesis-profile nightly
 	cd tests && PYTHONPATH=../build/trl ../$(VENV)/bin/python -m pytest -c ../pyproject.toml --rootdir .. -m nightly \
@@ -92,6 +92,13 @@ sanitize-all: $(VENV)/.installed-with-tests  ## All C++ tests under both
 	  cmake --preset $$preset -D ADAPTRT_SANITIZE_ALL=ON -D ADAPTRT_KERNEL_TABLES=all && \
 	  cmake --build build/$$preset && \
 	  ctest --test-dir build/$$preset --output-on-failure --parallel 2 || exit 1; done
+
+# Debian and Ubuntu: apt-get install g++-aarch64-linux-gnu qemu-user
+arm: $(VENV)/.test-tools  ## Kernels for 64-bit Arm: cross-compiled, and tested under qemu
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" && cmake -S . -B build/arm -G Ninja -D CMAKE_BUILD_TYPE=Release \
+	  -D CMAKE_TOOLCHAIN_FILE=cmake/toolchains/aarch64-linux-gnu.cmake -D Python_EXECUTABLE=$(CURDIR)/$(VENV)/bin/python && \
+	  cmake --build build/arm --target test_lora test_kernels test_cpu && \
+	  ctest --test-dir build/arm --output-on-failure --parallel 2 -R '^(lora|kernels|cpu)$$'
 
 bench: $(VENV)/.installed  ## Throughput and latency beside the machine's limits
 	$(PIP) 'pydantic>=2.7' "tomli>=2; python_version < '3.11'"

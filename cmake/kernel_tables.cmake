@@ -5,11 +5,15 @@ set(ADAPTRT_KERNEL_TABLES "all" CACHE STRING
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   set(known avx512_amx avx512_bf16 avx512_vnni avx512 avx2 portable)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
+  set(known neon_bf16 neon_i8mm neon_dotprod neon portable)
 else()
   set(known portable)
 endif()
 set(avx512_amx_is_made_from avx512_bf16)
 set(avx512_vnni_is_made_from avx512)
+set(neon_dotprod_is_made_from neon)
+set(neon_i8mm_is_made_from neon)
 
 # The code that chooses a table at run time orders them here.
 function(adaptrt_find_runnable_tables result)

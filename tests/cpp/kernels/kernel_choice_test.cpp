@@ -44,6 +44,11 @@ constexpr Cpu kSapphireRapids{.vendor = CpuVendor::kIntel,
                               .amx = true,
                               .amx_permitted = true};
 
+constexpr Cpu kGraviton1{.architecture = CpuArchitecture::kArm};
+constexpr Cpu kGraviton2{.architecture = CpuArchitecture::kArm, .neon_dotprod = true};
+constexpr Cpu kGraviton3{
+    .architecture = CpuArchitecture::kArm, .neon_dotprod = true, .neon_i8mm = true, .neon_bf16 = true};
+
 /// Returns a copy of `cpu` with some features changed.
 template <class Change>
 Cpu changed(Cpu cpu, Change change) {
@@ -101,6 +106,13 @@ const std::vector<Case> kCases{
      changed(kSapphireRapids, [](Cpu& cpu) { cpu.vendor = CpuVendor::kOther; }),
      {"avx512_amx", "avx512_vnni", "avx512_bf16", "avx512", "avx2", "portable"}},
     {"nothing known", Cpu{}, {"portable"}},
+    {"Graviton 1", kGraviton1, {"neon", "portable"}},
+    {"Graviton 2", kGraviton2, {"neon_dotprod", "neon", "portable"}},
+    {"Graviton 3", kGraviton3, {"neon_bf16", "neon_i8mm", "neon_dotprod", "neon", "portable"}},
+    {"Arm with BF16 alone",
+     changed(kGraviton2, [](Cpu& cpu) { cpu.neon_bf16 = true; }),
+     {"neon_dotprod", "neon", "portable"}},
+    {"RISC-V", Cpu{.architecture = CpuArchitecture::kOther}, {"portable"}},
 };
 
 std::string obstacle(const Cpu& cpu, const std::string& name) {
@@ -121,7 +133,10 @@ BOOST_DATA_TEST_CASE(a_cpu_runs_these_tables_and_the_first_is_chosen, boost::uni
     (fit.obstacle.empty() ? runnable : others).emplace_back(fit.name);
   }
   BOOST_TEST(runnable == some.runnable, boost::test_tools::per_element());
-  BOOST_TEST(runnable.size() + others.size() == 6U);
+  const std::size_t num_tables = some.cpu.architecture == CpuArchitecture::kX86   ? 6
+                                 : some.cpu.architecture == CpuArchitecture::kArm ? 5
+                                                                                  : 1;
+  BOOST_TEST(runnable.size() + others.size() == num_tables);
 }
 
 BOOST_AUTO_TEST_CASE(missing_cpu_features_are_named) {
@@ -129,6 +144,10 @@ BOOST_AUTO_TEST_CASE(missing_cpu_features_are_named) {
   BOOST_TEST(obstacle(kSkylake, "avx512_vnni") == "this CPU has no AVX-512 VNNI");
   BOOST_TEST(obstacle(kIceLake, "avx512_bf16") == "this CPU has no AVX-512 BF16");
   BOOST_TEST(obstacle(kZen4, "avx512_amx") == "this CPU has no AMX for bfloat16 and int8");
+  BOOST_TEST(obstacle(kGraviton1, "neon_dotprod") == "this CPU has no 8-bit dot products (FEAT_DotProd)");
+  BOOST_TEST(obstacle(kGraviton2, "neon_bf16") == "this CPU has no BF16 instructions (FEAT_BF16)");
+  BOOST_TEST(obstacle(changed(kGraviton3, [](Cpu& cpu) { cpu.neon_i8mm = false; }), "neon_bf16") ==
+             "this CPU has no products of 8-bit matrices (FEAT_I8MM)");
   BOOST_TEST(obstacle(Cpu{}, "avx2") == "this CPU has no AVX2 with FMA");
   BOOST_TEST(obstacle(changed(kSapphireRapids, [](Cpu& cpu) { cpu.amx_permitted = false; }), "avx512_amx") ==
              "Linux refused the tile registers of AMX");

@@ -35,6 +35,18 @@ constexpr auto kTables = std::to_array<NamedTable>({
 #ifdef ADAPTRT_TABLE_avx2
     {"avx2", &avx2_kernels},
 #endif
+#ifdef ADAPTRT_TABLE_neon_bf16
+    {"neon_bf16", &neon_bf16_kernels},
+#endif
+#ifdef ADAPTRT_TABLE_neon_i8mm
+    {"neon_i8mm", &neon_i8mm_kernels},
+#endif
+#ifdef ADAPTRT_TABLE_neon_dotprod
+    {"neon_dotprod", &neon_dotprod_kernels},
+#endif
+#ifdef ADAPTRT_TABLE_neon
+    {"neon", &neon_kernels},
+#endif
 #ifdef ADAPTRT_TABLE_portable
     {"portable", &portable_kernels},
 #endif

@@ -37,4 +37,23 @@ namespace avx512_bf16 {
 #include "families.def"
 }  // namespace avx512_bf16
 
+namespace neon {
+#define ADAPTRT_FAMILY(name, operands) ADAPTRT_DECLARE_FAMILY(name);
+#include "families.def"
+}  // namespace neon
+
+/// Differ from neon only in Simd::dot and Simd::FewBitsDot, which only the int8 family uses.
+namespace neon_dotprod {
+ADAPTRT_DECLARE_FAMILY(int8);
+}  // namespace neon_dotprod
+namespace neon_i8mm {
+ADAPTRT_DECLARE_FAMILY(int8);
+}  // namespace neon_i8mm
+
+/// Compiled only for the families with bfloat16 operands; the table takes the others from neon.
+namespace neon_bf16 {
+#define ADAPTRT_FAMILY(name, operands) ADAPTRT_DECLARE_FAMILY(name);
+#include "families.def"
+}  // namespace neon_bf16
+
 }  // namespace adaptrt

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <span>
 
 namespace adaptrt {
@@ -12,7 +13,8 @@ struct Need {
   std::string_view obstacle;
 };
 
-// A table needs one of these features and all features after it. The first one that is missing is reported.
+// A table needs one of these features and all features after it in its list. The first one that is missing is
+// reported.
 constexpr auto kNeeds = std::to_array<Need>({
     {&Cpu::amx, "this CPU has no AMX for bfloat16 and int8"},
     {&Cpu::amx_permitted, "Linux refused the tile registers of AMX"},
@@ -22,11 +24,19 @@ constexpr auto kNeeds = std::to_array<Need>({
     {&Cpu::avx512, "this CPU has no AVX-512 (F, BW, VL and DQ)"},
     {&Cpu::avx2, "this CPU has no AVX2 with FMA"},
 });
+constexpr auto kArmNeeds = std::to_array<Need>({
+    {&Cpu::neon_bf16, "this CPU has no BF16 instructions (FEAT_BF16)"},
+    {&Cpu::neon_i8mm, "this CPU has no products of 8-bit matrices (FEAT_I8MM)"},
+    {&Cpu::neon_dotprod, "this CPU has no 8-bit dot products (FEAT_DotProd)"},
+});
 
-/// The needs from `feature` on.
+/// The needs of `list` from `feature` on.
+constexpr std::span<const Need> needs_from(std::span<const Need> list, bool Cpu::* feature) {
+  return list.subspan(
+      static_cast<std::size_t>(std::ranges::find(list, feature, &Need::feature) - list.begin()));
+}
 constexpr std::span<const Need> needs_from(bool Cpu::* feature) {
-  const auto* first = std::ranges::find(kNeeds, feature, &Need::feature);
-  return {first, kNeeds.end()};
+  return needs_from(kNeeds, feature);
 }
 
 bool always(const Cpu& /*cpu*/) {
@@ -47,6 +57,8 @@ struct Row {
   bool (*is_faster)(const Cpu& cpu);
 };
 
+constexpr Row kPortable{"portable", {}, always};
+
 constexpr auto kRows = std::to_array<Row>({
     // Measured at 15 to 30 times the rate of vdpbf16ps.
     {"avx512_amx", needs_from(&Cpu::amx), always},
@@ -56,8 +68,29 @@ constexpr auto kRows = std::to_array<Row>({
     // Twice the width of AVX2 at the same instructions a cycle, or the same rate with fewer instructions.
     {"avx512", needs_from(&Cpu::avx512), always},
     {"avx2", needs_from(&Cpu::avx2), always},
-    {"portable", {}, always},
+    kPortable,
 });
+
+// A table with more instructions needs fewer of them for the same products.
+constexpr auto kArmRows = std::to_array<Row>({
+    {"neon_bf16", needs_from(kArmNeeds, &Cpu::neon_bf16), always},
+    {"neon_i8mm", needs_from(kArmNeeds, &Cpu::neon_i8mm), always},
+    {"neon_dotprod", needs_from(kArmNeeds, &Cpu::neon_dotprod), always},
+    {"neon", {}, always},
+    kPortable,
+});
+
+std::span<const Row> rows_of(CpuArchitecture architecture) {
+  switch (architecture) {
+    case CpuArchitecture::kX86:
+      return kRows;
+    case CpuArchitecture::kArm:
+      return kArmRows;
+    case CpuArchitecture::kOther:
+      break;
+  }
+  return {&kPortable, 1};
+}
 
 std::string_view obstacle_of(const Row& row, const Cpu& cpu) {
   for (const Need& need : row.needs) {
@@ -72,7 +105,7 @@ std::vector<KernelFit> fit_kernels(const Cpu& cpu) {
   std::vector<KernelFit> fits;
   std::vector<KernelFit> slower;  // than the next row that can run
   std::vector<KernelFit> impossible;
-  for (const Row& row : kRows) {
+  for (const Row& row : rows_of(cpu.architecture)) {
     const KernelFit fit{row.name, obstacle_of(row, cpu)};
     if (!fit.obstacle.empty()) {
       impossible.push_back(fit);

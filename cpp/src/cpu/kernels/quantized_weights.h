@@ -65,14 +65,18 @@ struct Int4Pairs {
   }
 };
 
-/// Base of decoders for bfloat16 activations. A unit is a pair of float32, for CPUs without products of
-/// bfloat16.
+/// Base of decoders for bfloat16 activations. A unit is a pair of float32 that bfloat16 represents exactly,
+/// for CPUs other than those with AVX-512 BF16.
 struct PairedWeights : BFloat16Weights {
   using B = Simd::Pair;
   static void store(std::byte* to, const B& b, std::int64_t n) {
     Simd::store_words(to, Simd::pack_bfloat16(b.even, b.odd), n);
   }
-#ifndef __AVX512BF16__
+#ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
+  static Simd::Vec multiply_add(Broadcast a, const B& b, Simd::Vec sum) {
+    return BFloat16Weights::multiply_add(a, Simd::pack_bfloat16(b.even, b.odd), sum);
+  }
+#elif !defined(__AVX512BF16__)
   static Simd::Vec multiply_add(const Broadcast& a, const B& b, Simd::Vec sum) {
     return Simd::fma(a.odd, b.odd, Simd::fma(a.even, b.even, sum));
   }

@@ -1,8 +1,15 @@
+#include <cstddef>
+
 #include "adaptrt/cpu/amx.h"
 #include "adaptrt/cpu/kernel_choice.h"
 
-#ifdef __x86_64__
+#if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace adaptrt {
@@ -26,13 +33,21 @@ int read_family() {
   return static_cast<int>(family == kExtended ? family + ((eax >> 20) & 0xff) : family);
 }
 
+#elif defined(__aarch64__) && defined(__APPLE__)
+
+bool has_feature(const char* name) {
+  int value = 0;
+  std::size_t size = sizeof(value);
+  return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
+}
+
 #endif
 
 }  // namespace
 
 Cpu read_cpu() {
   Cpu cpu;
-#ifdef __x86_64__
+#if defined(__x86_64__)
   __builtin_cpu_init();
   cpu.vendor = read_vendor();
   cpu.family = read_family();
@@ -44,6 +59,19 @@ Cpu read_cpu() {
   cpu.avx512_vbmi = __builtin_cpu_supports("avx512vbmi");
   cpu.amx = cpu_has_amx();
   cpu.amx_permitted = amx_is_permitted();
+#elif defined(__aarch64__)
+  cpu.architecture = CpuArchitecture::kArm;
+#if defined(__linux__)
+  cpu.neon_dotprod = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+  cpu.neon_i8mm = (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
+  cpu.neon_bf16 = (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
+#elif defined(__APPLE__)
+  cpu.neon_dotprod = has_feature("hw.optional.arm.FEAT_DotProd");
+  cpu.neon_i8mm = has_feature("hw.optional.arm.FEAT_I8MM");
+  cpu.neon_bf16 = has_feature("hw.optional.arm.FEAT_BF16");
+#endif
+#else
+  cpu.architecture = CpuArchitecture::kOther;
 #endif
   return cpu;
 }

@@ -82,5 +82,46 @@ const KernelTable& avx512_vnni_kernels() {
 }
 
 #endif
+#ifdef ADAPTRT_TABLE_neon
+
+const KernelTable& neon_kernels() {
+  static const KernelTable table = make_table("neon", {
+#define ADAPTRT_FAMILY(name, operands) &neon::register_##name,
+#include "families.def"
+                                                      });
+  return table;
+}
+
+#endif
+#ifdef ADAPTRT_TABLE_neon_dotprod
+
+const KernelTable& neon_dotprod_kernels() {
+  static const KernelTable table =
+      with_families(neon_kernels(), "neon_dotprod", {&neon_dotprod::register_int8});
+  return table;
+}
+
+#endif
+#ifdef ADAPTRT_TABLE_neon_i8mm
+
+const KernelTable& neon_i8mm_kernels() {
+  static const KernelTable table = with_families(neon_kernels(), "neon_i8mm", {&neon_i8mm::register_int8});
+  return table;
+}
+
+#endif
+#ifdef ADAPTRT_TABLE_neon_bf16
+
+const KernelTable& neon_bf16_kernels() {
+  namespace float_set = neon;
+  namespace bfloat16_set = neon_bf16;
+  static const KernelTable table = make_table("neon_bf16", {
+#define ADAPTRT_FAMILY(name, operands) &operands##_set::register_##name,
+#include "families.def"
+                                                           });
+  return table;
+}
+
+#endif
 
 }  // namespace adaptrt

@@ -11,5 +11,9 @@ const KernelTable& avx512_kernels();
 const KernelTable& avx512_vnni_kernels();
 const KernelTable& avx512_bf16_kernels();
 const KernelTable& avx512_amx_kernels();
+const KernelTable& neon_kernels();
+const KernelTable& neon_dotprod_kernels();
+const KernelTable& neon_i8mm_kernels();
+const KernelTable& neon_bf16_kernels();
 
 }  // namespace adaptrt

@@ -30,22 +30,35 @@ inline constexpr std::int64_t kFewInputs = 512;
 /// Treats subnormal numbers as zero while it exists, as tiles do.
 class FlushSubnormals {
  public:
-#ifdef __SSE__
-  FlushSubnormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | kFlushToZero | kDenormalsAreZero); }
-  ~FlushSubnormals() { _mm_setcsr(before_); }
-#else
-  FlushSubnormals() = default;
-  ~FlushSubnormals() = default;
-#endif
+  FlushSubnormals() : before_(read()) { write(before_ | kFlush); }
+  ~FlushSubnormals() { write(before_); }
   FlushSubnormals(const FlushSubnormals&) = delete;
   FlushSubnormals& operator=(const FlushSubnormals&) = delete;
 
  private:
-#ifdef __SSE__
-  static constexpr unsigned kFlushToZero = 0x8000;
-  static constexpr unsigned kDenormalsAreZero = 0x40;
-  unsigned before_;
+#if defined(__SSE__)
+  using Register = unsigned;
+  /// Flush to zero, and denormals are zero.
+  static constexpr Register kFlush = 0x8040;
+  static Register read() { return _mm_getcsr(); }
+  static void write(Register value) { _mm_setcsr(value); }
+#elif defined(__aarch64__)
+  using Register = std::uint64_t;
+  static constexpr Register kFlush = 1U << 24;
+  static Register read() {
+    Register value = 0;
+    asm volatile("mrs %0, fpcr" : "=r"(value));
+    return value;
+  }
+  static void write(Register value) { asm volatile("msr fpcr, %0" : : "r"(value) : "memory"); }
+#else
+  using Register = unsigned;
+  static constexpr Register kFlush = 0;
+  static Register read() { return 0; }
+  static void write(Register /*value*/) {}
 #endif
+
+  Register before_;
 };
 
 /// Rows of bfloat16, `stride` bytes apart, starting with the first input.
