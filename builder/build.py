@@ -34,6 +34,7 @@ from .engine.carried_adapters import with_adapters
 from .engine.directory import is_engine_directory, write_engine
 from .engine.options import CompilerOptions
 from .engine.problems import problems_of
+from .engine.vision import Tower, tower_of, with_tower
 
 ENGINE_KIND: Final = "an engine of AdaptRT"
 """Name of the directories that may be replaced, for error messages."""
@@ -58,6 +59,8 @@ class BuildReport:
     """Measured quality; None: not measured."""
     num_vision_tensors: int = 0
     """Number of tensors of the model's vision tower, which are ignored."""
+    tower: Tower | None = None
+    """The vision tower in the engine's directory; None: the engine only takes text."""
     dequantization: Dequantization | None = None
     """Layers of a model published quantised that were dequantised."""
     kept: KeptLayers | None = None
@@ -108,6 +111,9 @@ def build(
     checkpoint = source if isinstance(source, Checkpoint) else Checkpoint.open(Path(source))
     if config.backend != NATIVE and gguf_file_of(checkpoint.directory) is not None:
         checkpoint = checkpoint.dequantized()
+    tower = tower_of(checkpoint, config)
+    if tower is not None:
+        checkpoint = with_tower(checkpoint)
     plain = checkpoint.with_int8_kv_cache(False)
     if int8_kv_cache:
         if checkpoint.config.is_encoder_only:
@@ -137,7 +143,7 @@ def build(
         replaced_directory(output_dir, is_ours=is_engine_directory, kind=ENGINE_KIND, error=EngineError) as directory,
         ExitStack() as stack,
     ):
-        written = write_engine(checkpoint, config, options, directory, progress)
+        written = write_engine(checkpoint, config, options, directory, progress, tower)
         measured = None
         if quality is not None:
             reference = None
@@ -157,7 +163,8 @@ def build(
         seconds=time.monotonic() - began,
         quantization_errors=checkpoint.quantization_errors,
         quality=measured,
-        num_vision_tensors=checkpoint.num_vision_tensors,
+        num_vision_tensors=0 if tower is not None else checkpoint.num_vision_tensors,
+        tower=tower,
         dequantization=checkpoint.dequantization,
         kept=checkpoint.kept,
     )

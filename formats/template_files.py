@@ -10,6 +10,8 @@ from .._core import AdaptrtError
 from ..common.output_directory import holds_only
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
+PROCESSOR_TEMPLATE_FILE: Final = "chat_template.json"
+"""File in which older processors of models that see have {"chat_template": text}."""
 TEMPLATES_DIRECTORY: Final = "additional_chat_templates"
 """Directory of named templates: NAME.jinja."""
 TEMPLATE_SUFFIX: Final = ".jinja"

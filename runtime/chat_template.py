@@ -13,7 +13,7 @@ from .._core import ConfigError, RequestError
 from ..common.json_fields import describe, load_json_object
 from ..common.regular_file import read_regular
 from ..formats.adapter.adapter_copy import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE
-from ..formats.template_files import TEMPLATE_FILE, additional_templates
+from ..formats.template_files import PROCESSOR_TEMPLATE_FILE, TEMPLATE_FILE, additional_templates
 from .message_forms import SAMPLE_TOOL, MessageForms
 from .template_limits import DEFAULT_LIMITS, TemplateLimits
 
@@ -24,6 +24,8 @@ DEFAULT: Final = "default"
 TOOL_USE: Final = "tool_use"
 """Name of the template for requests with tools."""
 
+IMAGE_PART: Final = {"type": "image"}
+"""Part of a content that stands for an image."""
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_FILE_BYTES: Final = 1 << 26
 """Large enough for tokenizer_config.json, which lists at most some thousands of added tokens."""
@@ -80,7 +82,9 @@ class ChatTemplate:
             sources = {name: str(directory / file) for file, name in files.items()}
             source = directory / next(iter(files))
         else:
-            source, sources = directory / TOKENIZER_CONFIG_FILE, {}
+            # A processor's template takes precedence over its tokenizer's, as in transformers.
+            of_processor = directory / PROCESSOR_TEMPLATE_FILE
+            source, sources = of_processor if of_processor.is_file() else directory / TOKENIZER_CONFIG_FILE, {}
             templates = _named_templates(_read_json(source).get("chat_template"), source)
         if not templates:
             return None
@@ -109,7 +113,8 @@ class ChatTemplate:
 
         Messages have OpenAI's format. They are converted to the format that the template reads: contents become texts
         or lists of text parts (parts are joined with line breaks), and arguments of calls become objects or JSON texts.
-        variables: the template's own, such as Qwen3's enable_thinking.
+        variables: the template's own, such as Qwen3's enable_thinking. A content may also have parts {"type": "image"},
+        for which a template of a model that sees writes a token.
 
         continue_final_message: the text ends with the last message's text. add_generation_prompt must be false then.
 
@@ -299,10 +304,12 @@ def _conversation(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
 
 def _text_parts(parts: list[Any], subject: str) -> list[dict[str, str]]:
     for number, part in enumerate(parts):
+        if part == IMAGE_PART:
+            continue
         text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
         if not isinstance(text, str):
             raise RequestError(f'{subject}[{number}] is {describe(part)}; expected {{"type": "text", "text": ...}}')
-    return [{"type": "text", "text": part["text"]} for part in parts]
+    return [IMAGE_PART if part == IMAGE_PART else {"type": "text", "text": part["text"]} for part in parts]
 
 
 class _EndMark:
@@ -316,7 +323,7 @@ class _EndMark:
         # Digits do not change if a template converts the case.
         self._mark = f"{secrets.randbelow(10**40):040}"
         content = message.get("content")
-        last = content[-1]["text"] if content and isinstance(content, list) else content
+        last = content[-1].get("text") if content and isinstance(content, list) else content
         if not isinstance(last, str) or not last.strip():
             raise RequestError("continue_final_message is true, but the last message has no text")
         self._text = last

@@ -32,6 +32,8 @@ from .chat_template import ChatTemplate
 from .engine import load_engine
 from .executor import Executor
 from .first_use import ModelOrEngine, make_engines
+from .images.prompt import RenderedPrompt, has_images, take_images
+from .images.vision import Vision
 from .llm_adapters import Lora
 from .llm_config import with_chunks, with_kernels, with_lora_storage, with_speculation, with_weight_memory
 from .llm_options import CompletionOptions, combined, combined_for_each, recommended_sampling
@@ -145,6 +147,7 @@ class LLM(PooledTexts):
         self._memory = MemoryAdapters()
         self._unnamed = UnnamedAdapters(executor, self._memory)
         self._sources = {}
+        self._vision = Vision(engine, executor.adapters, config)
         self._has_warned = False
         if isinstance(executor, RankExecutor):
             return  # its methods raise RequestError
@@ -269,8 +272,11 @@ class LLM(PooledTexts):
             len(listed), sampling_params, sampling_config, self._recommended, max_tokens=max_tokens, stop=stop, n=n
         )
         self._warn_if_idle(sampling_config)
-        tokens = (self._requests.prompt_ids(given, name) for given, name in zip(listed, held.names, strict=True))
-        completions = self._complete(tokens, held.names, options, guided_decoding_params, _MAX_TOKENS, progress)
+        prompts_of_ids = (
+            RenderedPrompt(self._requests.prompt_ids(given, name))
+            for given, name in zip(listed, held.names, strict=True)
+        )
+        completions = self._complete(prompts_of_ids, held.names, options, guided_decoding_params, _MAX_TOKENS, progress)
         return completions[0] if is_one else completions
 
     def stream(
@@ -291,7 +297,7 @@ class LLM(PooledTexts):
         options = combined(sampling_params, sampling_config, self._recommended, max_tokens=max_tokens, stop=stop)
         self._warn_if_idle(sampling_config)
         held = self._hold(1, lora)
-        ids = self._requests.prompt_ids(text_or_ids(prompt, "prompt"), held.names[0])
+        ids = RenderedPrompt(self._requests.prompt_ids(text_or_ids(prompt, "prompt"), held.names[0]))
         return AnswerStream(
             lambda: self._ask(ids, held.names[0], options, guided_decoding_params, _MAX_TOKENS, streaming=True)
         )
@@ -319,7 +325,7 @@ class LLM(PooledTexts):
         options = combined(sampling_params, sampling_config, self._recommended, max_tokens=max_tokens, stop=stop)
         self._warn_if_idle(sampling_config)
         held = self._hold(1, lora)
-        ids = self._requests.prompt_ids(text_or_ids(prompt, "prompt"), held.names[0])
+        ids = RenderedPrompt(self._requests.prompt_ids(text_or_ids(prompt, "prompt"), held.names[0]))
         answer = self._ask(ids, held.names[0], options, guided_decoding_params, _MAX_TOKENS, streaming=streaming)
         return AsyncAnswer(answer, self._workers)
 
@@ -386,7 +392,9 @@ class LLM(PooledTexts):
         """Answers a conversation, or several in one batch. The chat template of the adapter, or else of the model,
         converts each to text.
 
-        messages: in OpenAI's format, [{"role": "user", "content": "..."}, ...], or a list of such lists.
+        messages: in OpenAI's format, [{"role": "user", "content": "..."}, ...], or a list of such lists. For a model
+            that sees, a content may be a list with parts {"type": "image", "image": ...} next to its texts: images of
+            Pillow, arrays uint8 [height, width, 3], paths of files, or data: URLs (needs adaptrt[vision]).
         max_tokens: maximum number of tokens of an answer; None: 256, or the room after the prompt if that is less,
             unless sampling_params has another number.
         tools: JSON schemas of functions, which the template shows to the model.
@@ -414,11 +422,11 @@ class LLM(PooledTexts):
             n=n,
         )
         self._warn_if_idle(sampling_config)
-        tokens = (
+        rendered = (
             self._render(conversation, name, tools, template_variables)
             for conversation, name in zip(conversations, held.names, strict=True)
         )
-        completions = self._complete(tokens, held.names, options, guided_decoding_params, _MAX_CHAT_TOKENS, progress)
+        completions = self._complete(rendered, held.names, options, guided_decoding_params, _MAX_CHAT_TOKENS, progress)
         return completions[0] if is_one else completions
 
     def chat_stream(
@@ -441,9 +449,11 @@ class LLM(PooledTexts):
         options = combined(sampling_params, sampling_config, self._recommended, max_tokens=max_tokens, stop=stop)
         self._warn_if_idle(sampling_config)
         held = self._hold(1, lora)
-        ids = self._render(messages, held.names[0], tools, template_variables)
+        rendered = self._render(messages, held.names[0], tools, template_variables)
         return AnswerStream(
-            lambda: self._ask(ids, held.names[0], options, guided_decoding_params, _MAX_CHAT_TOKENS, streaming=True)
+            lambda: self._ask(
+                rendered, held.names[0], options, guided_decoding_params, _MAX_CHAT_TOKENS, streaming=True
+            )
         )
 
     def chat_template(self, lora: Lora | None = None) -> ChatTemplate:
@@ -468,6 +478,7 @@ class LLM(PooledTexts):
 
     def shutdown(self) -> None:
         """Shuts the executor down."""
+        self._vision.shutdown()
         self._executor.shutdown()
         if not isinstance(self._executor, RankExecutor):
             self._workers.shutdown()
@@ -490,7 +501,7 @@ class LLM(PooledTexts):
 
     def _complete(
         self,
-        prompts: Iterable[Sequence[int]],
+        prompts: Iterable[RenderedPrompt],
         names: Sequence[str | None],
         options: Sequence[CompletionOptions],
         guide: GuidedDecodingParams | None,
@@ -521,7 +532,7 @@ class LLM(PooledTexts):
 
     def _ask(
         self,
-        prompt: Sequence[int],
+        prompt: RenderedPrompt,
         lora: str | None,
         options: CompletionOptions,
         guide: GuidedDecodingParams | None,
@@ -530,13 +541,14 @@ class LLM(PooledTexts):
         streaming: bool,
     ) -> Answer:
         return self._requests.ask(
-            prompt,
+            prompt.ids,
             lora,
             options.params,
             options.sampling_config,
             guide,
             max_tokens=max_tokens,
             streaming=streaming or bool(options.params.stop),
+            images=prompt.images,
         )
 
     def _warn_if_idle(self, sampling_config: SamplingConfig | None) -> None:
@@ -555,9 +567,19 @@ class LLM(PooledTexts):
         lora: str | None,
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any] | None,
-    ) -> list[int]:
-        text = self._template_of(lora).render(messages, tools=tools, variables=variables)
-        return self._requests.token_ids(text, lora, add_special_tokens=False)  # templates write the special tokens
+    ) -> RenderedPrompt:
+        template = self._template_of(lora)
+
+        def render(conversation: Sequence[Mapping[str, Any]]) -> str:
+            return template.render(conversation, tools=tools, variables=variables)
+
+        def tokens(text: str) -> list[int]:
+            return self._requests.token_ids(text, lora, add_special_tokens=False)  # templates write the special tokens
+
+        if not has_images(messages):
+            return RenderedPrompt(tokens(render(messages)))
+        ids, images = self._vision.prompt(take_images(messages), lora, render, tokens, paths=True)
+        return RenderedPrompt(ids, images)
 
 
 def _progress(asked: bool | None, num_prompts: int) -> Progress:

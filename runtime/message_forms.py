@@ -42,10 +42,15 @@ class ContentForms:
     """True: it reads a list with one text part."""
 
     def convert(self, content: str | list[dict[str, str]]) -> str | list[dict[str, str]]:
-        """Returns the content in a format that the template reads, unchanged if possible."""
+        """Returns the content in a format that the template reads, unchanged if possible.
+
+        Raises RequestError for images if the template reads no parts.
+        """
         if isinstance(content, list):
             if self.parts:
                 return content
+            if any(part["type"] != "text" for part in content):
+                raise RequestError("the chat template reads no lists of parts, which images need; expected only texts")
             content = "\n".join(part["text"] for part in content)
         return [{"type": "text", "text": content}] if self.one_part and not self.text else content
 

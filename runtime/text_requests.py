@@ -24,6 +24,7 @@ from .adapter_tokenizers import TextTokenizer, Tokenizers
 from .adapter_versions import without_versions
 from .answer import Answer, AnswerForm
 from .executor import Executor
+from .images.prompt import PromptImages
 from .llm_prompts import is_greedy
 from .loaded_engine import LoadedEngine
 from .logit_bias import logit_bias_row
@@ -79,12 +80,14 @@ class TextRequests:
         *,
         max_tokens: int,
         streaming: bool = True,
+        images: PromptImages | None = None,
     ) -> Answer:
         """Makes a request. Raises RequestError or AdapterError if it is rejected.
 
         sampling_config: replaces the sampling of `params`. max_tokens: used if `params` has none, and then
             shortened to the room after the prompt.
         streaming: text arrives with each token.
+        images: rows for the image tokens of the prompt.
         """
         stop = tuple(params.stop or ())
         n = 1 if params.n is None else params.n
@@ -122,8 +125,10 @@ class TextRequests:
         # Answer removes from the output again.
         end_id = form.end_ids[0] if form.end_ids and not form.include_end_in_tokens else None
         stop_ids = [token for token in (*form.end_ids, *form.stop_token_ids) if token != end_id]
+        seen = None if images is None else images.within(prompt, self._vocab_size(lora))
+        tokens = prompt if seen is None else seen.ids
         request = Request(
-            prompt if start is None else start,
+            tokens if start is None else start,
             self._default_length(prompt, lora, max_tokens) if params.max_tokens is None else params.max_tokens,
             encoder_input_token_ids=None if start is None else prompt,
             streaming=streaming,
@@ -141,6 +146,7 @@ class TextRequests:
             embedding_bias=self._embedding_bias(lora, params),
             num_return_sequences=n,
             guided_decoding_params=guided_decoding_params,
+            prompt_tuning_config=None if seen is None else seen.rows,
         )
         request_id = self._executor.enqueue_request(request, adapter=lora)
         # The executor checks n first.
@@ -174,10 +180,12 @@ class TextRequests:
         """Returns what is added to the logits, float32 [vocab_size] with the adapter's new tokens; None: nothing."""
         if params.logit_bias is None and params.allowed_token_ids is None:
             return None
+        return logit_bias_row(params.logit_bias or {}, params.allowed_token_ids, self._vocab_size(lora))
+
+    def _vocab_size(self, lora: str | None) -> int:
+        """Returns the size of the vocabulary, with the adapter's new tokens."""
         vocab_size = self._executor.engine_info.vocab_size
-        if lora is not None:
-            vocab_size += self._executor.adapters.terms_of(lora).vocabulary_change
-        return logit_bias_row(params.logit_bias or {}, params.allowed_token_ids, vocab_size)
+        return vocab_size if lora is None else vocab_size + self._executor.adapters.terms_of(lora).vocabulary_change
 
     def check_proof(self, adapter: NamedAdapter) -> None:
         """Checks the proof of an adapter that is cached. Raises AdapterError if it fails."""

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from ..runtime.adapter_tokenizers import TextTokenizer
 from .answer_parts import AnswerPart, CallArguments, CallBegin, ReasoningPart, TextPart
 from .conversation import Conversation, SplitAnswer
+from .errors import ApiError
 from .generation import TextPiece
 from .http import EventStream, unless_disconnected
 from .json_answer import Items, JsonAnswer
@@ -32,6 +33,8 @@ async def chat(service: Service, request: Request) -> Response:
 
 async def _answered(service: Service, fields: ChatRequest) -> Response:
     conversation = await Conversation.of(service, fields)
+    if fields.return_receipt and conversation.request.virtual_prompt is not None:
+        raise ApiError("return_receipt is true with images; expected only texts", param="return_receipt")
     answer = ChatAnswer(service, fields, conversation)
     template = await service.prompts.template_for(fields, conversation.adapter) if fields.return_receipt else None
     source = None if template is None else template.text(with_tools=bool(fields.called_tools))
@@ -197,7 +200,7 @@ def _echo(fields: ChatRequest) -> str:
     last = fields.messages[-1]
     if not fields.echo or last.role != "assistant" or last.content is None:
         return ""
-    return last.content if isinstance(last.content, str) else "\n".join(part.text for part in last.content)
+    return "\n".join(last.text_parts)
 
 
 _OPEN = {"logprobs": None, "finish_reason": None}

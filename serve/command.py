@@ -68,6 +68,7 @@ WORK_LIMITS: Final = (
     "guide_threads",
     "text_threads",
     "template_threads",
+    "image_threads",
     "download_threads",
     "max_download_bytes",
     "download_cache_bytes",
@@ -331,6 +332,7 @@ def _add_limits(group: Any) -> None:
         ("guide_threads", integer(1, MAX_WORK_THREADS), "threads that compile guides"),
         ("text_threads", integer(1, MAX_WORK_THREADS), "threads that tokenise and detokenise long texts"),
         ("template_threads", integer(1, MAX_WORK_THREADS), "threads that render chat templates"),
+        ("image_threads", integer(1, MAX_WORK_THREADS), "threads that decode images and run the vision tower"),
         ("download_threads", integer(1, MAX_WORK_THREADS), "threads that download adapters for requests"),
         ("max_download_bytes", integer(1), "maximum size of an adapter that is downloaded for a request"),
         (

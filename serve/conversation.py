@@ -64,7 +64,8 @@ class Conversation:
         check_can_score_prompts(service, fields.prompt_logprobs)
         lengths = await service.lengths_of(adapter)
         truncation = truncation_of(fields, longest_prompt(service, lengths, fields.answer_tokens or 1), "left")
-        prompt = await service.prompts.tokenize_chat(fields, adapter, tools or None, truncation=truncation)
+        rendered = await service.prompts.tokenize_chat(fields, adapter, tools or None, truncation=truncation)
+        prompt, images = rendered.ids, rendered.images
         asked = fields.answer_tokens
         if cuts_answer and asked is not None:
             asked = min(asked, max(1, service.room_for_answer(lengths, len(prompt))))
@@ -90,6 +91,7 @@ class Conversation:
             prompt_log_probs=fields.prompt_logprobs,
             shown_special=form.marks,
             guide=form.guide,
+            virtual_prompt=None if images is None else images.within(prompt, await service.vocab_size_of(adapter)),
         )
         return cls(adapter, tokenizer, request, form.make_splitter, form.has_reasoning)
 

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Final
 
 from .._core import FinishReason, GuidedDecodingParams, OutputConfig, Request, Result, SamplingConfig
+from ..runtime.images.prompt import VirtualPrompt
 from ..runtime.pooled import FloatArray
 from ..runtime.text_stream import TextStream
 from ..runtime.token_log_probs import TokenLogProbs, answer_log_probs, limited, prompt_log_probs
@@ -64,6 +65,8 @@ class TextRequest:
     cache_salt_id: int | None = None
     num_answers: int = 1
     """Number of answers to generate from the prompt, each with its own seed. With beams: number of beams to return."""
+    virtual_prompt: VirtualPrompt | None = None
+    """Replaces `prompt`, which has image tokens, in the executor; None: the prompt has no images."""
 
     @property
     def has_beams(self) -> bool:
@@ -326,9 +329,10 @@ class TextGenerator:
         # piece() removes from the output again.
         end_id = end_ids[0] if end_ids and not request.include_end else None
         stop_ids = [token for token in (*end_ids, *request.stop_token_ids) if token != end_id]
-        start = self._decoder_start
+        start, virtual = self._decoder_start, request.virtual_prompt
+        prompt = request.prompt if virtual is None else virtual.ids
         return Request(
-            list(request.prompt if start is None else start),
+            list(prompt if start is None else start),
             request.max_tokens,
             encoder_input_token_ids=None if start is None else list(request.prompt),
             streaming=not request.has_beams,  # beams end together
@@ -348,4 +352,5 @@ class TextGenerator:
             priority=request.priority,
             num_return_sequences=request.num_answers,
             cache_salt_id=request.cache_salt_id,
+            prompt_tuning_config=None if virtual is None else virtual.rows,
         )

@@ -111,9 +111,9 @@ async def _counted(service: Service, fields: CountRequest) -> Response:
     max_tokens = max(service.options.limits.max_tokenize_tokens, max_prompt_tokens(service.engine_info))
     tools = [tool.for_template() for tool in chat.called_tools] or None
     tokens = await service.prompts.tokenize_chat(chat, await adapter_of(service, chat), tools, max_tokens=max_tokens)
-    if len(tokens) > max_tokens:
-        raise ApiError(f"messages have {len(tokens)} tokens; expected at most {max_tokens}", param="messages")
-    return JSONResponse({"input_tokens": len(tokens)})
+    if len(tokens.ids) > max_tokens:
+        raise ApiError(f"messages have {len(tokens.ids)} tokens; expected at most {max_tokens}", param="messages")
+    return JSONResponse({"input_tokens": len(tokens.ids)})
 
 
 async def _translated(service: Service, fields: CountRequest) -> ChatRequest:

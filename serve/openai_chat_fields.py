@@ -15,15 +15,15 @@ NoAnnotations = Annotated[list[Any], only([], "texts have no annotations")]
 """Field of OpenAI's answers, which clients send back."""
 
 
-def _text_parts(value: Any) -> Any:
+def _content_parts(value: Any) -> Any:
     """Names the first part of a message that cannot be used. The declared type checks the rest."""
     if isinstance(value, list):
         for i, part in enumerate(value):
             kind = part.get("type") if isinstance(part, dict) else None
-            if kind != "text":
-                raise ValueError(f"[{i}] is of type {shown(kind)}; accepted: 'text', because the model reads only text")
+            if kind not in ("text", "image_url"):
+                raise ValueError(f"[{i}] is of type {shown(kind)}; accepted: 'text' and 'image_url'")
     elif not isinstance(value, str):
-        raise ValueError(f"is {shown(value)}; accepted: a text, or a list of text parts")
+        raise ValueError(f"is {shown(value)}; accepted: a text, or a list of parts")
     return value
 
 
@@ -41,6 +41,23 @@ class TextPart(Fields):
     text: str
     cache_control: CacheControl | None = None
     annotations: NoAnnotations = Field(default_factory=list)
+
+
+class ImageUrl(Fields):
+    """An image of a part."""
+
+    url: str
+    """data:image/png;base64,..."""
+    detail: Literal["auto", "low", "high"] | None = None
+    """No effect: the model's image processor decides how many tokens an image has."""
+
+
+class ImagePart(Fields):
+    """A part of a message's content that is an image."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+    cache_control: CacheControl | None = None
 
 
 class CalledFunction(Fields):
@@ -62,7 +79,7 @@ class Message(Fields):
     """One turn of a conversation."""
 
     role: Literal["system", "user", "assistant", "tool", "developer"]
-    content: Annotated[str | list[TextPart], BeforeValidator(_text_parts)] | None = None
+    content: Annotated[str | list[TextPart | ImagePart], BeforeValidator(_content_parts)] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -72,6 +89,18 @@ class Message(Fields):
     """vLLM's newer name of reasoning_content."""
     annotations: NoAnnotations = Field(default_factory=list)
     cache_control: CacheControl | None = None
+
+    @property
+    def text_parts(self) -> list[str]:
+        """Texts of the content, without its images."""
+        if self.content is None or isinstance(self.content, str):
+            return [self.content or ""]
+        return [part.text for part in self.content if isinstance(part, TextPart)]
+
+    @property
+    def has_images(self) -> bool:
+        """True if a part of the content is an image."""
+        return isinstance(self.content, list) and any(isinstance(part, ImagePart) for part in self.content)
 
     @model_validator(mode="after")
     def _thinks_once(self) -> Message:

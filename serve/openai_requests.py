@@ -12,6 +12,7 @@ from starlette.requests import Request
 from .._core import GuidedDecodingParams, RequestError, SamplingConfig
 from ..runtime.adapter_tokenizers import TextTokenizer, Truncation
 from ..runtime.adapter_versions import without_versions
+from ..runtime.images.prompt import VirtualPrompt
 from ..runtime.logit_bias import logit_bias_row
 from ..runtime.pooled import FloatArray
 from ..runtime.sampling_params import drawing_config
@@ -138,6 +139,7 @@ def text_request(
     guide: GuidedDecodingParams | None,
     prompt_log_probs: int | None = None,
     shown_special: Sequence[str] = (),
+    virtual_prompt: VirtualPrompt | None = None,
 ) -> TextRequest:
     """Makes the text request of a prompt.
 
@@ -173,6 +175,7 @@ def text_request(
         priority=executor_priority(fields.priority),
         cache_salt_id=salt_id(fields.cache_salt),
         num_answers=_num_answers(fields.n, service.engine_info.max_batch_size),
+        virtual_prompt=virtual_prompt,
     )
 
 

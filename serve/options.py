@@ -89,6 +89,8 @@ class ServerLimits:
     """Threads that tokenise and detokenise long texts."""
     template_threads: int = 2
     """Threads that render chat templates."""
+    image_threads: int = 2
+    """Threads that decode images and run the vision tower."""
     download_threads: int = 4
     """Threads that download adapters for requests."""
     max_download_bytes: int = 2 << 30

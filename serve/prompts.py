@@ -8,10 +8,12 @@ from typing import Any, Final
 
 from tokenizers import Encoding
 
-from .._core import ConfigError
+from .._core import ConfigError, RequestError
 from ..runtime.adapter_store import AdapterStore
 from ..runtime.adapter_tokenizers import Truncation
 from ..runtime.chat_template import ChatTemplate, special_tokens
+from ..runtime.images.prompt import RenderedPrompt, take_images
+from ..runtime.images.vision import Vision
 from ..runtime.named_adapter import AdapterSum, NamedAdapter
 from ..runtime.pooled import PromptTokens
 from ..runtime.text_bound import LONG_TEXT, max_prompt_tokens
@@ -33,11 +35,14 @@ MAX_REQUEST_TEMPLATES: Final = 16
 class Prompts:
     """Makes prompts with the tokenizer and chat template of the model or of an adapter."""
 
-    def __init__(self, executor: AsyncExecutor, tokenizers: ServedTokenizers, options: ServerOptions) -> None:
+    def __init__(
+        self, executor: AsyncExecutor, tokenizers: ServedTokenizers, options: ServerOptions, vision: Vision
+    ) -> None:
         """Reads the model's template. Raises ConfigError for an invalid template."""
         self._executor = executor
         self._store: AdapterStore = executor.executor.adapters
         self._tokenizers = tokenizers
+        self._vision = vision
         self._max_tokens = max_prompt_tokens(executor.executor.engine_info)
         self.max_text_tokens: Final = max(options.limits.max_tokenize_tokens, self._max_tokens)
         """Maximum number of tokens of a text that is counted or cut."""
@@ -132,8 +137,10 @@ class Prompts:
         *,
         max_tokens: int | None = None,
         truncation: Truncation | None = None,
-    ) -> list[int]:
-        """Returns the tokens of a conversation. The request's template writes it, or else the adapter's or the model's.
+    ) -> RenderedPrompt:
+        """Returns the tokens of a conversation, and the rows of its images.
+
+        The request's template writes it, or else the adapter's or the model's.
 
         max_tokens, truncation: as in tokenize().
 
@@ -149,6 +156,8 @@ class Prompts:
                 "/v1/completions",
                 param="messages",
             )
+        if any(message.has_images for message in fields.messages):
+            return await self._with_images(fields, adapter, tools, template, max_tokens, truncation)
         length = sum(_length(message) for message in fields.messages)
         length += sum(len(text) for document in fields.documents or () for text in document.values())
         if template is self._base and length <= LONG_TEXT:
@@ -156,7 +165,7 @@ class Prompts:
         else:
             # A template of an adapter or a request may come from a client and be slow.
             text = await self._executor.work.run(WorkKind.TEMPLATES, _rendered, template, fields, tools)
-        return await self.tokenize(
+        tokens = await self.tokenize(
             text,
             adapter,
             add_special_tokens=fields.add_special_tokens,
@@ -164,6 +173,39 @@ class Prompts:
             max_tokens=max_tokens,
             truncation=truncation,
         )
+        return RenderedPrompt(tokens)
+
+    async def _with_images(
+        self,
+        fields: TemplateFields,
+        adapter: str | None,
+        tools: Sequence[dict[str, Any]] | None,
+        template: ChatTemplate,
+        max_tokens: int | None,
+        truncation: Truncation | None,
+    ) -> RenderedPrompt:
+        if truncation is not None:
+            raise ApiError(
+                "truncate_prompt_tokens is given with images; expected none, because images cannot be cut",
+                param="truncate_prompt_tokens",
+            )
+        own = await self._tokenizers.of(adapter)
+        longest = self._max_tokens if max_tokens is None else max_tokens
+
+        def render(messages: Sequence[dict[str, Any]]) -> str:
+            return _rendered(template, fields, tools, messages)
+
+        def tokens(text: str) -> list[int]:
+            return list(own.encode(text, longest, "messages", add_special_tokens=fields.add_special_tokens).ids)
+
+        def made() -> RenderedPrompt:
+            taken = take_images([_template_message(message) for message in fields.messages])
+            return RenderedPrompt(*self._vision.prompt(taken, adapter, render, tokens, paths=False))
+
+        try:
+            return await self._executor.work.run(WorkKind.IMAGES, made)
+        except RequestError as error:
+            raise ApiError(str(error), param="messages") from error
 
     async def template_for(self, fields: TemplateFields, adapter: str | None) -> ChatTemplate | None:
         """Returns the template of a request: its own, or else that of template_of(). Raises like tokenize_chat().
@@ -218,14 +260,22 @@ class Prompts:
 def _length(message: Message) -> int:
     """Returns the message's number of characters, plus an allowance for the template's time per message and part."""
     content = message.content or ""
-    length = len(content) if isinstance(content, str) else sum(len(part.text) + _OF_MESSAGE for part in content)
+    length = (
+        len(content) if isinstance(content, str) else len(content) * _OF_MESSAGE + sum(map(len, message.text_parts))
+    )
     called = sum(len(call.function.arguments) + _OF_MESSAGE for call in message.tool_calls or ())
     return length + called + len(message.reasoning_content or "") + _OF_MESSAGE
 
 
-def _rendered(template: ChatTemplate, fields: TemplateFields, tools: Sequence[dict[str, Any]] | None) -> str:
+def _rendered(
+    template: ChatTemplate,
+    fields: TemplateFields,
+    tools: Sequence[dict[str, Any]] | None,
+    messages: Sequence[dict[str, Any]] | None = None,
+) -> str:
+    """messages: in place of those of `fields`."""
     return template.render(
-        [_template_message(message) for message in fields.messages],
+        [_template_message(message) for message in fields.messages] if messages is None else messages,
         tools=tools,
         documents=fields.documents,
         add_generation_prompt=fields.add_generation_prompt,

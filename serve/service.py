@@ -13,6 +13,7 @@ from ..formats.adapter.adapter_copy import TOKENIZER_FILE
 from ..runtime.adapter_tokenizers import Tokenizers, read_tokenizer
 from ..runtime.adapter_versions import without_versions
 from ..runtime.executor import Executor
+from ..runtime.images.vision import Vision
 from ..runtime.llm_options import recommended_sampling
 from ..runtime.sampling_defaults import SamplingDefaults
 from ..runtime.text_requests import decoder_start
@@ -60,6 +61,7 @@ class Service:
     adapters: ServedAdapters
     tokenizers: ServedTokenizers
     prompts: Prompts
+    vision: Vision
     sampling_defaults: SamplingDefaults
     generator: TextGenerator
     created_models: CreatedModels | None
@@ -93,7 +95,8 @@ class Service:
         asynchronous.check_adapter = ServedProofs(asynchronous, of_adapters).check
         tokenizers = ServedTokenizers(asynchronous, of_adapters)
         start = decoder_start(executor.engine)
-        prompts = Prompts(asynchronous, tokenizers, options)
+        vision = Vision(executor.engine, executor.adapters, executor.executor_config)
+        prompts = Prompts(asynchronous, tokenizers, options, vision)
         created_models = None
         if options.ollama_models is not None:
             created_models = CreatedModels(options.ollama_models, options.limits, asynchronous.work, adapters)
@@ -109,6 +112,7 @@ class Service:
             adapters=adapters,
             tokenizers=tokenizers,
             prompts=prompts,
+            vision=vision,
             sampling_defaults=recommended_sampling(engine_dir, options.generation_config),
             generator=TextGenerator(adapters, tokenizers, options.limits.max_request_seconds, start),
             created_models=created_models,
@@ -187,4 +191,5 @@ class Service:
 
     async def close(self) -> None:
         """Shuts the executor down; running requests fail."""
+        self.vision.shutdown()
         await self.executor.close()

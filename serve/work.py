@@ -40,6 +40,8 @@ class WorkKind(Enum):
     """Rendering chat templates."""
     DOWNLOADS = "downloads"
     """Fetching adapters from other machines."""
+    IMAGES = "images"
+    """Decoding images, and running the vision tower."""
     FILES = "files"
     """Looking for adapters, and reading their small files: tokenizers and chat templates."""
 
@@ -55,6 +57,7 @@ class Work:
             WorkKind.TEXTS: limits.text_threads,
             WorkKind.TEMPLATES: limits.template_threads,
             WorkKind.DOWNLOADS: limits.download_threads,
+            WorkKind.IMAGES: limits.image_threads,
             WorkKind.FILES: limits.file_threads,
         }
         self._pools: Mapping[WorkKind, WorkPool] = {

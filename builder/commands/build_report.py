@@ -56,6 +56,8 @@ def summary(report: BuildReport) -> Table:
             rows.append(("", f"carries {', '.join(lora.adapter_names)}"))
     else:
         rows.append(("adapters", "none (--lora_plugin auto enables them)"))
+    if report.tower is not None:
+        rows.append(("images", f"{report.tower.checkpoint.config.describe_layers()}, in the vision tower"))
     if report.num_vision_tensors:
         left = f"{report.num_vision_tensors} tensors of the vision tower; the engine only handles text"
         rows.append(("ignored", left))

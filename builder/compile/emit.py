@@ -114,7 +114,7 @@ def emit(
     linears = LinearEmitter(network, storage, weights, numbers, logits, sparse_mlp=sparse_mlp, neurons=neurons)
     emitter = _Emitter(network, storage, weights, numbers, linears)
     emitted = [emitter.emit(op) for op in network.ops]
-    for layer in network.pooling_layers:
+    for layer in network.outside_layers:
         for tensor in layer.tensors:
             weights.values(tensor)
     head = tuple(op for op in emitted if op.rows is RowKind.LOGITS)

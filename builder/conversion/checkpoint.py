@@ -120,7 +120,7 @@ class Checkpoint:
 
     def with_int8_kv_cache(self, int8: bool) -> Checkpoint:
         """The same tensors, for an engine with an int8 KV cache or one of the engine's own type."""
-        return self._with_config(replace(self.config, int8_kv_cache=int8))
+        return self.with_config(replace(self.config, int8_kv_cache=int8))
 
     def dequantized(self) -> Checkpoint:
         """The checkpoint without layers that keep their published numbers."""
@@ -164,7 +164,7 @@ class Checkpoint:
         kept = self.kept
         if kept is not None:
             kept = replace(kept, quantization=quantization, rounds_activations=False)
-        return replace(self._with_config(replace(self.config, quantization=quantization)), kept=kept)
+        return replace(self.with_config(replace(self.config, quantization=quantization)), kept=kept)
 
     def with_quantization(self, quantization: QuantConfig | None, *, int8_activations: bool) -> Checkpoint:
         """The checkpoint as build() compiles it with these options. Raises as quantized() and with_int8_activations().
@@ -174,7 +174,8 @@ class Checkpoint:
         made = self if quantization is None else self.quantized(quantization)
         return made.with_int8_activations() if int8_activations else made
 
-    def _with_config(self, config: CheckpointConfig) -> Checkpoint:
+    def with_config(self, config: CheckpointConfig) -> Checkpoint:
+        """The same tensors for a config of the same sizes."""
         return replace(self, network=declare(config, self.network))
 
     @contextmanager

@@ -19,7 +19,7 @@ from ...formats.checkpoint.quantization import QuantConfig
 from ...formats.checkpoint.quantizer import QuantizationError
 from ...formats.checkpoint.rank_file import rank_file, rank_specs, write_rank
 from ...formats.hugging_face.hf_config import GENERATION_CONFIG_FILE
-from ...formats.template_files import TEMPLATE_FILE, additional_templates, holds_templates
+from ...formats.template_files import PROCESSOR_TEMPLATE_FILE, TEMPLATE_FILE, additional_templates, holds_templates
 from .hf_model import HfModel, model_config
 from .published.dequantized import Dequantization
 from .published.kept_layers import KeptLayers
@@ -30,6 +30,7 @@ COPIED_FILES: Final = (
     "special_tokens_map.json",
     "added_tokens.json",
     TEMPLATE_FILE,
+    PROCESSOR_TEMPLATE_FILE,
     GENERATION_CONFIG_FILE,
 )
 """Tokenizer and chat files, copied from the model directory if they exist. See copied_files()."""

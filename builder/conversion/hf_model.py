@@ -28,7 +28,7 @@ from ...formats.gguf.model_directory import gguf_file_of
 from ...formats.hugging_face.hf_config import HfConfig
 from ...formats.hugging_face.published.formats import QuantizedMatrix
 from ...formats.hugging_face.published.gguf_blocks import gguf_blocks
-from ...formats.models.registry import FAMILIES, declare
+from ...formats.models.registry import declare, family_of
 from ...formats.network.network import Network
 from ...formats.network.weights import name_now
 from ..network.checkpoint_tensors import hf_tensor_shapes, lm_head_tensors, plan_rank, tied_lm_head
@@ -88,7 +88,7 @@ class HfModel:
         """
         directory, published = source.directory, source.published
         config = replace(source.config, int8_kv_cache=int8_kv_cache)
-        family = FAMILIES[config.architecture]
+        family = family_of(config.architecture)
         if config.is_encoder_only and int8_kv_cache:
             raise ConfigError(f"{directory}: int8_kv_cache: {config.architecture} keeps no keys and values")
         if config.layer_of_heads is not None and int8_kv_cache:
@@ -218,7 +218,7 @@ def _is_harmless(name: str, network: Network) -> bool:
         return True
     if name in network.unused_tensors:
         return True
-    ignored = FAMILIES[network.config.architecture].ignored_tensors
+    ignored = family_of(network.config.architecture).ignored_tensors
     return _is_of_vision_tower(name, network.config) or any(re.fullmatch(pattern, name) for pattern in ignored)
 
 
@@ -229,7 +229,7 @@ def _is_zero_bias(name: str, weights: HfWeights) -> bool:
 
 
 def _is_of_vision_tower(name: str, config: CheckpointConfig) -> bool:
-    vision = FAMILIES[config.architecture].vision
+    vision = family_of(config.architecture).vision
     return vision is not None and name.startswith(vision.tensor_prefixes)
 
 

@@ -16,7 +16,7 @@ from ...common.progress import Progress
 from ...formats.checkpoint.config import CONFIG_FILE, PRODUCER
 from ...formats.checkpoint.rank_tensors import RankTensors
 from ...formats.engine.build_config import BuildConfig
-from ...formats.engine.engine_config import ADAPTERS_DIRECTORY, EngineConfig, engine_file
+from ...formats.engine.engine_config import ADAPTERS_DIRECTORY, VISION_DIRECTORY, EngineConfig, engine_file
 from ...formats.engine.tensorrt.plan_config import TensorRtPlans
 from ...formats.engine.weight_usage import USAGE_FILE
 from ...formats.network.network import Network
@@ -28,6 +28,7 @@ from ..conversion.convert import COPIED_FILES, copy_files
 from ..conversion.sparse_predictors import SparsePredictors
 from .carried_adapters import copy_adapters
 from .options import CompilerOptions
+from .vision import Tower
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,14 @@ class WrittenEngine:
 
 
 def write_engine(
-    checkpoint: Checkpoint, config: BuildConfig, options: CompilerOptions, directory: Path, progress: Progress
+    checkpoint: Checkpoint,
+    config: BuildConfig,
+    options: CompilerOptions,
+    directory: Path,
+    progress: Progress,
+    tower: Tower | None = None,
 ) -> WrittenEngine:
-    """Fills an empty directory. `config` comes from checked_config().
+    """Fills an empty directory. `config` comes from checked_config(). tower: the vision tower of a model that sees.
 
     Raises EngineError, OSError, and CheckpointError for sparse predictors that do not fit.
     """
@@ -66,6 +72,8 @@ def write_engine(
         engine = _write_native(networks, options.workers, directory, progress)
         compiled = networks[0]
         engine_bytes = sum((directory / engine_file(rank)).stat().st_size for rank in range(len(networks)))
+    if tower is not None:
+        tower.write(directory / VISION_DIRECTORY, config, progress)
     copy_files(checkpoint.directory, directory)
     stored, adapter_checksums = copy_adapters(config, directory)
     if stored.sparse_predictors is not None:
@@ -80,7 +88,7 @@ def is_engine_directory(directory: Path) -> bool:
     if producer_of(directory / CONFIG_FILE) != PRODUCER:
         return False
     engine_files = (engine_file("*"), plan_file("*"), WEIGHTS_FILE)
-    known = (CONFIG_FILE, USAGE_FILE, ADAPTERS_DIRECTORY, *COPIED_FILES, *engine_files)
+    known = (CONFIG_FILE, USAGE_FILE, ADAPTERS_DIRECTORY, VISION_DIRECTORY, *COPIED_FILES, *engine_files)
     entries = [entry for entry in directory.iterdir() if not holds_templates(entry)]
     names = [entry.name for entry in entries if not entry.is_symlink()]
     return (

@@ -22,6 +22,7 @@ from ...common.entry_cache import unless_read_only
 from ...common.file_digest import add_file
 from ...common.progress import Progress
 from ...formats.checkpoint.config import CONFIG_FILE
+from ...formats.hugging_face.image_processor import image_processor_files
 from ...formats.hugging_face.sentence_transformers import pooling_files
 from ..conversion.convert import copied_files
 
@@ -38,6 +39,7 @@ class ModelFiles:
         """
         self._directory = directory
         others = [*(directory / name for name in copied_files(directory)), *pooling_files(directory)]
+        others += image_processor_files(directory)
         self._paths = [directory / CONFIG_FILE, *others]
         self._states = [config_state, *map(file_state, others)]
         self._digest: str | None = None

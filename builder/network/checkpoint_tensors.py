@@ -126,7 +126,7 @@ def _weights(network: Network) -> Iterator[Tensor | LinearWeight]:
             yield from (vector for vector in (op.routing.bias, op.routing.expert_scale) if vector is not None)
             for expert in zip(op.gate, op.up, op.down, strict=True):
                 yield from expert
-    for layer in network.pooling_layers:
+    for layer in network.outside_layers:
         yield from layer.tensors
 
 

@@ -129,5 +129,7 @@ class Adapter:
     """Context length in tokens that it was trained for with divided rotary positions; 0: not given."""
     new_embeddings: dict[str, NewEmbeddings] = field(default_factory=dict, repr=False)
     """New tokens' rows by EMBEDDING and LM_HEAD, if a file of their own has them."""
+    changes_elsewhere: bool = False
+    """True if it also has tensors of layers that another network uses: those of a vision tower, or of its text."""
     absent_tokens: int = 0
     """Number of the base's last tokens that its vocabulary lacks; set once the base is known (new_tokens.py)."""

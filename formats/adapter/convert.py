@@ -206,6 +206,7 @@ def _flatten(
         adapter.invocation_tokens,
         bool(adapter.token_rows or adapter.whole_weights or KEY in adapter.modules),
         KEY not in adapter.modules
+        and not adapter.changes_elsewhere
         and not settings
         and not any(row.changes(place, adapter.is_dora) for place, row in zip(weights[0], rows, strict=False)),
     )

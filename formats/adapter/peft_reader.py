@@ -69,7 +69,8 @@ def read_peft_adapter(
     new_embeddings = read_new_embeddings(directory)
     folding = FOLDINGS[fields["peft_type"]]
     # A pooler is not part of the program: read_pooler() reads the adapter's changes to it.
-    outside = tensors_of(set() if modules is None else modules.pooler_paths | modules.ignored, tensors)
+    elsewhere = tensors_of(set() if modules is None else modules.elsewhere, tensors)
+    outside = tensors_of(set() if modules is None else modules.pooler_paths | modules.ignored, tensors) | elsewhere
     of_biases = {name: tensor for name, tensor in tensors.items() if is_trained_bias(name) and name not in outside}
     whole = whole_weights(tensors, modules)
     of_tokens = {name: tensor for name, tensor in tensors.items() if is_token_rows(name)}
@@ -125,6 +126,7 @@ def read_peft_adapter(
         config.invocation_tokens,
         context_length=config.context_length,
         new_embeddings=new_embeddings,
+        changes_elsewhere=bool(elsewhere),
     )
 
 
@@ -267,3 +269,14 @@ def _disagreements(
             has, says = ("no bias of lora_B", "true") if config.lora_bias else ("a bias of lora_B", "not true")
             problems.append(f"module '{key.path}' has {has}, but adapter_config.json's lora_bias is {says}")
     return problems
+
+
+def acts_on(directory: Path, path: str) -> bool:
+    """True if the adapter has tensors of layers below `path` in the model. Raises AdapterError for unreadable files."""
+    safetensors = directory / SAFETENSORS_FILE
+    if safetensors.is_file():
+        refuse_lfs_pointer(safetensors)
+        names: Iterable[str] = SafetensorsReader(safetensors, AdapterError).specs
+    else:
+        names = _read_file(directory)[1]
+    return bool(tensors_of([path], dict.fromkeys(names, np.empty(0))))

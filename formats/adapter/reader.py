@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from ..._core import AdapterError
 from ..network.adapter_sites import AdaptedModules
 from .adapter import Adapter, ModuleTensors
 from .mlx_reader import read_mlx_adapter
-from .names import ModuleKey, Role
+from .names import ModuleKey, Role, module_at
 from .peft_reader import read_peft_adapter
 from .problems import join_problems
 from .recognise import (
@@ -39,7 +41,10 @@ def read_adapter(
     adapter = read(directory, fields, modules, max_rank)
     problems = [problem for key, tensors in adapter.modules.items() for problem in _uneven_parts(key, tensors)]
     if not adapter.modules and not adapter.token_rows and not adapter.whole_weights:
-        problems.append("changes no module")
+        if adapter.changes_elsewhere and modules is not None:
+            adapter.modules.update([_zero_module(modules)])
+        else:
+            problems.append("changes no module")
     if problems:
         raise AdapterError(f"{adapter.file}: " + join_problems(problems))
     return adapter
@@ -65,3 +70,12 @@ def _uneven_parts(key: ModuleKey, tensors: ModuleTensors) -> list[str]:
         return []
     parts = len(key.source_parts)
     return [f"tensor '{tensors.names[Role.B]}': has {outputs} outputs; expected {parts} equal parts"]
+
+
+def _zero_module(modules: AdaptedModules) -> tuple[ModuleKey, ModuleTensors]:
+    """Returns a module whose matrices are zero, for an adapter that only another network uses: a row is required."""
+    found = next(module for module in modules.by_path.values() if not module.is_of_vocabulary and module.expert == 0)
+    key = module_at(found.path, modules)
+    assert key is not None  # the path comes from `modules`
+    a, b = np.zeros((1, found.in_size), np.float32), np.zeros((found.out_size, 1), np.float32)
+    return key, ModuleTensors(a, b, None, 1.0, {})

@@ -29,6 +29,8 @@ from .tensorrt.plan_config import TensorRtPlans, plans_from_fields, plans_to_jso
 FORMAT_VERSIONS: Final = {NATIVE: 1, TENSORRT: 2, CUDA: 3}
 """Versions by backend, so that releases which do not know a backend refuse its engines."""
 ADAPTERS_DIRECTORY: Final = "lora"
+VISION_DIRECTORY: Final = "vision"
+"""Directory of the vision tower, which has the form of an engine's directory."""
 
 
 def engine_file(rank: int | str) -> str:

@@ -56,7 +56,7 @@ ROTARY_BUFFERS = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
 
 @dataclass(frozen=True, kw_only=True)
 class VisionTower:
-    """Parts of a vision model outside of its language model. AdaptRT serves only the language model, for text."""
+    """Parts of a vision model outside of its language model. Without `family`, images are refused."""
 
     tensor_prefixes: tuple[str, ...]
     """Prefixes of its tensor names; conversion skips these tensors."""
@@ -66,6 +66,10 @@ class VisionTower:
     """Accepted values of text_config's model_type."""
     text_defaults: Mapping[str, Any] = field(default_factory=dict)
     """transformers' defaults of fields that published models omit from text_config."""
+    family: ModelFamily | None = None
+    """Family of the tower's network; None: only the language model is served."""
+    tower_fields: Callable[[Mapping[str, Any], CheckpointConfig], Mapping[str, Any]] | None = None
+    """Returns the tower's own fields in the form of a config.json, from the model's and the language model's config."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,6 +37,7 @@ from .granite_hybrid import GRANITE_HYBRID
 from .granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
 from .granite_swa import GRANITE_MOE_SWA, GRANITE_SWA
 from .hunyuan import HUNYUAN, HUNYUAN_MOE
+from .idefics3 import IDEFICS3, SMOLVLM
 from .jina_v3 import JINA_V3
 from .lfm2 import LFM2, LFM2_MOE
 from .llama import LLAMA
@@ -59,6 +60,7 @@ from .qwen3_5 import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_VISION, QWEN3_5_VISION, Q
 from .qwen3_moe import QWEN3_MOE, QWEN3_VL_MOE
 from .qwen_vl import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 from .roberta import ROBERTA, XLM_ROBERTA
+from .siglip import IDEFICS3_TOWER, SMOLVLM_TOWER
 from .smollm3 import SMOLLM3
 from .squared_relu import ARCEE, JAIS2, NEMOTRON
 from .stablelm import STABLELM
@@ -82,6 +84,8 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         QWEN3_5_MOE_VISION,
         QWEN3_NEXT,
         MISTRAL3,
+        IDEFICS3,
+        SMOLVLM,
         GRANITE,
         GRANITE_HYBRID,
         GRANITE_SWA,
@@ -148,6 +152,9 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
     )
 }
 
+TOWERS: Final[dict[str, ModelFamily]] = {family.architecture: family for family in (IDEFICS3_TOWER, SMOLVLM_TOWER)}
+"""Vision towers, by the class of their part of a model."""
+
 
 class ModelHead(Enum):
     """Head of a model."""
@@ -169,8 +176,15 @@ _CLASSES: Final = ("ForCausalLM", "LMHeadModel", "Model")
 """Ends of the class names that are keys of FAMILIES."""
 
 
+def family_of(architecture: str) -> ModelFamily:
+    """Returns the family of a config's `architecture`, which may be a vision tower's."""
+    return TOWERS.get(architecture) or FAMILIES[architecture]
+
+
 def model_of(architecture: str) -> tuple[ModelFamily, ModelHead] | None:
     """Finds the family and the head of a transformers class; None for unknown classes."""
+    if architecture in TOWERS:
+        return TOWERS[architecture], ModelHead.NONE
     if architecture in FAMILIES:
         family = FAMILIES[architecture]
         return family, ModelHead.NONE if issubclass(family.config_class, EncoderConfig) else ModelHead.LM
@@ -198,7 +212,7 @@ def declare(config: CheckpointConfig, known: Network | None = None) -> Network:
     values are stored.
     """
     stored = None if known is None else known.stored_as(config)
-    return _declared(FAMILIES[config.architecture], config) if stored is None else stored
+    return _declared(family_of(config.architecture), config) if stored is None else stored
 
 
 def load_config(directory: Path) -> CheckpointConfig:
@@ -210,9 +224,10 @@ def load_config(directory: Path) -> CheckpointConfig:
 def read_config(data: Mapping[str, Any], *, subject: str) -> CheckpointConfig:
     """Reads the content of a checkpoint's config.json. Raises CheckpointError, which begins with `subject`."""
     architecture = data.get("architecture")
-    if isinstance(architecture, str) and architecture not in FAMILIES:
+    known = {**FAMILIES, **TOWERS}
+    if isinstance(architecture, str) and architecture not in known:
         raise CheckpointError(f"{subject}: architecture is {describe(architecture)}; accepted: {', '.join(FAMILIES)}")
-    family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
+    family = known.get(architecture) if isinstance(architecture, str) else None
     if family is None:
         return CheckpointConfig.from_dict(data, subject=subject)
     config = family.config_class.from_dict(data, subject=subject)

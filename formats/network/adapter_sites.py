@@ -209,6 +209,8 @@ class AdaptedModules:
         """Paths of the linear layer before a classifier's last one; empty if there is none."""
         self.ignored: Final = _with_older(network.ignored, network)
         """Paths of linear layers that AdaptRT does not use."""
+        self.elsewhere: Final = _with_older(network.elsewhere, network)
+        """Paths below which another network uses adapters."""
         self._older_names = network.older_names
         self._older_endings = network.older_endings
         self.fused_layers: Final = network.fused_layers

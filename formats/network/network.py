@@ -15,7 +15,19 @@ from ..checkpoint.stacked_experts import StackedExperts
 from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD, LM_HEAD_MODULE
 from .declared_latent import DeclaredLatent
 from .operands import Routing, Value
-from .ops import Cast, Embedding, Experts, GatedAdd, GatedColumns, LayerNorm, Linear, Op, PoolingLayer, RmsNorm
+from .ops import (
+    Cast,
+    Embedding,
+    Experts,
+    GatedAdd,
+    GatedColumns,
+    LayerNorm,
+    Linear,
+    Op,
+    PatchEmbedding,
+    PoolingLayer,
+    RmsNorm,
+)
 from .weights import LinearWeight, Part, Split, Tensor, TensorName, whole
 
 
@@ -65,8 +77,12 @@ class Network(DeclaredLatent):
         """Layers on pooled hidden states that make a text's embedding."""
         self.unused_tensors: Final[set[str]] = set()
         """Names of tensors that the Hugging Face model may have and does not use."""
+        self.patches: PatchEmbedding | None = None
+        """Input of a vision tower; None for other networks."""
         self.ignored: Final[set[str]] = set()
         """Linear layers that the Hugging Face model may have and AdaptRT does not use."""
+        self.elsewhere: Final[set[str]] = set()
+        """Paths of the Hugging Face model below which another network uses adapters: a vision tower, or its text."""
         self.encoder_output: Value | None = None
         """Output of the encoder, if there is one: float32, or the dtype that linear layers read."""
 
@@ -80,6 +96,7 @@ class Network(DeclaredLatent):
         rows_before: int = 0,
         types: str | None = None,
         num_types: int = 0,
+        adapted: bool = True,
     ) -> Value:
         """Declares the residual stream: rows of `source`.weight [vocab_size, hidden_size] * `scale`, in float32.
 
@@ -88,6 +105,7 @@ class Network(DeclaredLatent):
         types: adds the rows of `types`.weight [num_types, hidden_size], for models with token types.
         positions: adds the rows of `positions`.weight [rows_before + max_position_embeddings, hidden_size], for models
             with learned positions.
+        adapted: False if adapters do not act on the table.
         """
         config = self.config
         as_linear = LinearWeight(
@@ -121,7 +139,7 @@ class Network(DeclaredLatent):
                         f"{types}.weight",
                         (num_types, config.hidden_size),
                     ),
-                    as_linear=None if config.num_encoder_layers else as_linear,
+                    as_linear=as_linear if adapted and not config.num_encoder_layers else None,
                 )
             )
         return output
@@ -465,14 +483,40 @@ class Network(DeclaredLatent):
             epsilon=self.config.norm_epsilon,
         )
 
+    def project(self, source: str, *, inputs: int, outputs: int) -> None:
+        """Declares the linear layer `source` [outputs, inputs] that turns a tower's rows into a language model's.
+
+        It runs outside of the program, as poolers do.
+        """
+        weight = Tensor(TensorName("projection.weight"), f"{source}.weight", (outputs, inputs))
+        self.pooler = PoolingLayer(weight=weight)
+
+    def embed_patches(self, source: str, positions: str, *, channels: int, patch_size: int, num_patches: int) -> None:
+        """Declares the convolution `source` over patches and the table `positions` [num_patches, hidden_size]."""
+        size = self.config.hidden_size
+
+        def tensor(name: str, source: str, *shape: int) -> Tensor:
+            return Tensor(TensorName(f"patches.{name}"), source, shape)
+
+        self.patches = PatchEmbedding(
+            weight=tensor("weight", f"{source}.weight", size, channels, patch_size, patch_size),
+            bias=tensor("bias", f"{source}.bias", size),
+            positions=tensor("positions", f"{positions}.weight", num_patches, size),
+        )
+
+    def leave_to_other(self, path: str) -> None:
+        """Leaves the part `path` of the Hugging Face model, and the adapters of its layers, to another network."""
+        self.elsewhere.add(path)
+
     def leave_aside(self, source: str) -> None:
         """Ignores the linear layer `source`: AdaptRT does not use it, and changes of adapters to it have no effect."""
         self.ignored.add(source)
 
     @property
-    def pooling_layers(self) -> list[PoolingLayer]:
-        """Layers applied to pooled hidden states, outside of the program."""
-        return [*self.embedding_layers, *(layer for layer in (self.pooler, self.classes) if layer is not None)]
+    def outside_layers(self) -> list[PoolingLayer | PatchEmbedding]:
+        """Layers outside of the program: on pooled hidden states, and before a vision tower."""
+        others = (self.patches, self.pooler, self.classes)
+        return [*self.embedding_layers, *(layer for layer in others if layer is not None)]
 
     def _linear(
         self,

@@ -519,3 +519,20 @@ class PoolingLayer:
         """All tensors of the layer."""
         found = (self.weight, self.bias, self.norm, self.norm_bias)
         return tuple(tensor for tensor in found if tensor is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchEmbedding:
+    """Makes the rows of an image's patches, in float32: pixels weight^T + bias + positions[position]."""
+
+    weight: Tensor
+    """[hidden_size, channels, patch_size, patch_size]."""
+    bias: Tensor
+    """[hidden_size]."""
+    positions: Tensor
+    """[patches of the trained size, hidden_size]."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors of the layer."""
+        return self.weight, self.bias, self.positions

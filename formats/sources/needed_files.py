@@ -16,8 +16,9 @@ from ..adapter.recognise import CONFIG_FILE as ADAPTER_CONFIG_FILE
 from ..adapter.recognise import INITIAL_DIRECTORY, MLX_FILE, PICKLE_FILE, SAFETENSORS_FILE
 from ..checkpoint.hf_weights import INDEX_SUFFIX, MODULE_WEIGHTS, WEIGHT_FILES
 from ..hugging_face.hf_config import GENERATION_CONFIG_FILE
+from ..hugging_face.image_processor import PREPROCESSOR_FILE, PROCESSOR_FILE
 from ..hugging_face.sentence_transformers import MODULES_FILE, TRANSFORMER_FILE
-from ..template_files import TEMPLATE_FILE, TEMPLATE_SUFFIX, TEMPLATES_DIRECTORY
+from ..template_files import PROCESSOR_TEMPLATE_FILE, TEMPLATE_FILE, TEMPLATE_SUFFIX, TEMPLATES_DIRECTORY
 from .kind import Kind
 from .shown import some
 
@@ -29,7 +30,15 @@ _TEXT_FILES: Final = (
     TEMPLATE_FILE,
     MODEL_CONFIG_FILE,
 )
-_MODEL_FILES: Final = (*_TEXT_FILES, GENERATION_CONFIG_FILE, MODULES_FILE, TRANSFORMER_FILE)
+_MODEL_FILES: Final = (
+    *_TEXT_FILES,
+    PROCESSOR_TEMPLATE_FILE,
+    GENERATION_CONFIG_FILE,
+    MODULES_FILE,
+    TRANSFORMER_FILE,
+    PREPROCESSOR_FILE,
+    PROCESSOR_FILE,
+)
 _TEMPLATE: Final = re.compile(rf"{TEMPLATES_DIRECTORY}/[^/]+{re.escape(TEMPLATE_SUFFIX)}")
 _MODULE_FILE: Final = re.compile(rf"[^/]+/config\.json|[^/]+_Dense/{re.escape(MODULE_WEIGHTS)}")
 

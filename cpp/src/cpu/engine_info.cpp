@@ -49,7 +49,7 @@ EngineInfo info_of(const Program& program, const KernelTable& kernels, const KvP
   std::int32_t num_embeddings = 0;
   for (const auto& op : program.body) {
     const auto* embedding = std::get_if<EmbeddingOp>(&op);
-    if (embedding != nullptr && program.num_ranks == 1 && info.has_kv_cache && !program.has_encoder()) {
+    if (embedding != nullptr && program.num_ranks == 1 && !program.has_encoder()) {
       // Only the first of several embeddings could take rows in place of tokens.
       info.prompt_embedding_size = num_embeddings++ == 0 ? embedding->table.k : 0;
     }

@@ -166,7 +166,7 @@ Vocabulary check_prompt_tuning(Problems& problems, const Request& request, const
   if (engine.prompt_embedding_size == 0) {
     require_none(
         problems, "prompt_tuning_config", true,
-        "engines with an encoder, with embeddings of each layer, of several ranks and of TensorRT take no "
+        "encoder-decoders, engines with embeddings of each layer, of several ranks and of TensorRT take no "
         "embeddings");
     return vocabulary;
   }

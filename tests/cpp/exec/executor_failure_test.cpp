@@ -450,7 +450,7 @@ BOOST_AUTO_TEST_CASE(unsupported_fields_are_refused_by_name) {
   };
   check([](Request& request) { request.position_ids = {{0, 1, 2}}; }, "position_ids is given");
   check([](Request& request) { request.prompt_tuning_config.emplace(); },
-        "prompt_tuning_config is given; accepted: None, because engines with an encoder, with embeddings of "
+        "prompt_tuning_config is given; accepted: None, because encoder-decoders, engines with embeddings of "
         "each layer, of several ranks and of TensorRT take no embeddings");
   check([](Request& request) { request.logits_post_processor_name = "x"; },
         "logits_post_processor_name is 'x', which the executor's");

@@ -84,6 +84,10 @@ CLIP_VISION = {
     "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
     "patch_size": 14,
 }  # fmt: skip
+SIGLIP_VISION = {
+    "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 7,
+}  # fmt: skip
 GPT2 = {
     "vocab_size": 61, "n_embd": 36, "n_layer": 3, "n_head": 3, "n_positions": 512, "n_inner": 70, "bos_token_id": 0,
     "eos_token_id": 1,
@@ -236,6 +240,16 @@ RELATIVES = {
         {"text_config": {**SIZES, "model_type": "mistral", "head_dim": 20, "sliding_window": 20},
          "vision_config": {**CLIP_VISION, "model_type": "pixtral"}, "image_token_index": 57,
          "tie_word_embeddings": False},
+    ),
+    "smolvlm": Family(
+        transformers.SmolVLMConfig, r"(.*\.)?text_model\.layers\..*_proj",
+        {"text_config": {**SIZES, "model_type": "llama", "head_dim": 12}, "vision_config": SIGLIP_VISION,
+         "image_token_id": 57, "scale_factor": 2},
+    ),
+    "idefics3": Family(
+        transformers.Idefics3Config, r"(.*\.)?text_model\.layers\..*_proj",
+        {"text_config": {**SIZES, "model_type": "llama", "head_dim": 12}, "vision_config": SIGLIP_VISION,
+         "image_token_id": 57, "scale_factor": 2},
     ),
     "gemma": Family(transformers.GemmaConfig, LLAMA, {**SIZES, "head_dim": 20}),
     "cohere2": Family(

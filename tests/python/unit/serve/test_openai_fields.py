@@ -215,9 +215,9 @@ def test_fields_that_completions_refuse(fields: dict[str, Any], param: str | Non
         ({"messages": [{"role": "user"}]}, "messages.0", "a message with role 'user' has no content"),
         ({"messages": [{**USER, "audio": {}}]}, "messages.0.audio", "is not known here"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "x"}}]}]},
             "messages.0.content",
-            "[0] is of type 'image_url'; accepted: 'text'",
+            "[0] is of type 'video_url'; accepted: 'text' and 'image_url'",
         ),
         ({"messages": [{**USER, "content": 5}]}, "messages.0.content", "is 5; accepted: a text"),
         (

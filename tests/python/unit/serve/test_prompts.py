@@ -73,7 +73,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Prompts, Surr
     monkeypatch.setattr(prompts_module, "max_prompt_tokens", lambda _: 99)
     (tmp_path / "chat_template.jinja").write_text("base")
     surroundings = Surroundings(tmp_path)
-    return Prompts(surroundings, surroundings, options()), surroundings
+    return Prompts(surroundings, surroundings, options(), SimpleNamespace()), surroundings
 
 
 def options(**fields: Any) -> Any:
@@ -86,13 +86,13 @@ def test_a_request_brings_its_template_if_the_server_trusts_it(tmp_path: Path, m
     monkeypatch.setattr(prompts_module, "MAX_REQUEST_TEMPLATES", 2)
     surroundings = Surroundings(tmp_path)
     fields = TemplateFields.model_validate({"messages": [{"role": "user", "content": "x"}], "chat_template": "own"})
-    prompts = Prompts(surroundings, surroundings, options(chat_template="given"))
+    prompts = Prompts(surroundings, surroundings, options(chat_template="given"), SimpleNamespace())
     assert written(prompts, None) == "given"
     with pytest.raises(ApiError, match="without --trust_request_chat_template") as refused:
         asyncio.run(prompts.tokenize_chat(fields, None, None))
     assert refused.value.param == "chat_template"
-    prompts = Prompts(surroundings, surroundings, options(trust_request_chat_template=True))
-    assert asyncio.run(prompts.tokenize_chat(fields, None, None)) == ["own"]
+    prompts = Prompts(surroundings, surroundings, options(trust_request_chat_template=True), SimpleNamespace())
+    assert asyncio.run(prompts.tokenize_chat(fields, None, None)).ids == ["own"]
     made = asyncio.run(prompts.template_for(fields, None))
     assert asyncio.run(prompts.template_for(fields, None)) is made
     for text in ("a", "b"):
@@ -105,7 +105,7 @@ def test_a_request_brings_its_template_if_the_server_trusts_it(tmp_path: Path, m
 
 def written(prompts: Prompts, adapter: str | None) -> Any:
     fields = TemplateFields.model_validate({"messages": [{"role": "user", "content": "x"}]})
-    (text,) = asyncio.run(prompts.tokenize_chat(fields, adapter, None))
+    (text,) = asyncio.run(prompts.tokenize_chat(fields, adapter, None)).ids
     return text
 
 

@@ -1,0 +1,170 @@
+"""Runs a vision tower: turns the tiles of images into rows of a language model, with a request's adapter."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..._core import (
+    AdapterError,
+    EngineError,
+    ExecutorConfig,
+    PoolingParams,
+    PoolingType,
+    PromptTuningConfig,
+    Request,
+    RequestError,
+)
+from ...common.json_fields import load_json_object
+from ...formats.adapter.one_version import one_version
+from ...formats.adapter.peft_reader import acts_on, read_pooler
+from ...formats.adapter.recognise import CONFIG_FILE, MAX_CONFIG_BYTES
+from ...formats.hugging_face.image_processor import TileSettings, read_tile_settings
+from ...formats.models.siglip import TOWER_PATH, SiglipConfig
+from ..engine import load_engine
+from ..executor import Executor
+from ..named_adapter import NamedAdapter, check_unchanged
+from ..pooled import rows_of
+from .patches import PatchRows, merged_rows
+from .tiles import Tiles
+
+FloatArray = npt.NDArray[np.float32]
+
+MAX_CACHED_BYTES: Final = 256 << 20
+"""Maximum size of all rows that are kept for later requests."""
+_MAX_ADAPTERS: Final = 64
+"""Maximum number of adapters that the tower keeps."""
+
+
+@dataclass(frozen=True, eq=False)
+class _TowerAdapter:
+    """The part of an adapter that changes an image's rows."""
+
+    name: str | None
+    """Name in the tower's executor; None: the adapter does not change the tower's layers."""
+    projection: FloatArray
+    """[outputs, inputs]: the projection with the adapter."""
+    key: str
+    """Differs for adapters with which rows differ."""
+
+
+class TowerRunner:
+    """The tower in an engine's directory. Thread-safe."""
+
+    def __init__(self, directory: Path, config: ExecutorConfig | None = None) -> None:
+        """Loads the tower. config: only its number of threads and kernels are used.
+
+        Raises EngineError and CheckpointError for files that cannot be used.
+        """
+        self._engine = load_engine(directory)
+        of_tower = self._engine.config.pretrained_config
+        settings = read_tile_settings(directory)
+        pooler, patches = self._engine.pooler, self._engine.config.network.patches
+        if not isinstance(of_tower, SiglipConfig) or settings is None or pooler is None or patches is None:
+            raise EngineError(f"{directory}: is not a vision tower; build the engine again")
+        self.settings: Final[TileSettings] = settings
+        self.config: Final[SiglipConfig] = of_tower
+        weight, bias, positions = (self._engine.tensor(str(t.name)).reshape(t.shape) for t in patches.tensors)
+        self._patches = PatchRows(weight, bias, positions, of_tower)
+        self._base = _TowerAdapter(None, np.asarray(pooler.weight, np.float32), "")
+        own = ExecutorConfig()
+        if config is not None:
+            own.kernels, own.num_threads = config.kernels, config.num_threads
+        self._executor = Executor(self._engine, self._engine.model_type, own)
+        self._adapters: OrderedDict[int, _TowerAdapter] = OrderedDict()
+        self._rows: OrderedDict[tuple[bytes, str], FloatArray] = OrderedDict()
+        self._num_bytes = 0
+        self._lock = threading.Lock()
+
+    @property
+    def rows_per_tile(self) -> int:
+        """Number of rows of the language model that a tile becomes."""
+        side: int = self.settings.tile_size // self.config.patch_size // self.config.merge_size
+        return side * side
+
+    def rows(self, tiles: Tiles, adapter: NamedAdapter | None) -> FloatArray:
+        """Returns float32 [tiles * rows_per_tile, hidden size of the language model].
+
+        Tiles of calls that run at the same time share steps. Raises AdapterError for an adapter that the tower cannot
+        use, RequestError if the tower fails.
+        """
+        content = hashlib.sha256(tiles.pixels.data).digest()
+        with self._lock:
+            key = content, self._part_of(adapter).key
+            if key in self._rows:
+                self._rows.move_to_end(key)
+                return self._rows[key]
+        patches = [self._patches.of(tile) for tile in tiles.pixels]
+        with self._lock:
+            part = self._part_of(adapter)  # again: other calls may have removed it meanwhile
+            numbers = [self._enqueue(rows, part) for rows in patches]
+        encoded = [self._result(number) for number in numbers]
+        merged = [merged_rows(one, self.config.merge_size) @ part.projection.T for one in encoded]
+        made = np.ascontiguousarray(np.concatenate(merged), np.float32)
+        with self._lock:
+            self._keep(key, made)
+        return made
+
+    def _enqueue(self, patches: FloatArray, part: _TowerAdapter) -> int:
+        first = self._executor.engine_info.vocab_size
+        request = Request(
+            list(range(first, first + len(patches))),
+            0,
+            pooling_params=PoolingParams(PoolingType.ALL),
+            prompt_tuning_config=PromptTuningConfig(patches),
+        )
+        return self._executor.enqueue_request(request, adapter=part.name)
+
+    def _result(self, number: int) -> FloatArray:
+        (response,) = self._executor.await_responses(number)
+        if response.has_error():
+            raise RequestError(f"the vision tower: {response.error_msg}")
+        return rows_of(response.result.pooled_output)
+
+    def _keep(self, key: tuple[bytes, str], rows: FloatArray) -> None:
+        if key in self._rows:
+            return  # another call was as fast
+        self._rows[key] = rows
+        self._num_bytes += rows.nbytes
+        while len(self._rows) > 1 and self._num_bytes > MAX_CACHED_BYTES:
+            self._num_bytes -= self._rows.popitem(last=False)[1].nbytes
+
+    def _part_of(self, adapter: NamedAdapter | None) -> _TowerAdapter:
+        if adapter is None:
+            return self._base
+        found = self._adapters.get(adapter.task_id)
+        if found is not None:
+            self._adapters.move_to_end(adapter.task_id)
+            return found
+        with one_version(adapter.directory):
+            check_unchanged(adapter, self._engine)
+            made = self._read(adapter)
+        self._adapters[adapter.task_id] = made
+        while len(self._adapters) > _MAX_ADAPTERS:
+            _, oldest = self._adapters.popitem(last=False)
+            if oldest.name is not None:
+                self._executor.remove_adapter(oldest.name)
+        return made
+
+    def _read(self, adapter: NamedAdapter) -> _TowerAdapter:
+        fields = load_json_object(adapter.directory / CONFIG_FILE, AdapterError, max_bytes=MAX_CONFIG_BYTES)
+        pooler = read_pooler(adapter.directory, fields, self._engine.adapted_modules)
+        changes_tower = acts_on(adapter.directory, TOWER_PATH)
+        if pooler is None and not changes_tower:
+            return self._base
+        key = str(adapter.task_id)
+        if changes_tower:
+            self._executor.add_adapter(key, adapter.directory)
+        projection = self._base.projection if pooler is None else pooler.weight_over(self._base.projection)
+        return _TowerAdapter(key if changes_tower else None, projection, key)
+
+    def shutdown(self) -> None:
+        """Ends the tower's executor."""
+        self._executor.shutdown()

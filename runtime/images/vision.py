@@ -1,0 +1,133 @@
+"""Prompts with images for an engine that has a vision tower."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ..._core import ExecutorConfig, PromptTuningConfig, RequestError
+from ...common.shown_value import shown
+from ...formats.engine.engine_config import VISION_DIRECTORY
+from ...formats.models.idefics3 import SeeingConfig
+from ..adapter_store import AdapterStore
+from ..loaded_engine import LoadedEngine
+from ..named_adapter import NamedAdapter
+from .opened import ImageLimits, open_image
+from .prompt import PreparedMessages, PromptImages, expand
+from .tiles import Tiles, cut_tiles
+from .tower import TowerRunner
+
+_DATA: Final = "data:"
+_BASE64: Final = ";base64"
+
+
+class Vision:
+    """Makes prompts with images. The tower is loaded with the first image. Thread-safe."""
+
+    def __init__(
+        self,
+        engine: LoadedEngine,
+        adapters: AdapterStore,
+        config: ExecutorConfig | None = None,
+        limits: ImageLimits | None = None,
+    ) -> None:
+        """config: of the language model's executor; the tower uses the same kernels."""
+        self._engine = engine
+        self._adapters = adapters
+        self._config = config
+        self._limits = ImageLimits() if limits is None else limits
+        self._tower: TowerRunner | None = None
+        self._lock = threading.Lock()
+
+    def prompt(
+        self,
+        prepared: PreparedMessages,
+        lora: str | None,
+        render: Callable[[list[Any]], str],
+        tokens: Callable[[str], list[int]],
+        *,
+        paths: bool,
+    ) -> tuple[list[int], PromptImages]:
+        """Returns the tokens of a conversation with images, and the images' rows.
+
+        render: returns the text of messages; tokens: returns the tokens of a text. paths: True accepts paths of files.
+
+        Raises RequestError for images that cannot be used, and for engines without a tower; AdapterError for an adapter
+        that the tower cannot use.
+        """
+        if len(prepared.images) > self._limits.max_images:
+            raise RequestError(
+                f"the messages have {len(prepared.images)} images; expected at most {self._limits.max_images}"
+            )
+        tower = self._running()
+        adapter = self._adapter(lora)
+        tiles = [
+            self._tiles(image, place, tower, paths=paths)
+            for image, place in zip(prepared.images, prepared.places, strict=True)
+        ]
+        ids = tokens(expand(render(prepared.messages), tiles, tower.rows_per_tile))
+        expected = sum(len(one.pixels) for one in tiles) * tower.rows_per_tile
+        image_token = tower.config.image_token_id
+        if (count := ids.count(image_token)) != expected:
+            raise RequestError(
+                f"the prompt has {count} tokens {image_token} for {expected} rows of images; expected a tokenizer "
+                "with the model's image tokens, and no such tokens in texts"
+            )
+        rows = np.concatenate([tower.rows(one, adapter) for one in tiles])
+        return ids, PromptImages(PromptTuningConfig(rows), image_token)
+
+    def shutdown(self) -> None:
+        """Ends the tower."""
+        with self._lock:
+            if self._tower is not None:
+                self._tower.shutdown()
+
+    def _running(self) -> TowerRunner:
+        config = self._engine.config.pretrained_config
+        if not isinstance(config, SeeingConfig) or not config.has_tower:
+            raise RequestError(
+                f"{self._engine.directory}: takes no images; expected an engine of a Hugging Face model that sees, "
+                "such as SmolVLM"
+            )
+        with self._lock:
+            if self._tower is None:
+                self._tower = TowerRunner(self._engine.directory / VISION_DIRECTORY, self._config)
+            return self._tower
+
+    def _adapter(self, lora: str | None) -> NamedAdapter | None:
+        if lora is None:
+            return None
+        found = self._adapters.find(lora)
+        if not isinstance(found, NamedAdapter):
+            raise RequestError(f"lora is '{lora}', a weighted sum; expected one adapter for prompts with images")
+        return found
+
+    def _tiles(self, image: Any, subject: str, tower: TowerRunner, *, paths: bool) -> Tiles:
+        if isinstance(image, str) and image.startswith(_DATA):
+            image = decode_data_url(image, subject, self._limits)
+        elif isinstance(image, str) and "://" in image:
+            raise RequestError(f"{subject} is {shown(image)}; expected a data: URL or the path of a file")
+        elif not paths and not isinstance(image, bytes):
+            raise RequestError(f"{subject} is {shown(image)}; expected a data: URL")
+        elif isinstance(image, str):
+            image = Path(image)
+        return cut_tiles(open_image(image, subject, self._limits), tower.settings)
+
+
+def decode_data_url(url: str, subject: str, limits: ImageLimits) -> bytes:
+    """Returns the bytes of data:image/...;base64,... Raises RequestError for another form, and above max_bytes."""
+    head, comma, data = url.partition(",")
+    if not comma or not head.startswith("data:image/") or not head.endswith(_BASE64):
+        raise RequestError(f"{subject} is {shown(url)}; expected data:image/png;base64,...")
+    if len(data) > (limits.max_bytes + 2) // 3 * 4:
+        raise RequestError(f"{subject} has more than {limits.max_bytes} bytes, the maximum")
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RequestError(f"{subject} is not base64: {error}") from None

@@ -1,0 +1,175 @@
+"""Prompts with images against transformers + PEFT in float32, with adapters on all parts of the model."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adaptrt
+from adaptrt import LLM, AdapterError, CheckpointError, RequestError, SamplingParams
+from adaptrt.builder.cli import main
+from adaptrt.runtime.images.opened import ImageLimits, open_image
+from adaptrt.runtime.images.tiles import cut_tiles
+from support.seeing import (
+    ADAPTERS,
+    SeeingReference,
+    engine_of_model,
+    question,
+    random_image,
+    save_adapters,
+    save_model,
+)
+
+# The tower's rows and the model's logits are sums in float32, in another order than torch's.
+TOLERANCE = 2e-5
+LENGTH = 6
+GREEDY = SamplingParams(max_tokens=LENGTH, temperature=0, logprobs=0, ignore_eos=True)
+LARGE, SMALL = random_image(61, 47, 1), random_image(5, 9, 2)
+QUESTION = question(LARGE, "what is this", SMALL, "and red")
+
+
+class Seeing:
+    """The model, its engine and its adapters."""
+
+    def __init__(self, directory: Path) -> None:
+        self.model = save_model(directory / "model")
+        self.engine = engine_of_model(self.model, directory / "engine")
+        self.adapters = save_adapters(self.model, directory / "adapters")
+
+    def reference(self, adapter: str | None) -> SeeingReference:
+        return SeeingReference(self.model, None if adapter is None else self.adapters[adapter])
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Seeing:
+    return Seeing(tmp_path_factory.mktemp("seeing"))
+
+
+@pytest.fixture(scope="module")
+def llm(seeing: Seeing) -> Iterator[LLM]:
+    with LLM(seeing.engine) as made:
+        for name, directory in seeing.adapters.items():
+            made.load_lora(name, directory)
+        yield made
+
+
+@pytest.mark.parametrize("adapter", [None, *ADAPTERS])
+def test_answers_are_those_of_transformers(seeing: Seeing, llm: LLM, adapter: str | None) -> None:
+    prompt, tokens, scores = seeing.reference(adapter).answer(QUESTION, LENGTH)
+    found = llm.chat(QUESTION, GREEDY, lora=adapter)
+    assert list(found.prompt_token_ids) == prompt
+    assert list(found.token_ids) == tokens
+    np.testing.assert_allclose([one.log_prob for one in found.log_probs], scores, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("adapter", [None, *ADAPTERS])
+def test_rows_are_those_of_transformers(seeing: Seeing, llm: LLM, adapter: str | None) -> None:
+    tower = llm._vision._running()
+    tiles = cut_tiles(open_image(LARGE, "image", ImageLimits()), tower.settings)
+    assert len(tiles.pixels) == 5
+    rows = tower.rows(tiles, None if adapter is None else llm.executor.adapters.get(adapter))
+    expected = seeing.reference(adapter).rows(LARGE)
+    assert np.abs(rows - expected).max() <= TOLERANCE * np.ptp(expected)
+
+
+def test_a_crowd_changes_no_bit(seeing: Seeing, llm: LLM) -> None:
+    conversations = [
+        QUESTION,
+        question("what is this"),
+        question(SMALL, "red"),
+        question(LARGE),
+        question(random_image(30, 90, 3), SMALL, SMALL),
+    ]
+    names: list[Any] = [None, "everything", "tower", "dora", "connector"]
+    together = llm.chat(conversations, GREEDY, lora=names)
+    with LLM(seeing.engine) as other:
+        for name in names[1:]:
+            other.load_lora(name, seeing.adapters[name])
+        for conversation, name, found in zip(conversations, names, together, strict=True):
+            alone = other.chat(conversation, GREEDY, lora=name)
+            assert alone.token_ids == found.token_ids
+            assert [one.log_prob for one in alone.log_probs] == [one.log_prob for one in found.log_probs]
+
+
+def test_prefixes_with_images_are_reused_by_content(llm: LLM) -> None:
+    def cached(image: Any) -> int:
+        return llm.chat(question(image, "what is this red and blue"), GREEDY).num_cached_tokens or 0
+
+    first, second = random_image(61, 47, 11), random_image(61, 47, 12)
+    cached(first)
+    assert cached(first) >= 32
+    assert cached(second) < cached(first)
+
+
+def test_other_prompts_are_refused(llm: LLM) -> None:
+    for conversation, complaint in (
+        (question(b"no image"), "cannot be read as an image"),
+        ([{"role": "user", "content": [{"type": "image", "image": "http://host/image.png"}]}], "expected a data: URL"),
+        (question(SMALL, "what <image>"), "2 tokens <image> for 1 images"),
+        ([{"role": "user", "content": [{"type": "video", "video": "x"}]}], "expected"),
+        (question(*[SMALL] * 33), "have 33 images; expected at most 32"),
+    ):
+        with pytest.raises(RequestError, match=complaint):
+            llm.chat(conversation, GREEDY)
+    with pytest.raises(RequestError, match="a weighted sum; expected one adapter"):
+        llm.chat(QUESTION, GREEDY, lora="everything:0.5+text:0.5")
+
+
+def test_a_replaced_adapter_has_its_own_rows(seeing: Seeing, llm: LLM) -> None:
+    llm.load_lora("changing", seeing.adapters["tower"])
+    before = llm.chat(QUESTION, GREEDY, lora="changing")
+    llm.load_lora("changing", seeing.adapters["everything"], replace=True)
+    after = llm.chat(QUESTION, GREEDY, lora="changing")
+    expected = [llm.chat(QUESTION, GREEDY, lora=name) for name in ("tower", "everything")]
+    for found, same in zip((before, after), expected, strict=True):
+        assert [one.log_prob for one in found.log_probs] == [one.log_prob for one in same.log_probs]
+
+
+def test_engines_without_a_tower_take_only_texts(seeing: Seeing, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(seeing.model, model)
+    (model / "preprocessor_config.json").unlink()
+    engine = engine_of_model(model, tmp_path / "engine")
+    assert not (engine / "vision").exists()
+    with LLM(engine) as llm:
+        assert llm.chat(question("what is this"), GREEDY).token_ids
+        with pytest.raises(RequestError, match="takes no images"):
+            llm.chat(QUESTION, GREEDY)
+        with pytest.raises(AdapterError, match="belongs to the vision tower"):
+            llm.load_lora("tower", seeing.adapters["tower"])
+
+
+def test_the_build_says_that_the_engine_takes_images(
+    seeing: Seeing, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    command = ["build", "--model_dir", str(seeing.model), "--output_dir", str(tmp_path / "engine")]
+    for _ in range(2):  # the second build replaces the directory
+        assert main([*command, "--max_seq_len", "64"]) == 0
+    assert "2 of hidden size 24, mlp 40, in the vision tower" in capsys.readouterr().out
+
+
+def test_tiles_that_do_not_fit_the_tower_are_refused(seeing: Seeing, tmp_path: Path) -> None:
+    shutil.copytree(seeing.model, tmp_path / "model")
+    path = tmp_path / "model" / "preprocessor_config.json"
+    path.write_text(path.read_text().replace('"longest_edge": 28', '"longest_edge": 21'))
+    with pytest.raises(CheckpointError, match="max_image_size is 21, which is 3 patches of 7 pixels"):
+        engine_of_model(tmp_path / "model", tmp_path / "engine")
+
+
+def test_executors_take_adapters_of_the_tower(seeing: Seeing) -> None:
+    """The executor of texts uses its part of an adapter, which may be nothing."""
+    with adaptrt.Executor(seeing.engine, adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig()) as executor:
+        for name in ("tower", "connector", "dora"):
+            executor.add_adapter(name, seeing.adapters[name])
+
+        def tokens(adapter: str | None) -> Any:
+            number = executor.enqueue_request(adaptrt.Request([5, 6, 7], 4), adapter=adapter)
+            return executor.await_responses(number)[-1].result.output_token_ids
+
+        assert tokens("tower") == tokens("connector") == tokens(None)

@@ -1,0 +1,138 @@
+"""A tiny random SmolVLM with its tokenizer and image processor, adapters on its parts, and transformers' answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peft
+import torch
+import transformers
+from PIL import Image
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+from adaptrt import DType
+from adaptrt.builder.build import build
+from adaptrt.builder.conversion.checkpoint import Checkpoint
+from adaptrt.formats.engine.build_config import ENABLE, BuildConfig, PluginConfig
+from support.families import RELATIVES, save_family
+
+IMAGE_TOKEN = 57
+WORDS = ["[UNK]", "</s>", "User", "Assistant", ":", "what", "is", "this", "\n", "red", "blue", "and"]
+MARKS = ["<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
+TILES = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
+TEMPLATE = (
+    "{% for m in messages %}{{m['role'] | capitalize}}{% if m['content'] is string %}{{': ' + m['content']}}"
+    "{% else %}{{':'}}{% for line in m['content'] %}{% if line['type'] == 'text' %}{{line['text']}}"
+    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}{% endif %}<end_of_utterance>\n"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+PROCESSOR = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}}
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "everything": {"target_modules": "all-linear", "r": 4},
+    "dora": {"target_modules": "all-linear", "r": 3, "use_dora": True},
+    "tower": {"target_modules": r".*vision_model.*(q_proj|fc1|out_proj)", "r": 3},
+    "connector": {"target_modules": r".*connector.*proj", "r": 2},
+    "text": {"target_modules": r".*text_model.*(q_proj|down_proj)", "r": 2},
+}
+
+
+def save_model(directory: Path) -> Path:
+    """Writes the model as a Hugging Face directory."""
+    save_family(RELATIVES["smolvlm"], directory)
+    vocabulary = {word: number for number, word in enumerate([*WORDS, *MARKS, *TILES])} | {"<image>": IMAGE_TOKEN}
+    vocabulary |= {f"w{number}": number for number in range(61) if number not in vocabulary.values()}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split("\n", "isolated"),
+            pre_tokenizers.Split(" ", "removed"),
+            pre_tokenizers.Punctuation("isolated"),
+        ]
+    )
+    tokens = [AddedToken(word, special=True, normalized=False) for word in ("<image>", *MARKS, *TILES)]
+    tokenizer.add_special_tokens(tokens)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "unk_token": "[UNK]"}))
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    SmolVLMImageProcessorPil(**PROCESSOR).save_pretrained(directory)
+    return directory
+
+
+def engine_of_model(model: Path, directory: Path, **fields: Any) -> Path:
+    """Builds the model's engine with adapters."""
+    sizes = {"max_batch_size": 8, "max_num_tokens": 64, "max_seq_len": 256, **fields}
+    config = BuildConfig(**sizes, plugin_config=PluginConfig(lora_plugin="auto", dora_plugin=ENABLE))
+    build(Checkpoint.of_model(model, DType.FLOAT32), config, directory)
+    return directory
+
+
+def save_adapters(model: Path, directory: Path) -> dict[str, Path]:
+    """Writes adapters with random matrices."""
+    found = {}
+    for seed, (name, fields) in enumerate(ADAPTERS.items()):
+        torch.manual_seed(seed)
+        made = peft.get_peft_model(load(model), peft.LoraConfig(lora_alpha=8, init_lora_weights=False, **fields))
+        made.save_pretrained(directory / name)
+        found[name] = directory / name
+    return found
+
+
+def load(model: Path) -> Any:
+    return transformers.AutoModelForImageTextToText.from_pretrained(model, attn_implementation="eager")
+
+
+def random_image(width: int, height: int, seed: int = 0, mode: str = "RGB") -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 4), dtype=np.uint8)
+    return Image.fromarray(pixels).convert(mode)
+
+
+def question(*parts: Any) -> list[dict[str, Any]]:
+    """Returns a conversation; texts are given as str, and images as anything else."""
+    content = [{"type": "text", "text": p} if isinstance(p, str) else {"type": "image", "image": p} for p in parts]
+    return [{"role": "user", "content": content}]
+
+
+class SeeingReference:
+    """transformers + PEFT in float32."""
+
+    def __init__(self, model: Path, adapter: Path | None = None) -> None:
+        base = load(model)
+        self.model = base if adapter is None else peft.PeftModel.from_pretrained(base, adapter)
+        tokenizer = transformers.PreTrainedTokenizerFast(
+            tokenizer_file=str(model / "tokenizer.json"), eos_token="</s>", unk_token="[UNK]"
+        )
+        processor = SmolVLMImageProcessorPil(**PROCESSOR)
+        self.processor = Idefics3Processor(processor, tokenizer, image_seq_len=4, chat_template=TEMPLATE)
+
+    def answer(self, messages: Sequence[dict[str, Any]], length: int) -> tuple[list[int], list[int], list[float]]:
+        """Returns the tokens of the prompt, the greedy answer, and the log probs of its tokens."""
+        images = [part["image"] for message in messages for part in message["content"] if "image" in part]
+        text = self.processor.apply_chat_template(list(messages), add_generation_prompt=True)
+        inputs = self.processor(images=[images], text=text, return_tensors="pt")
+        with torch.no_grad():
+            made = self.model.generate(
+                **inputs,
+                max_new_tokens=length,
+                do_sample=False,
+                eos_token_id=None,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+        prompt = inputs["input_ids"][0].tolist()
+        tokens = made.sequences[0, len(prompt) :].tolist()
+        scores = [float(torch.log_softmax(step[0], -1)[token]) for step, token in zip(made.logits, tokens, strict=True)]
+        return prompt, tokens, scores
+
+    def rows(self, image: Image.Image) -> np.ndarray:
+        """Returns the language model's rows of an image."""
+        pixels = self.processor.image_processor(image, return_tensors="pt")["pixel_values"]
+        inner = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        with torch.no_grad():
+            found = inner.get_image_features(pixels).pooler_output
+        return torch.cat(list(found)).numpy()
