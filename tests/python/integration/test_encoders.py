@@ -110,6 +110,19 @@ def test_the_encoders_output_is_there_as_tensorrt_llm_asks_for_it(served: Served
     assert executor.num_kv_blocks == 0
 
 
+def test_rows_may_replace_tokens(served: Served, executor: adaptrt.Executor) -> None:
+    """Rows of the model's own table have the same hidden states as their tokens; vision towers get all rows so."""
+    prompt = PROMPTS[1]
+    model = load_bare(served.model)
+    table = model.get_input_embeddings().weight.detach().numpy()[prompt[2:5]]
+    virtual = [*prompt[:2], *range(VOCAB_SIZE, VOCAB_SIZE + 3), *prompt[5:]]
+    params = PoolingParams(PoolingType.ALL)
+    rows = run_pooled(
+        executor, virtual, params, "lora", prompt_tuning_config=adaptrt.PromptTuningConfig(np.ascontiguousarray(table))
+    )
+    np.testing.assert_array_equal(rows, run_pooled(executor, prompt, params, "lora"))
+
+
 def test_llm_embeds_whatever_padding_the_tokenizer_has(served: Served, tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(str(served.model / "tokenizer.json"))
     tokenizer.enable_padding(length=64)

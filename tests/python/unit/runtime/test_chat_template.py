@@ -519,6 +519,15 @@ def test_the_file_goes_before_the_config_and_a_name_before_the_default(tmp_path:
         loaded(tmp_path).render(PLAIN)
 
 
+def test_an_older_processors_template_comes_before_the_tokenizers(tmp_path: Path) -> None:
+    save(tmp_path, None, chat_template="of the tokenizer")
+    assert loaded(tmp_path).render([{"role": "user", "content": "a"}]) == "of the tokenizer"
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "of the processor"}))
+    assert loaded(tmp_path).render([{"role": "user", "content": "a"}]) == "of the processor"
+    (tmp_path / "chat_template.jinja").write_text("of a file")
+    assert loaded(tmp_path).render([{"role": "user", "content": "a"}]) == "of a file"
+
+
 def save_named(directory: Path, **templates: str) -> None:
     (directory / "additional_chat_templates").mkdir()
     for name, template in templates.items():
