@@ -63,6 +63,63 @@ inline Simd::Vec load_scales(const Quantization& quantization, const std::byte* 
   return load_as(scales, scale_type_of(quantization), column, lanes);
 }
 
+/// Goes through the groups of a panel that follow one another. It has copies of all that it needs: the
+/// compiler must assume that storing outputs changes what a QuantizedGemm refers to.
+class GroupWalk {
+ public:
+  /// Begins at the group of the input `first`.
+  GroupWalk(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::int64_t first)
+      : scale_type_(scale_type_of(gemm.quantization)),
+        has_sums_(gemm.quantization.needs_group_sums()),
+        middle_(static_cast<float>(gemm.quantization.minimums ? middle_of_minimums(gemm.quantization)
+                                                              : middle_of_zeros(gemm.quantization.algo))),
+        k_(gemm.call.k),
+        size_(group_size_of(gemm)),
+        width_(gemm.call.width),
+        scale_bytes_(width_ * static_cast<std::int64_t>(size_of(scale_type_))),
+        index_(first / size_),
+        group_(group_of(gemm, panel, index_)) {}
+
+  void next() {
+    ++index_;
+    group_.first += size_;
+    group_.end = std::min(group_.first + size_, k_);
+    group_.scales += scale_bytes_;
+    if (group_.zeros != nullptr) group_.zeros += width_;
+    if (group_.minimums != nullptr) group_.minimums += scale_bytes_;
+  }
+
+  [[nodiscard]] const GroupView& group() const { return group_; }
+  [[nodiscard]] std::int64_t index() const { return index_; }
+  /// True if the products need the sums of the activations.
+  [[nodiscard]] bool has_sums() const { return has_sums_; }
+  [[nodiscard]] bool has_minimums() const { return group_.minimums != nullptr; }
+  [[nodiscard]] Simd::Vec scales(std::int64_t column, std::int64_t lanes) const {
+    return load_as(group_.scales, scale_type_, column, lanes);
+  }
+  /// The integer that sums of products with minimums lack, for each unit of the activations' sums.
+  [[nodiscard]] Simd::Vec middle() const { return Simd::set(middle_); }
+  [[nodiscard]] Simd::Vec negated_minimums(std::int64_t column, std::int64_t lanes) const {
+    return negated(load_as(group_.minimums, scale_type_, column, lanes));
+  }
+  [[nodiscard]] Simd::Vec negated_zeros(std::int64_t column, std::int64_t lanes) const {
+    return negated(Simd::sub(Simd::load_uint8(group_.zeros + column, lanes), middle()));
+  }
+
+ private:
+  static Simd::Vec negated(Simd::Vec x) { return Simd::sub(Simd::set(-0.0F), x); }
+
+  DType scale_type_;
+  bool has_sums_;
+  float middle_;
+  std::int64_t k_;
+  std::int64_t size_;
+  std::int64_t width_;
+  std::int64_t scale_bytes_;
+  std::int64_t index_;
+  GroupView group_;
+};
+
 /// Negative zeros, which the first group's sums are added to. This does not change their bits.
 inline constexpr auto kNothing = [] {
   std::array<float, static_cast<std::size_t>(kTileVectors) * Simd::kLanes> nothing{};
@@ -88,15 +145,17 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
   constexpr std::int64_t kVectorBytes = Simd::kLanes * Weights::kColumnBytes;
   const std::int64_t row_bytes = gemm.call.width * Weights::kColumnBytes;
   const std::int64_t groups = group_count(gemm.quantization, gemm.call.k);
-  const std::int64_t size = group_size_of(gemm);
   const std::int64_t a_stride = gemm.call.a_stride;
+  const A* a = static_cast<const A*>(gemm.call.a) + row * a_stride + inputs.begin;
+  float* const to = gemm.call.out + row * gemm.call.out_stride + column;
+  const std::int64_t to_stride = gemm.call.out_stride;
+  const float* const a_sums = gemm.a_sums;
   const std::byte* b = words + column * Weights::kColumnBytes;
   const auto lanes_of = [&](int v) { return kPartial && v == kVectors - 1 ? last_lanes : Simd::kLanes; };
-  for (std::int64_t first = inputs.begin; first < inputs.end;) {
-    const std::int64_t index = first / size;
-    const GroupView group = group_of(gemm, panel, index);
+  GroupWalk walk(gemm, panel, inputs.begin);
+  for (std::int64_t first = inputs.begin; first < inputs.end; walk.next()) {
+    const GroupView& group = walk.group();
     const std::int64_t end = std::min(group.end, inputs.end);
-    const A* a = static_cast<const A*>(gemm.call.a) + row * a_stride + first;
     Vec sums[kChains][kRows][kVectors];
     ADAPTRT_UNROLL
     for (int chain = 0; chain < kChains; ++chain) {
@@ -110,10 +169,9 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
       if (first > group.first) {
         ADAPTRT_UNROLL
         for (int r = 0; r < kRows; ++r) {
-          const float* out = gemm.call.out + (row + r) * gemm.call.out_stride + column;
           ADAPTRT_UNROLL
           for (int v = 0; v < kVectors; ++v) {
-            sums[0][r][v] = Simd::load(out + v * Simd::kLanes, lanes_of(v));
+            sums[0][r][v] = Simd::load(to + r * to_stride + v * Simd::kLanes, lanes_of(v));
           }
         }
       }
@@ -189,27 +247,24 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
       if (end < group.end) {
         ADAPTRT_UNROLL
         for (int r = 0; r < kRows; ++r) {
-          float* out = gemm.call.out + (row + r) * gemm.call.out_stride + column;
           ADAPTRT_UNROLL
           for (int v = 0; v < kVectors; ++v) {
-            Simd::store(out + v * Simd::kLanes, sums[0][r][v], lanes_of(v));
+            Simd::store(to + r * to_stride + v * Simd::kLanes, sums[0][r][v], lanes_of(v));
           }
         }
         continue;
       }
     }
-    // Copied, because the compiler must assume that stores change what `gemm` refers to.
-    float* const to = gemm.call.out + row * gemm.call.out_stride + column;
-    const std::int64_t to_stride = gemm.call.out_stride;
-    const float* const before = index == 0 ? kNothing.data() : to;
-    const std::int64_t before_stride = index == 0 ? 0 : to_stride;
-    const float* const a_sums =
-        gemm.quantization.needs_group_sums() ? gemm.a_sums + row * groups + index : nullptr;
+    const float* const before = walk.index() == 0 ? kNothing.data() : to;
+    const std::int64_t before_stride = walk.index() == 0 ? 0 : to_stride;
+    const auto a_sum = [&](int r) __attribute__((always_inline)) {
+      return Simd::set(a_sums[(row + r) * groups + walk.index()]);
+    };
     ADAPTRT_UNROLL
     for (int v = 0; v < kVectors; ++v) {
       const std::int64_t lanes = lanes_of(v);
       const std::int64_t offset = v * Simd::kLanes;
-      const Vec scale = load_scales(gemm.quantization, group.scales, column + offset, lanes);
+      const Vec scale = walk.scales(column + offset, lanes);
       const auto finish = [&](auto change_sum, auto change_total) __attribute__((always_inline)) {
         ADAPTRT_UNROLL
         for (int r = 0; r < kRows; ++r) {
@@ -224,25 +279,20 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
         }
       };
       const auto same = [](Vec sum, int) __attribute__((always_inline)) { return sum; };
-      if (a_sums == nullptr) {
+      if (!walk.has_sums()) {
         finish(same, same);
-      } else if (group.minimums != nullptr) {
-        const Vec middle = Simd::set(static_cast<float>(middle_of_minimums(gemm.quantization)));
-        const Vec minimum = load_scales(gemm.quantization, group.minimums, column + offset, lanes);
-        const auto with_middle = [&](Vec sum, int r) __attribute__((always_inline)) {
-          return Simd::fma(Simd::set(a_sums[r * groups]), middle, sum);
-        };
-        const auto less_minimum = [&](Vec total, int r) __attribute__((always_inline)) {
-          return Simd::fma(Simd::set(-a_sums[r * groups]), minimum, total);
-        };
-        finish(with_middle, less_minimum);
+      } else if (walk.has_minimums()) {
+        const Vec middle = walk.middle();
+        const Vec negated = walk.negated_minimums(column + offset, lanes);
+        finish([&](Vec sum, int r)
+                   __attribute__((always_inline)) { return Simd::fma(a_sum(r), middle, sum); },
+               [&](Vec total, int r)
+                   __attribute__((always_inline)) { return Simd::fma(a_sum(r), negated, total); });
       } else {
-        const Vec zero = load_zeros(gemm.quantization, group.zeros, column + offset, lanes);
-        const Vec negated = Simd::sub(Simd::set(-0.0F), zero);
-        const auto less_zero = [&](Vec sum, int r) __attribute__((always_inline)) {
-          return Simd::fma(Simd::set(a_sums[r * groups]), negated, sum);
-        };
-        finish(less_zero, same);
+        const Vec negated = walk.negated_zeros(column + offset, lanes);
+        finish([&](Vec sum, int r)
+                   __attribute__((always_inline)) { return Simd::fma(a_sum(r), negated, sum); },
+               same);
       }
     }
   }

@@ -36,9 +36,18 @@ struct Simd {
   static Vec zero() { return _mm256_setzero_ps(); }
   static Vec set(float value) { return _mm256_set1_ps(value); }
   static Vec load(const float* from) { return _mm256_loadu_ps(from); }
-  static Vec load(const float* from, std::int64_t n) { return _mm256_maskload_ps(from, first(n)); }
+  // Masked stores take many times as long as whole ones on some CPUs.
+  static Vec load(const float* from, std::int64_t n) {
+    return n == kLanes ? load(from) : _mm256_maskload_ps(from, first(n));
+  }
   static void store(float* to, Vec x) { _mm256_storeu_ps(to, x); }
-  static void store(float* to, Vec x, std::int64_t n) { _mm256_maskstore_ps(to, first(n), x); }
+  static void store(float* to, Vec x, std::int64_t n) {
+    if (n == kLanes) {
+      store(to, x);
+    } else {
+      _mm256_maskstore_ps(to, first(n), x);
+    }
+  }
 
   static Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
   static Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
@@ -159,10 +168,15 @@ struct Simd {
   }
 
   static Words load_words(const std::byte* from, std::int64_t n) {
+    if (n == kLanes) return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
     return _mm256_maskload_epi32(reinterpret_cast<const int*>(from), first(n));
   }
   static void store_words(std::byte* to, Words words, std::int64_t n) {
-    _mm256_maskstore_epi32(reinterpret_cast<int*>(to), first(n), words);
+    if (n == kLanes) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), words);
+    } else {
+      _mm256_maskstore_epi32(reinterpret_cast<int*>(to), first(n), words);
+    }
   }
   static Words set_words(std::uint32_t bits) { return _mm256_set1_epi32(static_cast<int>(bits)); }
   static Words zero_words() { return _mm256_setzero_si256(); }
@@ -174,8 +188,9 @@ struct Simd {
   /// u - 8 of the four bits at kShift.
   template <int kShift>
   static Vec centred_nibble(Words words) {
-    const __m256i value = _mm256_and_si256(_mm256_srli_epi32(words, kShift), _mm256_set1_epi32(15));
-    return _mm256_cvtepi32_ps(_mm256_sub_epi32(value, _mm256_set1_epi32(8)));
+    // With its highest bit flipped, u is u - 8 as a number with a sign.
+    const __m256i flipped = _mm256_xor_si256(words, _mm256_set1_epi32(static_cast<int>(0x88888888U)));
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(flipped, 28 - kShift), 28));
   }
   /// u - zero of the two or three bits at a shift. Permutations read three bits of an index.
   template <int kBits>
@@ -218,9 +233,9 @@ struct Simd {
   }
   /// Loads two int8 per lane.
   static Pair load_int8_pairs(const std::byte* from, std::int64_t n) {
-    const __m256i words = _mm256_cvtepu16_epi32(load_halves(from, n));
+    const __m256i words = _mm256_cvtepi16_epi32(load_halves(from, n));
     return {_mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(words, 24), 24)),
-            _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(words, 16), 24))};
+            _mm256_cvtepi32_ps(_mm256_srai_epi32(words, 8))};
   }
   /// Loads two FP8 numbers (e4m3) per lane and divides them by 256: a float16 with the same bits has that
   /// value.
@@ -338,7 +353,10 @@ struct BFloat16Weights {
     return _mm256_maskload_epi32(reinterpret_cast<const int*>(from), Simd::first(n));
   }
   static Broadcast broadcast(const A* a) {
-    return {_mm256_set1_ps(bfloat16_to_float(a[0])), _mm256_set1_ps(bfloat16_to_float(a[1]))};
+    std::uint32_t pair = 0;
+    std::memcpy(&pair, a, sizeof(pair));
+    const auto [even, odd] = Simd::bfloat16_pairs(Simd::set_words(pair));
+    return {even, odd};
   }
   static Broadcast broadcast_last(const A* a) {
     return {_mm256_set1_ps(bfloat16_to_float(a[0])), _mm256_setzero_ps()};
