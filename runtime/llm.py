@@ -147,10 +147,10 @@ class LLM(PooledTexts):
         self._memory = MemoryAdapters()
         self._unnamed = UnnamedAdapters(executor, self._memory)
         self._sources = {}
-        self._vision = Vision(engine, executor.adapters, config)
         self._has_warned = False
         if isinstance(executor, RankExecutor):
             return  # its methods raise RequestError
+        self._vision = Vision(engine, executor.adapters, config)
         executor.adapters.allows_no_op = allow_no_op_adapters
         tokenizers = Tokenizers(tokenizer_of_model, executor.adapters)
         self._text_requests = TextRequests(executor, tokenizers, self._recommended, seed)
@@ -478,9 +478,9 @@ class LLM(PooledTexts):
 
     def shutdown(self) -> None:
         """Shuts the executor down."""
-        self._vision.shutdown()
         self._executor.shutdown()
         if not isinstance(self._executor, RankExecutor):
+            self._vision.shutdown()
             self._workers.shutdown()
         self._memory.close()
 

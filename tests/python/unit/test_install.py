@@ -21,6 +21,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 FOR_DEVELOPERS = {"dev", "docs", "test"}
 EXTRAS = sorted(PROJECT["project"]["optional-dependencies"].keys() - FOR_DEVELOPERS)
 
+IMPORTED_AS = {"pillow": "PIL"}
+"""Packages whose modules have another name."""
+
 WITHOUT_EXTRAS = """
 import sys
 from importlib.machinery import PathFinder
@@ -38,6 +41,7 @@ from adaptrt.formats.checkpoint.pickled_file import PickledFile
 from adaptrt.formats.engine.tensorrt.package import installed_package
 from adaptrt.formats.sources.source import find_model
 from adaptrt.runtime.guided_decoding import _load_llguidance
+from adaptrt.runtime.images.opened import ImageLimits, open_image
 from adaptrt.runtime.ranks import Ranks
 from adaptrt.serve import ray
 from adaptrt.tools.bench.plots import require_matplotlib
@@ -52,11 +56,12 @@ USES = {
     "tensorrt": installed_package,
     "tensorrt-rtx": installed_package,
     "torch": lambda: PickledFile(Path("model.bin"), b""),
+    "vision": lambda: open_image(b"", "image", ImageLimits()),
 }
 for extra, use in USES.items():
     try:
         use()
-    except (adaptrt.ConfigError, adaptrt.CheckpointError) as error:
+    except (adaptrt.ConfigError, adaptrt.CheckpointError, adaptrt.RequestError) as error:
         print(f"{extra}: {error}")
 assert cli.main(["serve", "model"]) == 2
 """
@@ -67,7 +72,7 @@ def messages() -> dict[str, str]:
     """Messages by extra, from a process that finds no package of any extra."""
     needed = [requirement for extra in EXTRAS for requirement in PROJECT["project"]["optional-dependencies"][extra]]
     packages = {re.split(r"[\[<>=]", requirement)[0].replace("-", "_") for requirement in needed}
-    command = [sys.executable, "-c", WITHOUT_EXTRAS, *packages]
+    command = [sys.executable, "-c", WITHOUT_EXTRAS, *(IMPORTED_AS.get(name, name) for name in packages)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = dict(line.split(": ", 1) for line in done.stdout.splitlines())
