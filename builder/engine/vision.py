@@ -13,12 +13,7 @@ from ...formats.checkpoint.config_file import ConfigFile
 from ...formats.engine.build_config import NATIVE, BuildConfig
 from ...formats.engine.engine_config import EngineConfig, engine_file
 from ...formats.hugging_face.hf_config import HfConfig
-from ...formats.hugging_face.image_processor import (
-    PREPROCESSOR_FILE,
-    TileSettings,
-    image_processor_fields,
-    read_tile_settings,
-)
+from ...formats.hugging_face.image_processor import PREPROCESSOR_FILE, TileSettings, read_tile_settings
 from ...formats.models.idefics3 import SeeingConfig
 from ...formats.models.registry import family_of
 from ...formats.models.siglip import SiglipConfig
@@ -35,6 +30,7 @@ class Tower:
     """A tower whose settings fit its network."""
 
     checkpoint: Checkpoint
+    settings: TileSettings
     tokens_per_tile: int
     """Number of a tile's patches."""
 
@@ -62,9 +58,8 @@ class Tower:
         with progress.task("Packing the vision tower", compiled.num_bytes) as advance:
             checksum = compiled.write(directory / engine_file(0), advance)
         EngineConfig.of_this_release(self.checkpoint.config, own, (checksum,), ()).save(directory)
-        found = image_processor_fields(self.checkpoint.directory)
-        assert found is not None  # tower_of() has read it
-        (directory / PREPROCESSOR_FILE).write_text(json.dumps(found[1], indent=2), encoding="utf-8")
+        fields = json.dumps(dict(self.settings.fields), indent=2)
+        (directory / PREPROCESSOR_FILE).write_text(fields, encoding="utf-8")
 
 
 def tower_of(checkpoint: Checkpoint, config: BuildConfig) -> Tower | None:
@@ -84,7 +79,7 @@ def tower_of(checkpoint: Checkpoint, config: BuildConfig) -> Tower | None:
     fields = {**fields, "dtype": dtype_name(checkpoint.config.dtype), "torch_dtype": None}
     tower = Checkpoint.of_model(HfConfig.read(ConfigFile(directory, fields)), keeps_published=False)
     assert isinstance(tower.config, SiglipConfig)
-    return Tower(tower, _tokens_per_tile(settings, tower.config, directory))
+    return Tower(tower, settings, _tokens_per_tile(settings, tower.config, directory))
 
 
 def with_tower(checkpoint: Checkpoint) -> Checkpoint:

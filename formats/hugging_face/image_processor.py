@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +41,8 @@ class TileSettings:
     rescale_factor: float
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    fields: Mapping[str, Any] = field(compare=False, repr=False)
+    """All fields of the file, from which an engine's preprocessor_config.json is written."""
 
 
 def read_tile_settings(directory: Path) -> TileSettings | None:
@@ -47,7 +50,7 @@ def read_tile_settings(directory: Path) -> TileSettings | None:
 
     Raises CheckpointError that names every field that cannot be used.
     """
-    found = image_processor_fields(directory)
+    found = _image_processor_fields(directory)
     if found is None:
         return None
     path, data = found
@@ -64,6 +67,7 @@ def read_tile_settings(directory: Path) -> TileSettings | None:
         rescale_factor=fields.number("rescale_factor", above=True, default=1 / 255),
         mean=_per_channel(fields, "image_mean"),
         std=_per_channel(fields, "image_std"),
+        fields=data,
     )
     if 0.0 in settings.std:
         fields.problem("image_std", "has a zero; expected numbers above 0")
@@ -80,7 +84,7 @@ def image_processor_files(directory: Path) -> list[Path]:
     return [path for name in (PREPROCESSOR_FILE, PROCESSOR_FILE) if (path := directory / name).is_file()]
 
 
-def image_processor_fields(directory: Path) -> tuple[Path, dict[str, Any]] | None:
+def _image_processor_fields(directory: Path) -> tuple[Path, dict[str, Any]] | None:
     """Returns the fields of an image processor and their file: a file of their own, or the processor's."""
     path = directory / PREPROCESSOR_FILE
     if path.is_file():
