@@ -13,7 +13,6 @@ from starlette.responses import Response
 from ..runtime.adapter_tokenizers import TextTokenizer
 from .answer_parts import AnswerPart, CallArguments, CallBegin, ReasoningPart, TextPart
 from .conversation import Conversation, SplitAnswer
-from .errors import ApiError
 from .generation import TextPiece
 from .http import EventStream, unless_disconnected
 from .json_answer import Items, JsonAnswer
@@ -33,12 +32,8 @@ async def chat(service: Service, request: Request) -> Response:
 
 async def _answered(service: Service, fields: ChatRequest) -> Response:
     conversation = await Conversation.of(service, fields)
-    if fields.return_receipt and conversation.request.virtual_prompt is not None:
-        raise ApiError("return_receipt is true with images; expected only texts", param="return_receipt")
     answer = ChatAnswer(service, fields, conversation)
-    template = await service.prompts.template_for(fields, conversation.adapter) if fields.return_receipt else None
-    source = None if template is None else template.text(with_tools=bool(fields.called_tools))
-    answer.receipt = await ReceiptMaker.of(service, fields, [conversation.request], conversation.tokenizer, source)
+    answer.receipt = await ReceiptMaker.of_chat(service, fields, conversation)
     async with AsyncExitStack() as stack:
         generation = await conversation.start(service, stack)
         if fields.stream:

@@ -23,6 +23,7 @@ from .messages_answer import Event, MessageAnswer
 from .messages_fields import CountRequest, MessagesRequest, chat_of
 from .openai_chat_fields import ChatRequest
 from .openai_requests import adapter_of
+from .receipts import ReceiptMaker
 from .records import current_request
 from .service import Service
 from .work import WorkKind
@@ -83,6 +84,7 @@ async def _answered(service: Service, fields: MessagesRequest) -> Response:
     request = conversation.request
     model = service.shown_model(conversation.adapter)
     answer = MessageAnswer(model, len(request.prompt), is_cut=request.max_tokens < fields.max_tokens)
+    answer.receipt = await ReceiptMaker.of_chat(service, chat, conversation)
     split = SplitAnswer(conversation.make_splitter())
     async with AsyncExitStack() as stack:
         generation = await conversation.start(service, stack)

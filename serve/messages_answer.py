@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias
 from .answer_parts import CallArguments, CallBegin, CallEnd, ReasoningPart, TextPart, parsed_arguments
 from .conversation import SplitAnswer
 from .generation import TextPiece
+from .receipts import ReceiptMaker
 
 Event: TypeAlias = dict[str, Any]
 
@@ -37,6 +38,8 @@ class MessageAnswer:
         self._written: list[str] = []
         """Pieces of the open block's text or input."""
         self._has_calls = False
+        self.receipt: ReceiptMaker | None = None
+        """Makes the receipt if the client asks for one."""
         self._stop_reason: str | None = None
         self._stop_sequence: str | None = None
 
@@ -51,6 +54,7 @@ class MessageAnswer:
             "stop_reason": self._stop_reason,
             "stop_sequence": self._stop_sequence,
             "usage": self._usage(),
+            **self._receipt(),
         }
 
     def begin(self) -> list[Event]:
@@ -59,6 +63,8 @@ class MessageAnswer:
 
     async def add(self, piece: TextPiece, split: SplitAnswer) -> list[Event]:
         """Adds a piece; `split` splits it. The last piece ends the message."""
+        if self.receipt is not None:
+            self.receipt.add(0, piece)
         parts = await split.parts(piece)
         self._num_answer_tokens += len(piece.token_ids)
         self._num_cached_tokens = piece.num_cached_tokens
@@ -93,7 +99,8 @@ class MessageAnswer:
         else:
             self._stop_reason = "tool_use" if self._has_calls else "end_turn"
         delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
-        return [*events, {"type": "message_delta", "delta": delta, "usage": self._usage()}, {"type": "message_stop"}]
+        end = {"type": "message_delta", "delta": delta, "usage": self._usage(), **self._receipt()}
+        return [*events, end, {"type": "message_stop"}]
 
     def _add_text(self, kind: str, text: str) -> list[Event]:
         """Adds text to the open block, which must be of this type; otherwise opens one."""
@@ -126,6 +133,12 @@ class MessageAnswer:
         if block["type"] != "tool_use":
             block[block["type"]] = "".join(self._written)
         return [{"type": "content_block_stop", "index": len(self._blocks) - 1}]
+
+    def _receipt(self) -> dict[str, Any]:
+        """Returns the field of an answer that has ended."""
+        if self.receipt is None or self._stop_reason is None:
+            return {}
+        return {"receipt": self.receipt.content()}
 
     def _usage(self) -> dict[str, Any]:
         # Clients add up the three counts of the prompt. Before the first piece, no token counts as cached.

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from ..common.shown_value import shown
 from ..runtime.sampling_fields import INT32_MAX
 from .openai_chat_fields import CacheControl, ChatRequest, Message
-from .openai_fields import Fields, FiniteObject, SamplingFields, Stops, only, sampling_values
+from .openai_fields import Fields, FiniteObject, ReceiptFields, SamplingFields, Stops, only, sampling_values
 from .turns import ASSISTANT, THINKING_VARIABLES, Turns, content_of
 
 _KINDS: Final[dict[str, tuple[str, ...]]] = {
@@ -221,7 +221,7 @@ class CountRequest(SamplingFields):
         return self
 
 
-class MessagesRequest(CountRequest):
+class MessagesRequest(CountRequest, ReceiptFields):
     """Body of POST /v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)]
@@ -264,6 +264,7 @@ def chat_of(fields: CountRequest) -> ChatRequest:
     }
     if isinstance(fields, MessagesRequest):
         content["max_completion_tokens"] = fields.max_tokens
+        content |= {name: getattr(fields, name) for name in ReceiptFields.model_fields}
         if fields.stop_sequences:
             content["stop"] = fields.stop_sequences
     return ChatRequest.model_validate(content)

@@ -293,7 +293,22 @@ class SamplingFields(ModelFields):
     """Only requests with the same salt share KV."""
 
 
-class GenerationFields(SamplingFields, TruncationFields, NamedRequestFields):
+class ReceiptFields(Fields):
+    """Fields of requests whose answers can have a receipt."""
+
+    return_receipt: bool = False
+    """True: the answer has a receipt, with which `adaptrt replay` makes it again."""
+    return_receipt_prompt: bool = False
+    """True: the receipt has the prompts' tokens, not only their digests."""
+
+    @model_validator(mode="after")
+    def _receipt_of_prompt(self) -> ReceiptFields:
+        if self.return_receipt_prompt and not self.return_receipt:
+            raise ValueError("return_receipt_prompt is true without return_receipt; expected both")
+        return self
+
+
+class GenerationFields(SamplingFields, TruncationFields, NamedRequestFields, ReceiptFields):
     """Shared fields of completions and chats."""
 
     vllm_fields = GENERATION_FIELDS
@@ -317,10 +332,6 @@ class GenerationFields(SamplingFields, TruncationFields, NamedRequestFields):
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
     """True: answers have token_ids and prompt_token_ids."""
-    return_receipt: bool = False
-    """True: the answer has a receipt, with which `adaptrt replay` makes it again."""
-    return_receipt_prompt: bool = False
-    """True: the receipt has the prompts' tokens, not only their digests."""
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | bool | str | None = None
@@ -359,8 +370,6 @@ class GenerationFields(SamplingFields, TruncationFields, NamedRequestFields):
             raise ValueError("stream_options is given, but stream is false")
         if self.min_tokens and self.stop:
             raise ValueError("min_tokens does not keep stop from ending an answer; give one of them")
-        if self.return_receipt_prompt and not self.return_receipt:
-            raise ValueError("return_receipt_prompt is true without return_receipt; expected both")
         if self.prompt_logprobs is not None and self.stream:
             raise ValueError("prompt_logprobs is given, but stream is true; expected one of them")
         return self

@@ -1,4 +1,4 @@
-"""Receipts in answers: completions and chats that ask for them (return_receipt)."""
+"""Receipts in answers to requests that ask for them (return_receipt)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any
 
 from ..runtime.adapter_tokenizers import TextTokenizer
 from ..runtime.receipts import FORMAT, AnswerDigest, adapters_in, digest_of_text, environment_of, request_content
+from .conversation import Conversation
+from .errors import ApiError
 from .generation import TextPiece, TextRequest
+from .openai_chat_fields import ChatRequest
 from .openai_fields import GenerationFields
 from .service import Service
 from .work import WorkKind
@@ -59,6 +62,17 @@ class ReceiptMaker:
             for request in requests
         ]
         return cls(environment, contents, requests[0].adapter, own, template)
+
+    @classmethod
+    async def of_chat(cls, service: Service, fields: ChatRequest, conversation: Conversation) -> ReceiptMaker | None:
+        """Returns the maker for a conversation; None: the client asks for no receipt. Raises ApiError for images."""
+        if not fields.return_receipt:
+            return None
+        if conversation.request.virtual_prompt is not None:
+            raise ApiError("return_receipt is true with images; expected only texts", param="return_receipt")
+        template = await service.prompts.template_for(fields, conversation.adapter)
+        source = None if template is None else template.text(with_tools=bool(fields.called_tools))
+        return await cls.of(service, fields, [conversation.request], conversation.tokenizer, source)
 
     def add(self, index: int, piece: TextPiece) -> None:
         """Adds a piece of the answer at this index: that of its request times the answers of each, plus its own."""

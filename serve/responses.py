@@ -22,6 +22,7 @@ from .http import LONG_BODY, EventStream, read_json, read_query, unless_disconne
 from .json_answer import frame, json_parts
 from .openai_chat_fields import ChatRequest, Message
 from .openai_fields import Fields, only
+from .receipts import ReceiptMaker
 from .records import current_request
 from .response_store import ResponseStore, StoredResponse
 from .responses_answer import CANCELLED, Event, ResponseAnswer
@@ -135,6 +136,7 @@ class Responses:
         is_stored = self._store.is_on and fields.store is not False
         echo = self._echo(fields, conversation, is_stored)
         answer = ResponseAnswer(echo, len(conversation.request.prompt), texts, service.options.response_home)
+        answer.receipt = await ReceiptMaker.of_chat(service, chat, conversation)
         made = _Made(self._owner, fields, chat, answer, len(conversation.request.prompt), is_stored)
         split = SplitAnswer(conversation.make_splitter())
         async with AsyncExitStack() as stack:

@@ -16,6 +16,7 @@ from .generation import TextPiece
 from .json_answer import Items
 from .openai_answers import MANY_ENTRIES, token_log_probs
 from .openai_chat_fields import Message
+from .receipts import ReceiptMaker
 from .response_store import new_response_id
 from .turns import Turns
 
@@ -81,6 +82,8 @@ class ResponseAnswer:
         """Log probs of tokens that belong to no text yet, such as parts of a character."""
         self._item_log_probs: list[TokenLogProbs] = []
         """Log probs of the open item's text."""
+        self.receipt: ReceiptMaker | None = None
+        """Makes the receipt if the client asks for one."""
         self._error: dict[str, str] | None = None
         self._incomplete_reason: str | None = None
         self._ended: int | None = None
@@ -109,6 +112,7 @@ class ResponseAnswer:
             "output": Items(output) if has_items else output,
             "usage": self._usage() if is_over else None,
             **self._echo,
+            **self._receipt(),
         }
 
     def begin(self) -> list[Event]:
@@ -117,6 +121,8 @@ class ResponseAnswer:
 
     async def add(self, piece: TextPiece, split: SplitAnswer) -> list[Event]:
         """Adds a piece; `split` splits it. The last piece ends the response."""
+        if self.receipt is not None:
+            self.receipt.add(0, piece)
         parts = await split.parts(piece)
         self._num_reasoning_tokens = split.num_reasoning_tokens
         self._num_answer_tokens += len(piece.token_ids)
@@ -276,6 +282,12 @@ class ResponseAnswer:
 
     def _content_of(self, entries: Sequence[TokenLogProbs]) -> list[dict[str, Any]] | Items:
         return [] if self._texts is None else _LogProbs(tuple(entries), self._texts).content()
+
+    def _receipt(self) -> dict[str, Any]:
+        """Returns the field of a response that has ended without an error."""
+        if self.receipt is None or self._ended is None or self._error is not None:
+            return {}
+        return {"receipt": self.receipt.content()}
 
     def _usage(self) -> dict[str, Any]:
         return {

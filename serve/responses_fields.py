@@ -10,7 +10,16 @@ from pydantic import BeforeValidator, Discriminator, Field, PlainValidator, Tag,
 from ..common.shown_value import shown
 from ..runtime.sampling_fields import INT32_MAX, MAX_LOG_PROBS
 from .openai_chat_fields import ALLOWED_TOOLS, ChatRequest, Message, NoAnnotations
-from .openai_fields import Fields, FiniteObject, Metadata, SamplingFields, never, only, sampling_values
+from .openai_fields import (
+    Fields,
+    FiniteObject,
+    Metadata,
+    ReceiptFields,
+    SamplingFields,
+    never,
+    only,
+    sampling_values,
+)
 from .responses_answer import item_id
 from .turns import ASSISTANT, Turns, content_of
 
@@ -253,7 +262,7 @@ def _include(value: Any) -> Any:
     return value
 
 
-class ResponseRequest(SamplingFields):
+class ResponseRequest(SamplingFields, ReceiptFields):
     """Body of POST /v1/responses."""
 
     input: Annotated[list[InputItem], BeforeValidator(_known_items)]
@@ -334,6 +343,7 @@ def chat_of(fields: ResponseRequest, history: Sequence[Message]) -> ChatRequest:
         "response_format": None if fields.text.format is None else fields.text.format.of_chat(),
         "logprobs": fields.has_log_probs,
         "top_logprobs": fields.top_logprobs,
+        **{name: getattr(fields, name) for name in ReceiptFields.model_fields},
     }
     return ChatRequest.model_validate(content)
 

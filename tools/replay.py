@@ -78,9 +78,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_receipt(path: Path) -> dict[str, Any]:
-    """Reads a receipt. Raises ConfigError for a file that has none of this format."""
+    """Reads a receipt, also within an answer or the event that ends a stream. Raises ConfigError for other files."""
     content = load_json_object(path, ConfigError, max_bytes=MAX_RECEIPT_BYTES)
-    receipt = content.get("receipt", content)
+    body = content.get("response", content)
+    receipt = body.get("receipt", body) if isinstance(body, dict) else None
     if not isinstance(receipt, dict) or receipt.get("format") != FORMAT:
         raise ConfigError(f"{path}: has no receipt of format {FORMAT}; expected an answer to return_receipt")
     for name, kind in (("environment", dict), ("adapters", list), ("requests", list)):

@@ -55,8 +55,10 @@ SHARED: dict[str, Any] = {
     "stream": True,
 }
 THINKS = {"enable_thinking": True, "thinking": True}
+RECEIPT = {"return_receipt": True, "return_receipt_prompt": True}
 OTHERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     *(({name: value}, {name: value}) for name, value in SHARED.items()),
+    (RECEIPT, RECEIPT),
     ({"max_tokens": 7}, {"max_completion_tokens": 7}),
     ({"stop_sequences": ["x"]}, {"stop": ["x"]}),
     ({"system": "s"}, {"messages": [{"role": "system", "content": "s"}, *USER]}),

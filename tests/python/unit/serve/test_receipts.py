@@ -31,6 +31,10 @@ ASKED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/completions", {"model": "poet", "prompt": "hi", "use_beam_search": True, "n": 2, "temperature": 0}),
     ("/v1/chat/completions", {"model": "clerk", "messages": MESSAGES, "include_eos": True}),
     ("/v1/chat/completions", {"model": "base", "messages": MESSAGES, "stream": True, "n": 2}),
+    ("/v1/responses", {"model": "poet", "input": "hello", "seed": 5, "include": ["message.output_text.logprobs"]}),
+    ("/v1/responses", {"model": "clerk", "input": "hello", "stream": True, "store": False}),
+    ("/v1/messages", {"model": "poet", "messages": MESSAGES, "stop_sequences": ["e"]}),
+    ("/v1/messages", {"model": "poet:0.5+clerk:0.5", "messages": MESSAGES, "stream": True}),
 )
 
 
@@ -39,9 +43,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> AppPlace:
     return make_place(tmp_path_factory.mktemp("receipts"), ADAPTERS, max_beam_width=2)
 
 
+def drawn(path: str) -> dict[str, Any]:
+    if path != "/v1/responses":
+        return DRAWN
+    return {"max_output_tokens" if name == "max_tokens" else name: value for name, value in DRAWN.items()}
+
+
+def body_of(chunk: dict[str, Any]) -> dict[str, Any]:
+    return dict(chunk.get("response", chunk))
+
+
 async def answers(client: AppClient) -> list[dict[str, Any]]:
-    """Answers all requests at once. Streams give their last chunk that has a receipt."""
-    bodies = [(path, DRAWN | body) for path, body in ASKED]
+    """Answers all requests at once. Streams give the only chunk or event that has a receipt."""
+    bodies = [(path, drawn(path) | body) for path, body in ASKED]
     responses = await asyncio.gather(*(client.post(path, **body) for path, body in bodies))
     found = []
     for response, (_, body) in zip(responses, bodies, strict=True):
@@ -50,7 +64,8 @@ async def answers(client: AppClient) -> list[dict[str, Any]]:
             found.append(response.json())
             continue
         chunks = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
-        found.append(next(chunk for chunk in chunks if "receipt" in chunk))
+        (with_receipt,) = [chunk for chunk in chunks if "receipt" in body_of(chunk)]
+        found.append(with_receipt)
     return found
 
 
@@ -78,7 +93,7 @@ def executor(place: AppPlace) -> Iterator[adaptrt.Executor]:
 def test_answers_are_made_again(
     place: AppPlace, received: list[dict[str, Any]], executor: adaptrt.Executor, index: int
 ) -> None:
-    receipt = json.loads(json.dumps(received[index]["receipt"]))
+    receipt = json.loads(json.dumps(body_of(received[index])["receipt"]))
     body = ASKED[index][1]
     counts = [len(request["answers"]) for request in receipt["requests"]]
     prompts = body.get("prompt", "")
@@ -133,7 +148,11 @@ def test_differences_are_named(
     del prompt["requests"][0]["sampling"]
     with pytest.raises(adaptrt.ConfigError, match="the receipt cannot be read: KeyError: 'sampling'"):
         replay(executor, prompt, modules, [tokens])
-    bad = [({}, "has no receipt of format 1"), ({**receipt, "requests": 3}, "requests is 3; expected a list")]
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({}, "has no receipt of format 1"),
+        ({"response": 3}, "has no receipt of format 1"),
+        ({**receipt, "requests": 3}, "requests is 3; expected a list"),
+    ]
     for content, said in bad:
         path = tmp_path / "receipt.json"
         path.write_text(json.dumps(content))
@@ -202,6 +221,21 @@ def test_a_crowd_is_replayed_after_eviction_and_a_restart(place: AppPlace, tmp_p
     assert (done.returncode, done.stdout) == (0, "reproduced 16 answers bit by bit\n" * 4), done.stdout + done.stderr
 
 
+def test_the_responses_receipt_is_stored_and_counting_has_none(place: AppPlace) -> None:
+    async def body(client: AppClient) -> None:
+        asked = drawn("/v1/responses") | {"model": "poet", "input": "hello"}
+        made = (await client.post("/v1/responses", **asked)).json()
+        stored = (await client.http.get(f"/v1/responses/{made['id']}")).json()
+        assert stored["receipt"] == made["receipt"]
+        assert (
+            "receipt" not in (await client.post("/v1/responses", model="poet", input="a", max_output_tokens=1)).json()
+        )
+        counted = await client.post("/v1/messages/count_tokens", model="poet", messages=MESSAGES, return_receipt=True)
+        assert (counted.status_code, "return_receipt" in counted.text) == (400, True)
+
+    run_app(place, body)
+
+
 def test_the_command_says_what_it_found(
     place: AppPlace, received: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -210,6 +244,10 @@ def test_the_command_says_what_it_found(
     command = ["replay", str(path), "--engine_dir", str(place.engine), "--num_threads", "2", "--lora_modules"]
     assert main([*command, f"clerk={place.root / 'clerk'}"]) == 0
     assert capsys.readouterr().out == "reproduced 1 answers bit by bit\n"
+    event = tmp_path / "event.json"
+    event.write_text(json.dumps(received[9]))
+    assert body_of(received[9]) == received[9]["response"]
+    assert read_receipt(event) == received[9]["response"]["receipt"]
     assert main([*command, f"clerk={place.root / 'poet'}"]) == 1
     assert capsys.readouterr().out.endswith("not reproduced\n")
     assert main([*command, "clerk"]) == 2

@@ -52,8 +52,10 @@ SHARED: dict[str, Any] = {
 }
 NAMED = {"type": "function", "name": "f"}
 CHAT_NAMED = {"type": "function", "function": {"name": "f"}}
+RECEIPT = {"return_receipt": True, "return_receipt_prompt": True}
 OTHERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     *(({name: value}, {name: value}) for name, value in SHARED.items()),
+    (RECEIPT, RECEIPT),
     ({"chat_template_kwargs": {"a": 1}}, {"chat_template_kwargs": {"a": 1}}),
     ({"tools": [TOOL]}, {"tools": [CHAT_TOOL]}),
     ({"tools": [TOOL], "tool_choice": "none"}, {"tools": [CHAT_TOOL], "tool_choice": "none"}),
