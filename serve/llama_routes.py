@@ -83,7 +83,7 @@ def routes(service: Service) -> APIRouter:
                 "model_alias": service.model_names[0],
                 "model_path": str(service.engine_dir),
                 "chat_template": template or "",
-                "modalities": {"vision": False, "audio": False},
+                "modalities": {"vision": service.vision.takes_images, "audio": False},
                 "build_info": f"adaptrt {__version__}",
                 "is_sleeping": False,
             }

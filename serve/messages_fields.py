@@ -10,12 +10,12 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from ..common.shown_value import shown
 from ..runtime.sampling_fields import INT32_MAX
-from .openai_chat_fields import CacheControl, ChatRequest, Message
+from .openai_chat_fields import CacheControl, ChatRequest, ImagePart, Message
 from .openai_fields import Fields, FiniteObject, ReceiptFields, SamplingFields, Stops, only, sampling_values
-from .turns import ASSISTANT, THINKING_VARIABLES, Turns, content_of
+from .turns import ASSISTANT, THINKING_VARIABLES, Turns, content_of, image_of_base64, image_of_url
 
 _KINDS: Final[dict[str, tuple[str, ...]]] = {
-    "user": ("text", "tool_result"),
+    "user": ("text", "image", "tool_result"),
     ASSISTANT: ("text", "thinking", "tool_use"),
     "system": ("text",),
 }
@@ -51,6 +51,41 @@ class TextBlock(Fields):
 Texts: TypeAlias = Annotated[list[TextBlock], BeforeValidator(lambda value: _blocks(value, ("text",)))]
 
 
+class Base64Image(Fields):
+    """An image's file."""
+
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: str
+
+
+class UrlImage(Fields):
+    """The URL of an image."""
+
+    type: Literal["url"]
+    url: str
+
+
+class ImageBlock(Fields):
+    """An image of the user, or of a tool's result."""
+
+    type: Literal["image"]
+    source: Annotated[Base64Image | UrlImage, Field(discriminator="type")]
+    cache_control: CacheControl | None = None
+
+    def of_chat(self) -> ImagePart:
+        """Returns the image as a part of a chat's message."""
+        if isinstance(self.source, UrlImage):
+            return image_of_url(self.source.url)
+        return image_of_base64(self.source.data, self.source.media_type)
+
+
+ResultContent: TypeAlias = Annotated[
+    list[Annotated[TextBlock | ImageBlock, Field(discriminator="type")]],
+    BeforeValidator(lambda value: _blocks(value, ("text", "image"))),
+]
+
+
 class ThinkingBlock(Fields):
     """The assistant's reasoning."""
 
@@ -76,7 +111,7 @@ class ToolResultBlock(Fields):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Texts = Field(default_factory=list)
+    content: ResultContent = Field(default_factory=list)
     is_error: bool = False
     """No effect: templates have no such field, and the content says what went wrong."""
     cache_control: CacheControl | None = None
@@ -84,6 +119,7 @@ class ToolResultBlock(Fields):
 
 Block: TypeAlias = Annotated[
     Annotated[TextBlock, Tag("text")]
+    | Annotated[ImageBlock, Tag("image")]
     | Annotated[ThinkingBlock, Tag("thinking")]
     | Annotated[ToolUseBlock, Tag("tool_use")]
     | Annotated[ToolResultBlock, Tag("tool_result")],
@@ -274,8 +310,8 @@ def _messages(fields: CountRequest) -> list[Message]:
     turns = Turns()
     if fields.system:
         turns.add(Message(role="system", content=content_of([block.text for block in fields.system])))
-    said: list[str] = []
-    """Texts of consecutive messages of the user, which are one turn."""
+    said: list[str | ImagePart] = []
+    """Texts and images of consecutive messages of the user, which are one turn."""
     for message in fields.messages:
         if message.role == ASSISTANT:
             _add_user(turns, said)
@@ -284,10 +320,10 @@ def _messages(fields: CountRequest) -> list[Message]:
             for block in message.content:
                 if isinstance(block, ToolResultBlock):
                     _add_user(turns, said)
-                    content = content_of([part.text for part in block.content] or [""])
+                    content = content_of([_part(part) for part in block.content] or [""])
                     turns.add(Message(role="tool", tool_call_id=block.tool_use_id, content=content))
-                elif isinstance(block, TextBlock):
-                    said.append(block.text)
+                elif isinstance(block, TextBlock | ImageBlock):
+                    said.append(_part(block))
         else:
             _add_user(turns, said)
             texts = [block.text for block in message.content if isinstance(block, TextBlock)]
@@ -296,7 +332,11 @@ def _messages(fields: CountRequest) -> list[Message]:
     return turns.finish()
 
 
-def _add_user(turns: Turns, said: list[str]) -> None:
+def _part(block: TextBlock | ImageBlock) -> str | ImagePart:
+    return block.text if isinstance(block, TextBlock) else block.of_chat()
+
+
+def _add_user(turns: Turns, said: list[str | ImagePart]) -> None:
     if said:
         turns.add(Message(role="user", content=content_of(said)))
         said.clear()

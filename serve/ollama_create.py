@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -62,6 +62,13 @@ class OllamaCreateRequest(NamedModel):
     license: Annotated[list[str], BeforeValidator(_as_list)] = Field(default_factory=list)
     quantize: Annotated[str, only("", "the engine is built when the server starts, with --quantization")] = ""
     stream: bool = True
+
+    @model_validator(mode="after")
+    def _messages_are_texts(self) -> OllamaCreateRequest:
+        for i, message in enumerate(self.messages):
+            if message.images:
+                raise ValueError(f"messages[{i}].images is given; expected none: a model's own messages are texts")
+        return self
 
 
 class OllamaCopyRequest(Fields):

@@ -16,14 +16,13 @@ from ..runtime.sampling_fields import INT32_MAX, MAX_LOG_PROBS
 from .ollama_options import OllamaOptions
 from .openai_chat_fields import CalledFunction, ChatRequest, Message, Tool, ToolCall
 from .openai_fields import CompletionRequest, Fields, FiniteObject, never, only
-from .turns import ASSISTANT, THINKING_VARIABLES
+from .turns import ASSISTANT, THINKING_VARIABLES, content_of, image_of_base64
 
 _LATEST: Final = ":latest"
 """Tag that Ollama's clients add to names without one."""
 _DURATION: Final = re.compile(r"-?(?:\d+(?:\.\d*)?(?:ns|us|µs|ms|s|m|h))+|-?\d+(?:\.\d*)?")
 _ZERO: Final = re.compile(r"-?(?:0+(?:\.0*)?(?:ns|us|µs|ms|s|m|h)?)+")
 _JSON: Final = "json"
-_TEXT_ONLY: Final = "models read text only"
 _NO_IMAGES: Final = "the model makes no images"
 
 
@@ -56,7 +55,6 @@ def _lower(value: Any) -> Any:
 
 ModelName = Annotated[str, Field(min_length=1)]
 KeepAlive = Annotated[float | str, PlainValidator(_keep_alive)]
-NoImages = Annotated[list[Any], only([], _TEXT_ONLY)]
 Think = bool | Literal["low", "medium", "high", "max"]
 
 
@@ -105,7 +103,8 @@ class OllamaMessage(Fields):
     role: Annotated[Literal["system", "user", "assistant", "tool"], BeforeValidator(_lower)]
     content: str = ""
     thinking: str | None = None
-    images: NoImages = Field(default_factory=list)
+    images: list[str] = Field(default_factory=list)
+    """Files of images in base64. They stand before the text."""
     tool_calls: list[OllamaCall] = Field(default_factory=list)
     tool_name: str | None = None
     """Name of the function whose result the message has."""
@@ -170,14 +169,15 @@ class OllamaGenerateRequest(OllamaGenerationFields):
     template: str = ""
     """A Go template to use instead of the model's. Needs --trust_request_chat_template on the server."""
     context: Annotated[list[Any], only([], "give the conversation to /api/chat")] = Field(default_factory=list)
-    images: NoImages = Field(default_factory=list)
+    images: list[str] = Field(default_factory=list)
+    """As in OllamaMessage."""
     width: Annotated[int | None, never(_NO_IMAGES)] = None
     height: Annotated[int | None, never(_NO_IMAGES)] = None
     steps: Annotated[int | None, never(_NO_IMAGES)] = None
 
     @model_validator(mode="after")
     def _one_way(self) -> OllamaGenerateRequest:
-        for name in ("system", "think", "template", "suffix"):
+        for name in ("system", "think", "template", "suffix", "images"):
             if self.raw and getattr(self, name):
                 raise ValueError(f"raw is true with {name}; expected one of them: no template writes the prompt")
         return self
@@ -235,7 +235,7 @@ def chat_of_prompt(fields: OllamaGenerateRequest, preset: Preset) -> ChatRequest
     if fields.suffix:
         chat["chat_template_kwargs"] = {**chat["chat_template_kwargs"], "suffix": fields.suffix}
     messages = [*_system(fields.system or preset.system), *_messages(preset.messages)]
-    messages.append(Message(role="user", content=fields.prompt))
+    messages.append(Message(role="user", content=_content(fields.prompt, fields.images)))
     return ChatRequest.model_validate({**chat, "messages": messages})
 
 
@@ -284,9 +284,10 @@ def _messages(given: Sequence[OllamaMessage]) -> list[Message]:
     """Name and id of each call that has no result yet."""
     num_calls = 0
     for message in given:
+        content = _content(message.content, message.images)
         if message.role == "tool":
             call_id = message.tool_call_id or _taken(waiting, message.tool_name)
-            messages.append(Message(role="tool", content=message.content, name=message.tool_name, tool_call_id=call_id))
+            messages.append(Message(role="tool", content=content, name=message.tool_name, tool_call_id=call_id))
             continue
         calls = []
         for call in message.tool_calls:
@@ -299,12 +300,17 @@ def _messages(given: Sequence[OllamaMessage]) -> list[Message]:
         messages.append(
             Message(
                 role=message.role,
-                content=None if calls and not message.content else message.content,
+                content=None if calls and not message.content and not message.images else content,
                 tool_calls=calls or None,
                 reasoning_content=message.thinking or None,
             )
         )
     return messages
+
+
+def _content(text: str, images: Sequence[str]) -> Any:
+    """Returns a message's content: its images, and then its text."""
+    return content_of([*map(image_of_base64, images), *([text] if text or not images else [])])
 
 
 def _taken(waiting: deque[tuple[str, str]], name: str | None) -> str | None:

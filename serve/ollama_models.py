@@ -269,6 +269,7 @@ def _capabilities(service: Service, template: str) -> list[str]:
         "tools": template and calls is not None,
         "thinking": template and reasoning not in (None, NONE),
         "embedding": _can_embed(service),
+        "vision": service.vision.takes_images,
     }
     return [name for name, is_possible in can.items() if is_possible]
 

@@ -146,15 +146,18 @@ async def _generated(service: Service, fields: OllamaGenerateRequest) -> Respons
     fields, preset = _with_settings(fields, model, template)
     if fields.raw or (template is None and await service.prompts.template_of(model.adapter) is None):
         if not fields.raw and (fields.system or preset.system or preset.messages):
-            raise ApiError(
-                "the prompt has a system message, but neither the model nor the adapter has a chat template",
-                param="system",
-            )
+            raise _needs_template("a system message", "system")
+        if fields.images:
+            raise _needs_template("images", "images")
         completion = _translated(completion_of, fields, preset)
         conversation = await Conversation.of_prompt(service, completion, fields.options.answer_tokens)
     else:
         conversation = await Conversation.of(service, _translated(chat_of_prompt, fields, preset), cuts_answer=True)
     return await _answered(service, fields, conversation, prompt_fields, load_time)
+
+
+def _needs_template(part: str, param: str) -> ApiError:
+    return ApiError(f"the prompt has {part}, but neither the model nor the adapter has a chat template", param=param)
 
 
 async def _load(service: Service, fields: OllamaFields, load_time: LoadTime) -> FoundModel:

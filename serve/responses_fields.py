@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Discriminator, Field, PlainValidator, Tag,
 
 from ..common.shown_value import shown
 from ..runtime.sampling_fields import INT32_MAX, MAX_LOG_PROBS
-from .openai_chat_fields import ALLOWED_TOOLS, ChatRequest, Message, NoAnnotations
+from .openai_chat_fields import ALLOWED_TOOLS, ChatRequest, ImagePart, Message, NoAnnotations
 from .openai_fields import (
     Fields,
     FiniteObject,
@@ -21,27 +21,30 @@ from .openai_fields import (
     sampling_values,
 )
 from .responses_answer import item_id
-from .turns import ASSISTANT, Turns, content_of
+from .turns import ASSISTANT, Turns, content_of, image_of_url
 
 LOG_PROBS: Final = "message.output_text.logprobs"
 ENCRYPTED_REASONING: Final = "reasoning.encrypted_content"
-_ONLY_TEXT: Final = "the model reads only text"
 _NAMED: Final = {"type": "function", "name": "NAME"}
 
 
-def _text_parts(value: Any) -> Any:
+_IMAGE: Final = "input_image"
+_KINDS: Final = ("input_text", "output_text", "text", _IMAGE)
+
+
+def _content_parts(value: Any) -> Any:
     """Returns a text as one part. Names the first part that cannot be used; the declared type checks the rest."""
     if isinstance(value, str):
         return [{"type": "input_text", "text": value}]
     if isinstance(value, list):
         for i, part in enumerate(value):
             kind = part.get("type") if isinstance(part, dict) else None
-            if kind not in ("input_text", "output_text", "text"):
+            if kind not in _KINDS:
                 raise ValueError(
-                    f"[{i}] is of type {shown(kind)}; accepted: 'input_text' and 'output_text', because {_ONLY_TEXT}"
+                    f"[{i}] is of type {shown(kind)}; accepted: 'input_text', 'output_text' and 'input_image'"
                 )
         return value
-    raise ValueError(f"is {shown(value)}; accepted: a text, or a list of text parts")
+    raise ValueError(f"is {shown(value)}; accepted: a text, or a list of parts")
 
 
 class InputText(Fields):
@@ -54,7 +57,18 @@ class InputText(Fields):
     """No effect: a field of answers, which clients send back."""
 
 
-TextContent: TypeAlias = Annotated[list[InputText], BeforeValidator(_text_parts)]
+class InputImage(Fields):
+    """An image in a message, or in a function's result."""
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: Literal["auto", "low", "high", "original"] | None = None
+    """No effect: the model's image processor decides how many tokens an image has."""
+    file_id: Annotated[str | None, never("images are not stored; give image_url")] = None
+
+
+ContentPart: TypeAlias = Annotated[InputText | InputImage, Field(discriminator="type")]
+Content: TypeAlias = Annotated[list[ContentPart], BeforeValidator(_content_parts)]
 
 
 class Item(Fields):
@@ -69,9 +83,16 @@ class MessageItem(Item):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: TextContent
+    content: Content
     phase: str | None = None
     """No effect."""
+
+    @model_validator(mode="after")
+    def _assistants_write_text(self) -> MessageItem:
+        for i, part in enumerate(self.content):
+            if self.role == ASSISTANT and isinstance(part, InputImage):
+                raise ValueError(f"content[{i}] of role '{ASSISTANT}' is of type '{_IMAGE}'; expected a text")
+        return self
 
 
 class CallItem(Item):
@@ -88,7 +109,7 @@ class CallOutputItem(Item):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: TextContent
+    output: Content
     name: str | None = None
     """No effect: call_id names the call."""
 
@@ -357,11 +378,11 @@ def messages_of(items: Sequence[InputItem]) -> list[Message]:
         elif isinstance(item, CallItem):
             turns.add_call(item.call_id, item.name, item.arguments)
         elif isinstance(item, CallOutputItem):
-            turns.add(Message(role="tool", tool_call_id=item.call_id, content=content_of(_texts(item.output))))
+            turns.add(Message(role="tool", tool_call_id=item.call_id, content=content_of(_parts(item.output))))
         elif item.role == ASSISTANT:
-            turns.add_text(_texts(item.content))
+            turns.add_text([part.text for part in item.content if isinstance(part, InputText)])
         else:
-            turns.add(Message(role=item.role, content=content_of(_texts(item.content))))
+            turns.add(Message(role=item.role, content=content_of(_parts(item.content))))
     return turns.finish()
 
 
@@ -371,11 +392,18 @@ def listed(item: InputItem) -> dict[str, Any]:
     if isinstance(item, MessageItem):
         kind = "output_text" if item.role == ASSISTANT else "input_text"
         more: dict[str, Any] = {"annotations": []} if item.role == ASSISTANT else {}
-        fields["content"] = [{"type": kind, "text": part.text, **more} for part in item.content]
+        fields["content"] = [_listed_part(part, kind, more) for part in item.content]
     elif isinstance(item, CallOutputItem):
-        fields["output"] = [{"type": "input_text", "text": part.text} for part in item.output]
+        fields["output"] = [_listed_part(part, "input_text", {}) for part in item.output]
     return {"id": item_id(item.type), "status": "completed", **fields}
 
 
-def _texts(content: Sequence[InputText]) -> list[str]:
-    return [part.text for part in content]
+def _listed_part(part: InputText | InputImage, kind: str, more: dict[str, Any]) -> dict[str, Any]:
+    """kind, more: type and other fields of a text."""
+    if isinstance(part, InputImage):
+        return {"type": _IMAGE, "image_url": part.image_url, "detail": part.detail or "auto"}
+    return {"type": kind, "text": part.text, **more}
+
+
+def _parts(content: Sequence[InputText | InputImage]) -> list[str | ImagePart]:
+    return [part.text if isinstance(part, InputText) else image_of_url(part.image_url) for part in content]

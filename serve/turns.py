@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from .openai_chat_fields import CalledFunction, Message, ToolCall
+from .openai_chat_fields import CalledFunction, ImagePart, ImageUrl, Message, ToolCall
 
 ASSISTANT: Final = "assistant"
 THINKING_VARIABLES: Final = ("enable_thinking", "thinking")
@@ -60,6 +60,21 @@ class Turns:
         self._reasoning, self._text, self._calls = [], None, []
 
 
-def content_of(texts: Sequence[str]) -> Any:
-    """Returns a message's content as in a body: a text, or text parts if there are several."""
-    return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
+def content_of(parts: Sequence[str | ImagePart]) -> Any:
+    """Returns a message's content as in a body: a text if it is the only part, or a list of parts."""
+    if len(parts) == 1 and isinstance(parts[0], str):
+        return parts[0]
+    return [
+        {"type": "text", "text": part} if isinstance(part, str) else part.model_dump(exclude_none=True)
+        for part in parts
+    ]
+
+
+def image_of_base64(data: str, media_type: str = "image/*") -> ImagePart:
+    """Returns a part with an image's file. The file's content decides its format, whatever media_type says."""
+    return image_of_url(f"data:{media_type};base64,{data}")
+
+
+def image_of_url(url: str) -> ImagePart:
+    """Returns a part with an image."""
+    return ImagePart(type="image_url", image_url=ImageUrl(url=url))

@@ -88,9 +88,14 @@ class Vision:
             if self._tower is not None:
                 self._tower.shutdown()
 
-    def _running(self) -> TowerRunner:
+    @property
+    def takes_images(self) -> bool:
+        """True if the engine has a tower."""
         config = self._engine.config.pretrained_config
-        if not isinstance(config, SeeingConfig) or not config.has_tower:
+        return isinstance(config, SeeingConfig) and config.has_tower
+
+    def _running(self) -> TowerRunner:
+        if not self.takes_images:
             raise RequestError(
                 f"{self._engine.directory}: takes no images; expected an engine of a Hugging Face model that sees, "
                 "such as SmolVLM"

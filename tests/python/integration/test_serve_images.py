@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from pathlib import Path
 from typing import Any
 
+import anthropic
+import httpx2
+import openai
 import pytest
 from PIL import Image
 
 from adaptrt import LLM, SamplingParams
+from adaptrt.serve.app import make_app
 from support.seeing import engine_of_model, question, random_image, save_adapters, save_model
 from support.served_app import AppClient, AppPlace, run_app
 
@@ -35,6 +40,64 @@ def data_url(image: Image.Image) -> str:
 def asked(url: Any, text: str = "what is this") -> list[dict[str, Any]]:
     parts = [{"type": "image_url", "image_url": {"url": url, "detail": "low"}}, {"type": "text", "text": text}]
     return [{"role": "user", "content": parts}]
+
+
+def base64_of(image: Image.Image) -> str:
+    return data_url(image).partition(",")[2]
+
+
+def test_other_apis_answer_as_chats_do(place: AppPlace) -> None:
+    """With the packages of OpenAI and Anthropic."""
+    image = random_image(61, 47, 1)
+    parts = asked(data_url(image))
+    source = {"type": "base64", "media_type": "image/png", "data": base64_of(image)}
+    blocks: Any = [{"role": "user", "content": [{"type": "image", "source": source}, parts[0]["content"][1]]}]
+    content = [{"type": "input_image", "image_url": data_url(image)}, {"type": "input_text", "text": "what is this"}]
+    items: Any = [{"role": "user", "content": content}]
+    turn = {"content": "what is this", "images": [base64_of(image)]}
+    greedy = {"model": "tower", "temperature": 0}
+    of_claude = {"model": "tower", "extra_body": {"temperature": 0}, "messages": blocks, "max_tokens": LENGTH}
+    ollama = {"model": "tower", "options": {"temperature": 0, "num_predict": LENGTH}}
+
+    async def body(client: AppClient) -> None:
+        assert (await client.load("tower", "tower")).status_code == 200
+        gpt: Any = openai.AsyncOpenAI(base_url="http://127.0.0.1/v1", api_key="none", http_client=client.http)
+        transport = httpx2.ASGITransport(make_app(client.service))
+        other_http = httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1")
+        claude: Any = anthropic.AsyncAnthropic(base_url="http://127.0.0.1", api_key="none", http_client=other_http)
+
+        async def lines(path: str, **fields: Any) -> list[dict[str, Any]]:
+            answer = await client.post(path, **ollama, **fields)
+            assert answer.status_code == 200, answer.text
+            return [json.loads(line) for line in answer.text.splitlines()]
+
+        chat = await gpt.chat.completions.create(**greedy, messages=parts, max_tokens=LENGTH)
+        expected = chat.choices[0].message.content, chat.usage.prompt_tokens
+        assert expected[0]
+        made = await gpt.responses.create(**greedy, input=items, max_output_tokens=LENGTH)
+        assert (made.output_text, made.usage.input_tokens) == expected
+        stored = await gpt.responses.input_items.list(made.id)
+        assert stored.data[0].content[0].image_url == data_url(image)
+        again = await gpt.responses.create(**greedy, input="red", previous_response_id=made.id, max_output_tokens=1)
+        assert again.usage.input_tokens > expected[1]
+        stream = await gpt.responses.create(**greedy, input=items, max_output_tokens=LENGTH, stream=True)
+        made = [event async for event in stream][-1].response
+        assert (made.output_text, made.usage.input_tokens) == expected
+        message = await claude.messages.create(**of_claude)
+        num_tokens = message.usage.input_tokens + message.usage.cache_read_input_tokens
+        assert (message.content[0].text, num_tokens) == expected
+        async with claude.messages.stream(**of_claude) as events:
+            assert await events.get_final_text() == expected[0]
+        assert (await claude.messages.count_tokens(model="tower", messages=blocks)).input_tokens == expected[1]
+        for is_stream in (False, True):
+            found = await lines("/api/chat", messages=[{"role": "user", **turn}], stream=is_stream)
+            assert ("".join(one["message"]["content"] for one in found), found[-1]["prompt_eval_count"]) == expected
+            found = await lines("/api/generate", prompt=turn["content"], images=turn["images"], stream=is_stream)
+            assert ("".join(one["response"] for one in found), found[-1]["prompt_eval_count"]) == expected
+        assert "vision" in (await client.post("/api/show", model="tower")).json()["capabilities"]
+        assert (await client.http.get("/props")).json()["modalities"]["vision"] is True
+
+    run_app(place, body)
 
 
 def test_answers_are_those_of_llm(place: AppPlace) -> None:

@@ -172,9 +172,9 @@ def test_a_tool_that_must_be_called(client: anthropic.Anthropic) -> None:
 
 
 def test_errors_have_anthropics_form(client: anthropic.Anthropic, address: str) -> None:
-    image: Any = [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "u"}}]}]
-    with pytest.raises(anthropic.BadRequestError, match=r"content of role 'user'.*'image'") as raised:
-        client.messages.create(**{**ASKED, "messages": image})
+    document: Any = [{"role": "user", "content": [{"type": "document", "source": {"type": "url", "url": "u"}}]}]
+    with pytest.raises(anthropic.BadRequestError, match=r"content of role 'user'.*'document'") as raised:
+        client.messages.create(**{**ASKED, "messages": document})
     body: Any = raised.value.body
     assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
     assert body["request_id"] == raised.value.response.headers["x-request-id"]

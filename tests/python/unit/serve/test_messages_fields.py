@@ -150,15 +150,20 @@ def message(role: str, *blocks: dict[str, Any]) -> dict[str, Any]:
 
 
 INFINITE = json.loads("1e999")
+FILE = {"type": "base64", "media_type": "image/png", "data": "aGk="}
 CALL = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    (message("user", {"type": "image", "source": {}}), "messages.0", "content of role 'user': [0] is of type 'image'; "
-     "accepted: 'text', 'tool_result'"),
-    (message("user", {"type": "document"}), "messages.0", "[0] is of type 'document'"),
+    (message("user", {"type": "document"}), "messages.0", "content of role 'user': [0] is of type 'document'; "
+     "accepted: 'text', 'image', 'tool_result'"),
+    (message("user", {"type": "image", "source": {"type": "file", "file_id": "f"}}),
+     "messages.0.content.0.image.source", "'base64', 'url'"),
+    (message("user", {"type": "image", "source": {**FILE, "media_type": "image/svg"}}),
+     "messages.0.content.0.image.source.base64.media_type", "'image/webp'"),
+    (message("assistant", {"type": "image", "source": FILE}), "messages.0", "[0] is of type 'image'; accepted: 'text'"),
     (message("user", CALL), "messages.0", "[0] is of type 'tool_use'"),
     (message("assistant", {"type": "redacted_thinking", "data": "x"}), "messages.0", "'text', 'thinking', 'tool_use'"),
-    (message("user", {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "image"}]}),
-     "messages.0.content.0.tool_result.content", "[0] is of type 'image'; accepted: 'text'"),
+    (message("user", {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "document"}]}),
+     "messages.0.content.0.tool_result.content", "[0] is of type 'document'; accepted: 'text', 'image'"),
     (message("user", {"type": "text", "text": "a", "citations": [{}]}), "messages.0.content.0.text.citations", "acc"),
     (message("assistant", {**CALL, "caller": {"type": "x"}}), "messages.0.content.0.tool_use.caller", "accepted"),
     (message("assistant", CALL | {"input": {"a": INFINITE}}), "messages.0.content.0.tool_use.input", "out of range"),
@@ -241,6 +246,19 @@ def test_blocks_become_messages() -> None:
         {"role": "system", "content": "s"},
         {"role": "user", "content": "f"},
         {"role": "assistant", "content": "g"},
+    ]
+
+
+def test_images_become_parts() -> None:
+    file, url = {"type": "image", "source": FILE}, {"type": "image", "source": {"type": "url", "url": "http://h/i"}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [file]}
+    made = chat_of(request(messages=[*USER, {"role": "user", "content": [file, url, result]}])).messages
+    parts = [
+        {"type": "image_url", "image_url": {"url": where}} for where in ("data:image/png;base64,aGk=", "http://h/i")
+    ]
+    assert [one.model_dump(exclude_none=True, exclude_defaults=True) for one in made] == [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, *parts]},
+        {"role": "tool", "tool_call_id": "c", "content": parts[:1]},
     ]
 
 

@@ -31,6 +31,13 @@ USER = [{"role": "user", "content": "a"}]
 SYSTEM = {"role": "system", "content": "s"}
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 SCHEMA = {"type": "object"}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/*;base64,aGk="}}
+CALLED = [{"role": "assistant", "images": ["aGk="], "tool_calls": [{"id": "c", "function": {"name": "f"}}]}]
+CALLING = {
+    "role": "assistant",
+    "content": [IMAGE],
+    "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+}
 POET = Preset("poet")
 OBJECT = {"response_format": {"type": "json_object"}}
 OF_SCHEMA = {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}}
@@ -101,11 +108,16 @@ CHATS: list[tuple[dict[str, Any], dict[str, Any]]] = [
             "continue_final_message": True,
         },
     ),
+    ({"messages": [{"role": "user", "content": "a", "images": ["aGk=", "aGk="]}]},
+     {"messages": [{"role": "user", "content": [IMAGE, IMAGE, {"type": "text", "text": "a"}]}]}),
+    ({"messages": [*CALLED, {"role": "tool", "images": ["aGk="]}]},
+     {"messages": [CALLING, {"role": "tool", "content": [IMAGE], "tool_call_id": "c"}]}),
 ]  # fmt: skip
 PROMPTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     *SHARED,
     ({"prompt": "p"}, {"messages": [{"role": "user", "content": "p"}]}),
     ({"system": "s"}, {"messages": [SYSTEM, *USER]}),
+    ({"images": ["aGk="]}, {"messages": [{"role": "user", "content": [IMAGE, {"type": "text", "text": "a"}]}]}),
     ({"suffix": "x"}, {"chat_template_kwargs": {"suffix": "x"}}),
 ]
 WITHOUT_EFFECT: list[dict[str, Any]] = [
@@ -117,7 +129,7 @@ WITHOUT_EFFECT: list[dict[str, Any]] = [
     {"shift": False},
 ]
 NO_EFFECT_ON_PROMPTS: list[dict[str, Any]] = [
-    *({"template": ""}, {"context": []}, {"images": []}),  # test_serve_ollama.py uses templates
+    *({"template": ""}, {"context": []}),  # test_serve_ollama.py uses templates
     *({"width": None}, {"height": None}, {"steps": None}),
 ]
 
@@ -233,7 +245,7 @@ def test_calls_and_results_get_ids() -> None:
     ("kind", "fields", "said"),
     [
         (OllamaChatRequest, {"model": ""}, "model"),
-        (OllamaChatRequest, {"messages": [{"role": "user", "images": ["aGk="]}]}, "[] (models read text only)"),
+        (OllamaChatRequest, {"messages": [{"role": "user", "images": [5]}]}, "messages.0.images.0"),
         (OllamaChatRequest, {"messages": [{"role": "user", "thinking": "t"}]}, "thinking is given with role 'user'"),
         (OllamaChatRequest, {"messages": [{"role": "assistant", "tool_name": "f"}]}, "with role 'tool' only"),
         (OllamaChatRequest, {"truncate": True}, "is True; accepted: False (a prompt that does not fit is refused)"),
@@ -241,7 +253,9 @@ def test_calls_and_results_get_ids() -> None:
         (OllamaChatRequest, {"keep_alive": "soon"}, "is 'soon'; expected a number of seconds, or a duration"),
         (OllamaChatRequest, {"think": "hard"}, "think"),
         (OllamaChatRequest, {"other": 1}, "other"),
-        (OllamaGenerateRequest, {"images": ["aGk="]}, "models read text only"),
+        (OllamaGenerateRequest, {"raw": True, "images": ["aGk="]}, "raw is true with images"),
+        (OllamaCreateRequest, {"from": "a", "messages": [{"role": "user", "images": ["aGk="]}]},
+         "messages[0].images is given; expected none"),
         (OllamaGenerateRequest, {"width": 9}, "is 9; expected no such field (the model makes no images)"),
         (OllamaGenerateRequest, {"context": [1]}, "give the conversation to /api/chat"),
         (OllamaGenerateRequest, {"raw": True, "system": "s"}, "raw is true with system"),

@@ -10,12 +10,13 @@ from pydantic import ValidationError
 
 from adaptrt.serve.openai_chat_fields import ChatRequest
 from adaptrt.serve.openai_fields import SamplingFields
-from adaptrt.serve.responses_fields import ResponseRequest, chat_of, listed, tool_choice_echo
+from adaptrt.serve.responses_fields import ResponseRequest, chat_of, listed, messages_of, tool_choice_echo
 
 TOOL: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
 CHAT_TOOL = {"type": "function", "function": {name: TOOL[name] for name in ("name", "parameters", "strict")}}
 SCHEMA = {"type": "object"}
 INFINITE = json.loads("1e999")
+IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,aGk="}
 
 
 def request(**fields: Any) -> ResponseRequest:
@@ -186,9 +187,19 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{"role": "user"}]}, "input.0.message.content", "required"),
     ({"input": [{"role": "robot", "content": "a"}]}, "input.0.message.role", "'system'"),
     (
-        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "u"}]}]},
+        {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
         "input.0.message.content",
-        "[0] is of type 'input_image'; accepted: 'input_text' and 'output_text', because the model reads only text",
+        "[0] is of type 'input_file'; accepted: 'input_text', 'output_text' and 'input_image'",
+    ),
+    (
+        {"input": [{"role": "assistant", "content": [IMAGE]}]},
+        "input.0.message",
+        "content[0] of role 'assistant' is of type 'input_image'; expected a text",
+    ),
+    (
+        {"input": [{"role": "user", "content": [IMAGE | {"file_id": "f"}]}]},
+        "input.0.message.content.0.input_image.file_id",
+        "images are not stored",
     ),
     (
         {"input": [{"type": "reasoning", "encrypted_content": "x"}]},
@@ -262,6 +273,19 @@ def test_items_become_messages() -> None:
         {"role": "assistant", "content": "y", "reasoning_content": "more"},
         {"role": "assistant", "content": "", "reasoning_content": "cut"},
     ]
+
+
+def test_images_become_parts() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+    output = {"type": "function_call_output", "call_id": "c", "output": [IMAGE]}
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    fields = request(input=[{"role": "user", "content": [IMAGE, {"type": "input_text", "text": "a"}]}, call, output])
+    messages = [message.model_dump(exclude_none=True, exclude_unset=True) for message in messages_of(fields.input)]
+    assert messages[0] == {"role": "user", "content": [image, {"type": "text", "text": "a"}]}
+    assert messages[2] == {"role": "tool", "tool_call_id": "c", "content": [image]}
+    item, _, result = map(listed, fields.input)
+    assert item["content"] == [IMAGE | {"detail": "auto"}, {"type": "input_text", "text": "a"}]
+    assert result["output"] == [IMAGE | {"detail": "auto"}]
 
 
 def test_history_stands_between_instructions_and_input() -> None:
