@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import IO, Any, Final
@@ -99,6 +99,11 @@ class UploadStore:
             raise ApiError(
                 f"the adapter cannot be stored: {error.strerror}", status=HTTPStatus.INSUFFICIENT_STORAGE
             ) from error
+
+
+def upload_limits(limits: ServerLimits) -> ServerLimits:
+    """Returns limits with which the body of an upload may be read as a whole."""
+    return replace(limits, max_body_bytes=limits.max_adapter_upload_bytes + OVERHEAD_BYTES)
 
 
 def _file_of(name: str, part: UploadFile | str) -> IO[bytes] | bytes:

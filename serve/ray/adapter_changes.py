@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final
 
+from ...runtime.adapter_versions import VersionLimits
 from ..errors import ApiError, retry_headers
 
 SECONDS_TO_REMEMBER_UNLOADS: Final = 3600.0
@@ -22,7 +23,7 @@ class AdapterChange:
 
     name: str
     path: str | None
-    """The adapter's directory; None: the adapter is unloaded."""
+    """The adapter's directory; None: the adapter is unloaded, or was sent."""
     replace: bool = False
     """True: an adapter that has the name already is replaced."""
     pinned: bool = False
@@ -32,6 +33,20 @@ class AdapterChange:
     """Position in the order of all changes, from 1."""
     made: float = field(default_factory=time.time)
     """Time of the change, in seconds since the epoch."""
+    digest: str | None = None
+    """Digest of an adapter that a client has sent; None: the adapter has a path, or is unloaded."""
+    files: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
+    """Names and bytes of its files. Replicas leave them out of their logs, because they store the files."""
+
+    @property
+    def is_unload(self) -> bool:
+        """True if the adapter is removed."""
+        return self.path is None and self.digest is None
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the files."""
+        return sum(len(content) for _, content in self.files)
 
 
 @dataclass(frozen=True)
@@ -67,11 +82,15 @@ class Outcome:
 
 
 class ChangeLog:
-    """The newest change of each name. Applying only these, in order, has the same result as applying all changes."""
+    """The newest change of each name, and loads whose adapters may be old versions.
 
-    def __init__(self) -> None:
-        """Makes an empty log."""
-        self._changes: dict[str, AdapterChange] = {}
+    Applying only these, in order, has the same result as applying all changes.
+    """
+
+    def __init__(self, limits: VersionLimits | None = None) -> None:
+        """Makes an empty log. limits: of the old versions that it keeps; None: the defaults."""
+        self._limits = VersionLimits() if limits is None else limits
+        self._changes: list[AdapterChange] = []
         self.number = 0
         """Number of the newest change."""
 
@@ -82,22 +101,36 @@ class ChangeLog:
 
     def since(self, number: int) -> tuple[AdapterChange, ...]:
         """Returns the changes after the change of this number, in order."""
-        return tuple(change for change in self._changes.values() if change.number > number)
+        return tuple(change for change in self._changes if change.number > number)
 
     def add(self, change: AdapterChange) -> None:
-        """Adds the newest change. Forgets unloads that are older than SECONDS_TO_REMEMBER_UNLOADS."""
-        # The dict keeps the order of the changes.
-        self._changes.pop(change.name, None)
-        self._changes[change.name] = change
+        """Adds the newest change. Forgets unloads that are older than SECONDS_TO_REMEMBER_UNLOADS, and the oldest
+        loads of versions above the limits.
+        """
         self.number = change.number
         oldest = change.made - SECONDS_TO_REMEMBER_UNLOADS
-        for name in [name for name, old in self._changes.items() if _is_forgettable(old, oldest)]:
-            del self._changes[name]
+        kept = [old for old in self._changes if not self._ends(old, change) and not _is_forgettable(old, oldest)]
+        self._changes = [*kept, change]
+        newest = {one.name: one.number for one in self._changes}
+        old_loads = [one for one in self._changes if one.number != newest[one.name]]
+        num_bytes = sum(one.num_bytes for one in old_loads)
+        while len(old_loads) > self._limits.max_versions or (old_loads and num_bytes > self._limits.max_bytes):
+            ended = old_loads.pop(0)
+            num_bytes -= ended.num_bytes
+            self._changes.remove(ended)
+
+    @staticmethod
+    def _ends(old: AdapterChange, change: AdapterChange) -> bool:
+        """True if no replica has an adapter of the old change after the new one."""
+        if old.name != change.name:
+            return False
+        is_same = (old.path, old.digest) == (change.path, change.digest)
+        return change.is_unload or old.is_unload or is_same
 
     def adopt(self, changes: Iterable[AdapterChange]) -> None:
         """Takes over the changes of a log that has more of them."""
-        self._changes = {change.name: change for change in changes}
-        self.number = max((change.number for change in self._changes.values()), default=0)
+        self._changes = list(changes)
+        self.number = max((change.number for change in self._changes), default=0)
 
 
 def refusal_of(outcomes: Mapping[str, Refusal | None]) -> Refusal | None:
@@ -114,4 +147,4 @@ def refusal_of(outcomes: Mapping[str, Refusal | None]) -> Refusal | None:
 
 
 def _is_forgettable(change: AdapterChange, oldest: float) -> bool:
-    return change.path is None and not change.is_initial and change.made < oldest
+    return change.is_unload and not change.is_initial and change.made < oldest

@@ -11,6 +11,7 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
 from ...runtime.orchestrator.mode import num_ranks_at
+from ..command import limits_of
 from .coordinator import AdapterCoordinator
 from .endpoint import Endpoint
 from .options import application_options
@@ -38,7 +39,7 @@ def application(args: Mapping[str, Any]) -> Application:
         graceful_shutdown_timeout_s=0.0,
         ray_actor_options=light,
         logging_config=_QUIET,
-    ).bind(REPLICA)
+    ).bind(REPLICA, limits_of(parsed).versions)
     replicas = serve.deployment(
         Replica,
         name=REPLICA,

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from ray import serve
 
+from ...runtime.adapter_versions import VersionLimits
 from ..errors import UNAVAILABLE, ApiError
 from .adapter_changes import AdapterChange, ChangeLog, Outcome, Refusal, refusal_of
 from .calls import call_all
@@ -26,10 +27,10 @@ _LOG: Final = logging.getLogger("adaptrt.coordinator")
 class AdapterCoordinator:
     """A deployment with a single replica. If it is restarted, it gets its log back from the other replicas' copies."""
 
-    def __init__(self, replicas: str) -> None:
-        """replicas: name of the replicas' deployment in this application."""
+    def __init__(self, replicas: str, limits: VersionLimits) -> None:
+        """replicas: name of the replicas' deployment in this application. limits: of old versions for new replicas."""
         self._replicas: Any = serve.get_deployment_handle(replicas)
-        self._log = ChangeLog()
+        self._log = ChangeLog(limits)
         self._changing = asyncio.Lock()
         self._changed = asyncio.Condition()
         self._restored: asyncio.Task[None] | None = None
@@ -46,7 +47,7 @@ class AdapterCoordinator:
             refusal = refusal_of({outcome.replica: outcome.refusal for outcome in checked})
             if refusal is not None:
                 return refusal
-            if wanted.path is None and not any(outcome.was_known for outcome in checked):
+            if wanted.is_unload and not any(outcome.was_known for outcome in checked):
                 return unknown_everywhere(wanted.name)
             change = dataclasses.replace(wanted, number=self._log.number + 1)
             self._log.add(change)

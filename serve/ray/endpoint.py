@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..._core import ConfigError, ExecutorClosedError
+from ..adapter_routes import UPLOAD_PATH
 from ..app import OPEN_PATHS, is_admin_path, is_guarded, last_frames, other_type, respond
 from ..batch_routes import is_batch_path
 from ..batches import Batches
@@ -27,12 +28,13 @@ from ..key_guard import KeyGuard
 from ..options import ServerLimits
 from ..origin_guard import OriginGuard, OriginPolicy
 from ..records import RequestRecord, client_of, current_request
+from ..uploaded_adapters import upload_limits
 from ..work import Work, WorkKind
 from .affinity import adapter_named, group_of, home_named
 from .batch_lines import batch_app, replicas_answer_lines
 from .calls import call_all
 from .forwarding import ForwardedRequest, MessageBatch
-from .merging import Merge, merge_of
+from .merging import Merge, asked_of_each, merge_of
 from .options import parse_flags
 
 Returned = TypeVar("Returned")
@@ -60,6 +62,8 @@ class EndpointOptions:
     """Directory of files and batches, on the endpoint's machine; None: there are no routes for them."""
     key: str | None = None
     """An API key for the lines of batches; None: replicas need none."""
+    has_uploads: bool = False
+    """True: clients may send adapters."""
 
 
 class Endpoint:
@@ -70,7 +74,12 @@ class Endpoint:
         args = parse_flags(flags)
         keys = keys_of(args)
         options = EndpointOptions(
-            model_names_of(args), limits_of(args), adapter_affinity, args.batch_dir, next(iter(keys), None)
+            model_names_of(args),
+            limits_of(args),
+            adapter_affinity,
+            args.batch_dir,
+            next(iter(keys), None),
+            args.enable_lora_upload,
         )
         self._app: ASGIApp = EndpointApp(replicas, options)
         # Replicas would reject such requests too, but here their bodies have not been read yet. The host is empty,
@@ -130,6 +139,7 @@ class EndpointApp:
         self._work = Work(options.limits)
         self._batches: Batches | None = None
         self._batch_app: ASGIApp | None = None
+        self._upload = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers as an ASGI application."""
@@ -184,8 +194,16 @@ class EndpointApp:
         path = request.url.path
         if path in _PAGE_PATHS:
             raise ApiError(f"{path}: the page {_PAGE_ELSEWHERE}", status=HTTPStatus.NOT_FOUND, kind=NOT_FOUND)
-        forwarded = ForwardedRequest.of(request.scope, await read_body(request, self._options.limits))
-        merge = merge_of(forwarded.method, path)
+        if self._options.has_uploads and path == UPLOAD_PATH:
+            # An upload may be large, and its body is in memory.
+            async with self._upload:
+                await self._pass_on(request, path, upload_limits(self._options.limits), send)
+        else:
+            await self._pass_on(request, path, self._options.limits, send)
+
+    async def _pass_on(self, request: Request, path: str, limits: ServerLimits, send: Send) -> None:
+        forwarded = ForwardedRequest.of(request.scope, await read_body(request, limits))
+        merge = merge_of(forwarded.method, path, forwarded.query_string)
         if merge is not None:
             await self._answer_merged(merge, forwarded, request, send)
             return
@@ -246,7 +264,8 @@ class EndpointApp:
 
     async def _answer_merged(self, merge: Merge, forwarded: ForwardedRequest, request: Request, send: Send) -> None:
         try:
-            answers = await call_all(self._replicas, "whole_answer", forwarded, seconds=MERGE_SECONDS)
+            asked = asked_of_each(forwarded)
+            answers = await call_all(self._replicas, "whole_answer", asked, seconds=MERGE_SECONDS)
         except (TimeoutError, asyncio.TimeoutError) as error:
             raise _unavailable(f"not all replicas answered within {MERGE_SECONDS:g} s") from error
         if answers.failures:

@@ -80,7 +80,7 @@ class Replica:
 
     async def followed(self) -> tuple[AdapterChange, ...]:
         """Returns this replica's copy of the coordinator's log."""
-        return self._adapters.followed.changes
+        return await self._adapters.changes()
 
     def check_health(self) -> None:
         """Called by Serve, which replaces this replica if it raises."""
@@ -104,7 +104,9 @@ class Replica:
         self, executor: AsyncExecutor, options: ServerOptions, reserved: frozenset[str]
     ) -> SharedAdapters:
         local, remote = roots_of(options)
-        return SharedAdapters(executor, local, reserved, self._name, self._change_all, self._mark_present, remote)
+        return SharedAdapters(
+            executor, local, reserved, self._name, self._change_all, self._mark_present, remote, options.limits
+        )
 
     async def _change_all(self, change: AdapterChange) -> Refusal | None:
         refusal: Refusal | None = await self._coordinator.change.remote(change)

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from http import HTTPStatus
+from dataclasses import replace as with_fields
 from pathlib import Path
 from typing import Final
 
 from ..._core import AdaptrtError, Request
+from ...formats.adapter.adapter_copy import SENT_FILES, adapter_digests
 from ...formats.sources import Source
 from ...runtime.adapter_versions import without_versions
+from ...runtime.named_adapter import NamedAdapter
 from ..adapters import ServedAdapters, unknown_adapter
 from ..async_executor import AsyncExecutor, Generation
 from ..errors import ApiError
+from ..options import ServerLimits
 from ..remote_adapters import RemoteAdapters
-from ..uploaded_adapters import Upload
+from ..uploaded_adapters import Upload, UploadStore
 from ..work import WorkKind
 from .adapter_changes import AdapterChange, ChangeLog, Outcome, Refusal
 
@@ -35,13 +38,18 @@ class SharedAdapters(ServedAdapters):
         change_all: Callable[[AdapterChange], Awaitable[Refusal | None]],
         mark_present: Callable[[str], Awaitable[None]],
         remote: RemoteAdapters | None = None,
+        limits: ServerLimits | None = None,
     ) -> None:
-        """change_all: makes a change at all replicas. mark_present: tells the router that an adapter is used here."""
+        """change_all: makes a change at all replicas. mark_present: tells the router that an adapter is used here.
+        limits: of adapters that clients send; None: the defaults.
+        """
         super().__init__(executor, roots, reserved, remote)
         self._replica = replica
         self._change_all = change_all
         self._mark_present = mark_present
-        self._log = ChangeLog()
+        limits = ServerLimits() if limits is None else limits
+        self._uploads = UploadStore(limits)
+        self._log = ChangeLog(limits.versions)
         self._following = asyncio.Lock()
         self._initial: frozenset[str] = frozenset()
         self._failed: dict[str, AdapterChange] = {}
@@ -65,13 +73,18 @@ class SharedAdapters(ServedAdapters):
         await self._change(AdapterChange(name, str(directory), replace, pinned, is_initial=name in self._initial))
 
     async def load_sent(self, upload: Upload) -> str:
-        """Refuses adapters that clients send: the other replicas would not have their files."""
-        if upload.source.lease is not None:
-            upload.source.lease.release()
-        raise ApiError(
-            "replicas read adapters from directories that they share; expected /v1/load_lora_adapter with lora_path",
-            status=HTTPStatus.NOT_IMPLEMENTED,
+        """Like ServedAdapters.load_sent, at all replicas, which get the files."""
+        try:
+            self._check_load(upload.name, replace=upload.load_inplace)
+            digest, files = await self._work.run(WorkKind.FILES, _read_sent, upload.source.directory)
+        finally:
+            if upload.source.lease is not None:
+                upload.source.lease.release()
+        is_initial = upload.name in self._initial
+        await self._change(
+            AdapterChange(upload.name, None, upload.load_inplace, upload.pinned, is_initial, digest=digest, files=files)
         )
+        return f"{upload.name}@{digest}"
 
     async def unload(self, name: str) -> None:
         """Like ServedAdapters.unload, at all replicas. At least one of them must know the adapter."""
@@ -86,18 +99,51 @@ class SharedAdapters(ServedAdapters):
     async def check(self, change: AdapterChange) -> Outcome:
         """Checks if this replica could make a change; changes nothing."""
         was_known = self.knows(change.name)
-        if change.path is not None:
-            try:
-                directory = await self.directory_to_load(change.name, change.path, replace=change.replace)
+        source: Path | Source | None = None
+        try:
+            if not change.is_unload:
+                source = await self._checked_source(change)
                 attempt = self._executor.try_adapter
                 await self._work.run_alone(
-                    WorkKind.ADAPTERS, change.name, attempt, change.name, directory, replace=was_known
+                    WorkKind.ADAPTERS, change.name, attempt, change.name, source, replace=was_known
                 )
-            except ApiError as error:
-                return Outcome(self._replica, Refusal.of(error), was_known)
-            except AdaptrtError as error:
-                return Outcome(self._replica, Refusal.of(ApiError.of(error)), was_known)
+        except ApiError as error:
+            return Outcome(self._replica, Refusal.of(error), was_known)
+        except AdaptrtError as error:
+            return Outcome(self._replica, Refusal.of(ApiError.of(error)), was_known)
+        finally:
+            _release(source)
         return Outcome(self._replica, None, was_known)
+
+    async def _checked_source(self, change: AdapterChange) -> Path | Source:
+        """Returns the adapter of a change that may not be made yet. Raises ApiError if it cannot be loaded here."""
+        if change.path is not None:
+            return await self.directory_to_load(change.name, change.path, replace=change.replace)
+        self._check_load(change.name, replace=change.replace)
+        return await self._stored(change)
+
+    async def _stored(self, change: AdapterChange) -> Source:
+        """Writes the files of a change. Raises ApiError if there is no room."""
+        return await self._work.run(WorkKind.FILES, self._uploads.store, dict(change.files))
+
+    async def changes(self) -> tuple[AdapterChange, ...]:
+        """Returns the changes that this replica has made, with the files of sent adapters as far as they are here."""
+        found = []
+        for change in self._log.changes:
+            if change.digest is None:
+                found.append(change)
+                continue
+            version = self._find_sent(change)
+            if version is not None:
+                _, files = await self._work.run(WorkKind.FILES, _read_sent, version.directory)
+                found.append(with_fields(change, files=files))
+        return tuple(found)
+
+    def _find_sent(self, change: AdapterChange) -> NamedAdapter | None:
+        if not self.knows(change.name):
+            return None
+        versions = self._store.versions(change.name)
+        return next((one for one in versions if one.facts.digest == change.digest), None)
 
     async def follow(self, changes: Sequence[AdapterChange]) -> Outcome:
         """Makes the changes that have not been made here, in order.
@@ -110,7 +156,7 @@ class SharedAdapters(ServedAdapters):
             for change in changes:
                 if change.number <= self._log.number:
                     continue
-                self._log.add(change)
+                self._log.add(with_fields(change, files=()))
                 try:
                     await self._make(change)
                 except ApiError as error:
@@ -120,12 +166,17 @@ class SharedAdapters(ServedAdapters):
 
     async def _make(self, change: AdapterChange) -> None:
         self._failed.pop(change.name, None)
-        if change.path is None:
+        if change.is_unload:
             if self.knows(change.name):
                 await super().unload(change.name)
             return
         try:
-            await self._add(change.name, Path(change.path), replace=self.knows(change.name))
+            source = await self._stored(change) if change.path is None else Path(change.path)
+            try:
+                await self._add(change.name, source, replace=self.knows(change.name))
+            except BaseException:
+                _release(source)
+                raise
             if change.pinned:
                 await self.pin(change.name)
         except ApiError:
@@ -146,6 +197,18 @@ class SharedAdapters(ServedAdapters):
         refusal = await self._change_all(change)
         if refusal is not None:
             raise refusal.error()
+
+
+def _read_sent(directory: Path) -> tuple[str, tuple[tuple[str, bytes], ...]]:
+    """Returns the digest of a sent adapter, and its files."""
+    files = [(name, directory / name) for name in SENT_FILES if (directory / name).is_file()]
+    return adapter_digests(directory)[1], tuple((name, path.read_bytes()) for name, path in files)
+
+
+def _release(source: Path | Source | None) -> None:
+    """Deletes the files of a sent adapter that is not kept."""
+    if isinstance(source, Source) and source.lease is not None:
+        source.lease.release()
 
 
 def unknown_everywhere(name: str) -> Refusal:

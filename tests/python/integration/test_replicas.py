@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tokenizers import Tokenizer, models
 
 import adaptrt
+from adaptrt.formats.adapter.adapter_copy import adapter_digests
 from adaptrt.runtime.orchestrator.mode import num_ranks_at
 from adaptrt.serve.ray.options import DEFAULT_QUEUE_SLACK
 from support.encoders import MODELS as ENCODERS
@@ -59,7 +60,8 @@ class Place:
     def arguments(self, **fields: Any) -> dict[str, Any]:
         return {
             "model": str(self.engine), "served_model_name": BASE, "num_threads": 1, "num_replicas": 2,
-            "adapter_root": str(self.root), "enable_lora_loading": True, "max_body_bytes": BODY_BYTES, **fields,
+            "adapter_root": str(self.root), "enable_lora_loading": True, "enable_lora_upload": True,
+            "max_body_bytes": BODY_BYTES, **fields,
         }  # fmt: skip
 
 
@@ -357,10 +359,24 @@ def test_adapters_are_loaded_swapped_and_unloaded_everywhere(
     assert change("unload").status_code == httpx.codes.NOT_FOUND
 
 
-def test_loaded_adapters_outlive_their_coordinator(http: httpx.Client, expected: dict[str, list[int]]) -> None:
+def send(http: httpx.Client, directory: Path, name: str, **fields: str) -> httpx.Response:
+    """Sends an adapter as files."""
+    files = {one: (directory / one).read_bytes() for one in ("adapter_config.json", "adapter_model.safetensors")}
+    return http.post("/v1/upload_lora_adapter", data={"lora_name": name, **fields}, files=files)
+
+
+def test_loaded_adapters_outlive_their_coordinator(
+    http: httpx.Client, expected: dict[str, list[int]], place: Place
+) -> None:
     # Serve's proxies are reached under host names of their network.
     kept = {"lora_name": "kept", "lora_path": "a2"}
     assert http.post("/v1/load_lora_adapter", json=kept, headers={"Host": "ray-head:8000"}).status_code == 200
+    assert send(http, place.root / "a0", "sent").status_code == 200
+    answer = send(http, place.root / "a1", "sent", load_inplace="true")
+    version, old = answer.json()["id"], f"sent@{adapter_digests(place.root / 'a0')[1]}"
+    assert version == f"sent@{adapter_digests(place.root / 'a1')[1]}"
+    rows = {row["id"]: row for row in http.get("/v1/adapters", params={"name": "sent"}).json()["data"]}
+    assert [(rows[one]["current"], rows[one]["replicas"]) for one in (version, old)] == [(True, 2), (False, 2)]
     kill_one(APPLICATION, "AdapterCoordinator")
     answer = None
 
@@ -372,7 +388,7 @@ def test_loaded_adapters_outlive_their_coordinator(http: httpx.Client, expected:
         return answer.status_code == httpx.codes.OK
 
     wait_for(has_changed)
-    for name, path in (("kept", "a2"), ("later", "a3")):
+    for name, path in (("kept", "a2"), ("later", "a3"), ("sent", "a1"), (old, "a0")):
         assert [tokens_of(content) for _, content in ask_each(body(name)).values()] == [expected[path]] * 2
 
 
@@ -409,6 +425,9 @@ def test_a_replica_that_is_killed_costs_its_requests_an_error_and_comes_back(
 ) -> None:
     loaded = {"lora_name": "after", "lora_path": "a4", "load_inplace": True}
     assert http.post("/v1/load_lora_adapter", json=loaded).status_code == httpx.codes.OK
+    for path in ("a2", "a3"):
+        assert send(http, place.root / path, "fresh", load_inplace="true").status_code == httpx.codes.OK
+    old = f"fresh@{adapter_digests(place.root / 'a2')[1]}"
     before = set(ask_each(body(BASE)))
     assert len(before) == 2
     streams, answers = asyncio.run(crowd_while_one_is_killed(place.address))
@@ -427,9 +446,11 @@ def test_a_replica_that_is_killed_costs_its_requests_an_error_and_comes_back(
             assert answer.status_code == httpx.codes.SERVICE_UNAVAILABLE
             assert answer.json()["error"]["type"] == "ServiceUnavailableError"
     wait_for(lambda: len(ask_each(body(BASE))) == 2)
-    new = ask_each(body("after"))
-    assert len(new.keys() - before) == 1
-    assert [(status, tokens_of(content)) for status, content in new.values()] == [(200, expected["a4"])] * 2
+    # The new replica has the same adapters and versions, also those that clients sent.
+    for name, path in (("after", "a4"), ("fresh", "a3"), (old, "a2")):
+        new = ask_each(body(name))
+        assert len(new.keys() - before) == 1
+        assert [(status, tokens_of(content)) for status, content in new.values()] == [(200, expected[path])] * 2
 
 
 def test_a_replica_starts_the_ranks_of_its_engine(place: Place, expected: dict[str, list[int]], tmp_path: Path) -> None:

@@ -367,6 +367,19 @@ class BroadcastHandle:
         return list(self._answers)
 
 
+@pytest.mark.parametrize(("size", "expected"), [(70_000, 200), (1 << 17, 413)])
+def test_uploads_may_be_larger_than_other_bodies(size: int, expected: int) -> None:
+    limits = ServerLimits(max_body_bytes=1000, max_adapter_upload_bytes=5_000)
+    options = EndpointOptions(("base",), limits, adapter_affinity=True, has_uploads=True)
+    handle = Handle([START], [END])
+    app = BelowPrefix(EndpointApp(handle, options))
+    assert ask(handle, "/v1/upload_lora_adapter", b"x" * size, app=app)[0] == expected
+    assert ask(handle, "/v1/completions", b"x" * 1001, app=app)[0] == 413
+    closed = BelowPrefix(EndpointApp(handle, dataclasses.replace(options, has_uploads=False)))
+    assert ask(handle, "/v1/upload_lora_adapter", b"x" * 1001, app=closed)[0] == 413
+    assert handle.paths == ["/v1/upload_lora_adapter"] * (expected == 200)
+
+
 def models(replica: str, *names: str) -> WholeAnswer:
     body = json.dumps({"object": "list", "data": [{"id": name} for name in names]}).encode()
     return WholeAnswer(replica, 200, ((b"content-type", b"application/json"),), body)

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import Receive, Scope, Send
 
 import adaptrt
+from adaptrt.runtime.adapter_versions import VersionLimits
 from adaptrt.serve.errors import ApiError
 from adaptrt.serve.options import ServerLimits
 from adaptrt.serve.ray.adapter_changes import (
@@ -22,7 +23,7 @@ from adaptrt.serve.ray.adapter_changes import (
 )
 from adaptrt.serve.ray.affinity import NUM_GROUPS, adapter_named, group_of, home_named
 from adaptrt.serve.ray.forwarding import ForwardedRequest, WholeAnswer, answer, whole_answer
-from adaptrt.serve.ray.merging import merge_of
+from adaptrt.serve.ray.merging import asked_of_each, merge_of
 from adaptrt.serve.ray.options import application_options, parse_flags
 from adaptrt.serve.response_store import home_of, new_response_id
 
@@ -165,8 +166,16 @@ def change(number: int, name: str, path: str | None = "/p", **fields: Any) -> Ad
     return AdapterChange(name, path, number=number, **fields)
 
 
+def sent(number: int, name: str, digest: str, num_bytes: int) -> AdapterChange:
+    return change(number, name, None, digest=digest, files=(("adapter_config.json", b" " * num_bytes),))
+
+
+def numbers(log: ChangeLog) -> list[int]:
+    return [one.number for one in log.changes]
+
+
 def test_a_log_keeps_the_newest_change_of_each_name_in_order() -> None:
-    log = ChangeLog()
+    log = ChangeLog(VersionLimits(max_versions=0))
     for number, name in enumerate("abca", start=1):
         log.add(change(number, name))
     assert [(one.number, one.name) for one in log.changes] == [(2, "b"), (3, "c"), (4, "a")]
@@ -175,6 +184,90 @@ def test_a_log_keeps_the_newest_change_of_each_name_in_order() -> None:
     other = ChangeLog()
     other.adopt(log.changes)
     assert (other.changes, other.number) == (log.changes, 4)
+
+
+def test_a_log_keeps_loads_of_old_versions_within_the_limits() -> None:
+    log = ChangeLog(VersionLimits(max_versions=2, max_bytes=7))
+    for number, path in enumerate("pqrs", start=1):
+        log.add(change(number, "a", f"/{path}"))
+    assert numbers(log) == [2, 3, 4]
+    log.add(change(5, "b", "/p"))
+    assert numbers(log) == [2, 3, 4, 5]
+    log.add(change(6, "a", "/r"))  # the same directory again: its first load would find the same files
+    assert numbers(log) == [2, 4, 5, 6]
+    log.add(change(7, "b", None))
+    log.add(change(8, "a", None))  # unloading ends old versions too
+    assert numbers(log) == [7, 8]
+    log.add(sent(9, "a", "x", 4))
+    assert numbers(log) == [7, 9]
+    log.add(sent(10, "a", "y", 3))
+    assert numbers(log) == [7, 9, 10]
+    log.add(sent(11, "a", "z", 100))
+    assert numbers(log) == [7, 9, 10, 11]
+    log.add(sent(12, "a", "y", 3))
+    assert numbers(log) == [7, 12]  # the old version z is too large
+
+
+ROW = {
+    "id": "x@1", "name": "x", "digest": "1", "current": True, "kind": "lora", "host_bytes": 5, "device_pages": None,
+    "level": "host", "pinned": False, "users": 2, "created": 7, "last_used": None,
+}  # fmt: skip
+
+
+def listed(replica: str, *rows: dict[str, Any], total: int | None = None) -> WholeAnswer:
+    return whole(replica, {"object": "list", "data": [ROW | row for row in rows], "total": total or len(rows)})
+
+
+def merged_list(query: bytes, *answers: WholeAnswer) -> Any:
+    merge = merge_of("GET", "/v1/adapters", query)
+    assert merge is not None
+    response = merge(answers)
+    return json.loads(response.body) | {"status": response.status_code}
+
+
+def test_lists_of_adapters_are_merged() -> None:
+    same = {
+        "host_bytes": 6,
+        "device_pages": 3,
+        "level": "device",
+        "pinned": True,
+        "users": 1,
+        "created": 9,
+        "last_used": 4,
+    }
+    old = {"id": "x@0", "digest": "0", "current": False, "level": "disk", "host_bytes": None}
+    other = {"id": "y@2", "name": "y", "digest": "2", "level": "disk", "host_bytes": None, "users": 0}
+    unread = {"id": "x", "digest": None, "kind": None, "host_bytes": None, "level": "disk", "users": 0, "last_used": 3}
+    found = merged_list(b"", listed("b", same, other), listed("a", {}), listed("c", unread, old))
+    first, second, third = found["data"]
+    assert first == ROW | {
+        "host_bytes": 11, "device_pages": 3, "level": "device", "pinned": True, "users": 3, "last_used": 4,
+        "replicas": 3,
+    }  # fmt: skip
+    assert [second, third] == [ROW | other | {"replicas": 1}, ROW | old | {"replicas": 1}]
+    assert (found["total"], found["object"]) == (3, "list")
+    # The replica that has not read the digest may answer first.
+    assert merged_list(b"", listed("a", unread), listed("b", {}))["data"] == [
+        ROW | {"users": 2, "last_used": 3, "replicas": 2}
+    ]
+    page = merged_list(b"first=1&limit=1", listed("a", {}, other), listed("b", old))
+    assert ([one["id"] for one in page["data"]], page["total"]) == (["y@2"], 3)
+    assert merged_list(b"limit=0", listed("a", {}))["data"] == []
+    assert merged_list(b"first=999&limit=1", listed("a", {}, total=1001))["total"] == 1001
+    too_far = merged_list(b"first=1000&limit=1", listed("a", {}, total=1001))
+    assert (too_far["status"], too_far["error"]["param"]) == (400, "limit")
+    assert merged_list(b"first=1000&limit=1", listed("a", {}))["data"] == []
+    assert merged_list(b"first=a", listed("a"), whole("b", {"error": {}}, 400))["status"] == 400
+
+
+def test_each_replica_is_asked_for_all_rows() -> None:
+    asked = {b"": b"limit=1000", b"first=3&name=a%26b&limit=7": b"limit=1000&name=a%26b"}
+    asked |= {query: query for query in (b"first=a", b"first=1&first=1", b"other=1")}
+    for query, expected in asked.items():
+        request = ForwardedRequest("GET", "/v1/adapters", query, (), None, b"")
+        assert asked_of_each(request).query_string == expected
+    other = ForwardedRequest("GET", "/v1/models", b"first=1", (), None, b"")
+    assert asked_of_each(other) is other
 
 
 def test_unloads_are_forgotten_once_everybody_has_heard_of_them() -> None:

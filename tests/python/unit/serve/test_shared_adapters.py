@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace as with_fields
 from pathlib import Path
 
 import pytest
 
 import adaptrt
+from adaptrt.formats.adapter.adapter_copy import adapter_digests
+from adaptrt.runtime.named_adapter import NamedAdapter
 from adaptrt.serve.async_executor import AsyncExecutor
 from adaptrt.serve.errors import ApiError
-from adaptrt.serve.ray.adapter_changes import AdapterChange, Refusal
+from adaptrt.serve.options import ServerLimits
+from adaptrt.serve.ray.adapter_changes import AdapterChange, Refusal, refusal_of
 from adaptrt.serve.ray.shared_adapters import SharedAdapters
+from adaptrt.serve.uploaded_adapters import Upload, UploadStore
 from support.models import ModelSpec, save_adapter
 from support.serving import build_random_engine
 
@@ -145,6 +150,102 @@ def test_a_replica_that_cannot_follow_has_no_adapter_until_it_can(executor: adap
         assert [str(one.path) for one in adapters.list()] == [str(root / "a"), str(root / "b")]
         await adapters.follow([AdapterChange("x", None, number=4)])
         assert not await adapters.find("x")
+
+    run(executor, root, body)
+
+
+def files_of(directory: Path) -> tuple[tuple[str, bytes], ...]:
+    return tuple(
+        (name, (directory / name).read_bytes()) for name in ("adapter_config.json", "adapter_model.safetensors")
+    )
+
+
+def sent(number: int, name: str, directory: Path) -> AdapterChange:
+    digest = adapter_digests(directory)[1]
+    return AdapterChange(name, None, replace=True, number=number, digest=digest, files=files_of(directory))
+
+
+def test_sent_adapters_reach_all_replicas_and_are_stored_once(executor: adaptrt.Executor, root: Path) -> None:
+    async def body(adapters: SharedAdapters, others: Others) -> None:
+        store = UploadStore(ServerLimits())
+        upload = Upload("x", store.store(dict(files_of(root / "a"))), load_inplace=False, pinned=True)
+        expected = sent(0, "x", root / "a")
+        assert await adapters.load_sent(upload) == f"x@{expected.digest}"
+        (change,) = others.changes
+        assert (change.path, change.digest, change.files) == (None, expected.digest, expected.files)
+        assert (change.replace, change.pinned, change.is_unload, upload.source.directory.exists()) == (
+            False, True, False, False,
+        )  # fmt: skip
+        assert (await adapters.check(change)).refusal is None
+        assert not adapters.knows("x")
+        for number, name in ((1, "a"), (2, "b")):
+            assert (await adapters.follow([sent(number, "x", root / name)])).refusal is None
+        (path,) = [one.path for one in adapters.list()]
+        assert not path.is_relative_to(root)
+        # Its log has no bytes; a new coordinator gets them from the stored files.
+        assert [one.files for one in adapters.followed.changes] == [(), ()]
+        assert await adapters.changes() == (
+            *(with_fields(sent(number, "x", root / name), made=change.made) for number, name, change in
+              zip((1, 2), "ab", adapters.followed.changes, strict=True)),
+        )  # fmt: skip
+        refused = Upload("x", store.store(dict(files_of(root / "a"))), load_inplace=False, pinned=False)
+        with pytest.raises(ApiError, match="already been loaded"):
+            await adapters.load_sent(refused)
+        assert not refused.source.directory.exists()
+        taken = await adapters.check(with_fields(sent(0, "x", root / "a"), replace=False))
+        assert taken.refusal is not None
+        assert "already been loaded" in taken.refusal.message
+        await adapters.follow([AdapterChange("x", None, number=3)])
+        assert not path.exists()
+        # An adapter that is not here any more is left out.
+        assert [one.number for one in await adapters.changes()] == [3]
+
+    run(executor, root, body)
+
+
+def test_files_of_a_sent_adapter_that_is_refused_are_deleted(executor: adaptrt.Executor, root: Path) -> None:
+    async def body(adapters: SharedAdapters, _: Others) -> None:
+        broken = with_fields(
+            sent(1, "x", root / "a"), files=(*files_of(root / "a")[:1], ("adapter_model.safetensors", b"{}"))
+        )
+        await adapters.follow([sent(1, "y", root / "a")])
+        (stored,) = [one.path for one in adapters.list()]
+        broken = with_fields(broken, number=2)
+        for outcome in (await adapters.check(broken), await adapters.follow([broken])):
+            assert outcome.refusal is not None
+            assert outcome.refusal.status == 400
+        assert list(stored.parent.iterdir()) == [stored]
+        assert [one.name for one in await adapters.changes()] == ["y"]
+
+    run(executor, root, body)
+
+
+def test_new_replicas_get_old_versions(executor: adaptrt.Executor, root: Path) -> None:
+    async def body(adapters: SharedAdapters, _: Others) -> None:
+        await adapters.follow([load(1, "x", root / "a"), sent(2, "x", root / "b")])
+        old, new = (adapter_digests(root / name)[1] for name in "ab")
+        assert [await adapters.current_version(name) for name in (f"x@{old[:8]}", "x")] == [f"x@{old}", f"x@{new}"]
+
+    run(executor, root, body)
+
+
+def test_a_proof_that_fails_at_one_replica_refuses_the_change(executor: adaptrt.Executor, root: Path) -> None:
+    """The coordinator asks each replica first. The proof is checked with the adapter cached, and nothing stays."""
+
+    def fails(adapter: NamedAdapter) -> None:
+        assert any(one.task_id == adapter.task_id for one in executor.list_adapters())
+        raise adaptrt.AdapterError("the proof fails")
+
+    async def body(adapters: SharedAdapters, _: Others) -> None:
+        await adapters.follow([load(1, "x", root / "a")])
+        before = [one.task_id for one in executor.list_adapters()]
+        adapters._executor.check_adapter = fails
+        outcome = await adapters.check(AdapterChange("x", str(root / "b"), replace=True))
+        assert outcome.refusal is not None
+        assert (outcome.refusal.status, outcome.refusal.message) == (400, "the proof fails")
+        assert refusal_of({"r1": outcome.refusal, "r2": None}) is not None
+        assert [one.task_id for one in executor.list_adapters()] == before
+        assert [one.path for one in adapters.list()] == [root / "a"]
 
     run(executor, root, body)
 
