@@ -147,6 +147,8 @@ class _Emitter:
             return self._rotary(op)
         if isinstance(op, ops.RmsNorm):
             return self._rms_norm(op)
+        if isinstance(op, ops.Scale):
+            return self._scale(op)
         if isinstance(op, ops.LayerNorm):
             return self._layer_norm(op)
         if isinstance(op, ops.Attention):
@@ -238,6 +240,20 @@ class _Emitter:
             dtype=self._activation if op.add_to is None and not op.is_stream else DType.FLOAT32,
             in_place=op.add_to,
         )
+
+    def _scale(self, op: ops.Scale) -> EmittedOp:
+        """An RMS norm next to whose epsilon the mean is nothing: it divides by 2^30, which the weight takes back."""
+        weight = np.full(op.input.width, op.factor * 2.0**30)
+        made = RmsNormOp(
+            input=buffer_of(op.input),
+            output=buffer_of(op.output),
+            weight=self._weights.constant(f"scale_{op.input.width}_{as_float32(op.factor)!r}", weight),
+            epsilon=2.0**60,
+            gather_logit_rows=op.gather_logit_rows,
+            add=False,
+        )
+        dtype = DType.FLOAT32 if op.is_stream else self._activation
+        return EmittedOp(op=made, reads=(op.input,), writes=(op.output,), dtype=dtype)
 
     def _factor(self, value: Tensor | float) -> Vector:
         """A vector of one element."""

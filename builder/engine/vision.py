@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from ..._core import CheckpointError, dtype_name
+from ..._core import dtype_name
 from ...common.progress import Progress
 from ...formats.checkpoint.config_file import ConfigFile
 from ...formats.engine.build_config import NATIVE, BuildConfig
 from ...formats.engine.engine_config import EngineConfig, engine_file
 from ...formats.hugging_face.hf_config import HfConfig
-from ...formats.hugging_face.image_processor import PREPROCESSOR_FILE, TileSettings, read_tile_settings
-from ...formats.models.idefics3 import SeeingConfig
+from ...formats.hugging_face.image_processor import PREPROCESSOR_FILE, ImageSettings
+from ...formats.hugging_face.tower_images import TOWER_IMAGES
 from ...formats.models.registry import family_of
-from ...formats.models.siglip import SiglipConfig
+from ...formats.models.seeing import SeeingConfig
 from ..compile.native import compile_network
 from ..conversion.checkpoint import Checkpoint
 from .carried_adapters import with_adapters
@@ -30,9 +30,9 @@ class Tower:
     """A tower whose settings fit its network."""
 
     checkpoint: Checkpoint
-    settings: TileSettings
+    settings: ImageSettings
     tokens_per_tile: int
-    """Number of a tile's patches."""
+    """Maximum number of tokens of a prompt of the tower: one for each patch of a tile, and a class token."""
 
     def write(self, directory: Path, config: BuildConfig, progress: Progress) -> None:
         """Fills the new `directory` with the tower's engine and its settings. config: that of the language model."""
@@ -65,35 +65,25 @@ class Tower:
 def tower_of(checkpoint: Checkpoint, config: BuildConfig) -> Tower | None:
     """Returns the tower of a Hugging Face model; None: the engine will only take text.
 
-    That is so for models without settings of an image processor, families whose tower is not served, checkpoints, and
-    backends other than native. Raises CheckpointError for a tower that cannot be used.
+    That is so for models without settings of an image processor, towers that are not served, checkpoints, and backends
+    other than native. Raises CheckpointError for a tower that cannot be used.
     """
     vision = family_of(checkpoint.config.architecture).vision
     if checkpoint.model is None or vision is None or vision.tower_fields is None or config.backend != NATIVE:
         return None
+    assert vision.family is not None
+    images = TOWER_IMAGES[vision.family.config_class]
     directory = checkpoint.directory
-    settings = read_tile_settings(directory)
-    if settings is None:
+    found = vision.tower_fields(checkpoint.model.file.data, checkpoint.config)
+    settings = None if found is None else images.read(directory)
+    if found is None or settings is None:
         return None
-    fields = vision.tower_fields(checkpoint.model.file.data, checkpoint.config)
-    fields = {**fields, "dtype": dtype_name(checkpoint.config.dtype), "torch_dtype": None}
+    fields = {**found, "dtype": dtype_name(checkpoint.config.dtype), "torch_dtype": None}
     tower = Checkpoint.of_model(HfConfig.read(ConfigFile(directory, fields)), keeps_published=False)
-    assert isinstance(tower.config, SiglipConfig)
-    return Tower(tower, settings, _tokens_per_tile(settings, tower.config, directory))
+    return Tower(tower, settings, images.tokens(settings, tower.config, directory))
 
 
 def with_tower(checkpoint: Checkpoint) -> Checkpoint:
     """Returns the language model's checkpoint for an engine with a tower."""
     assert isinstance(checkpoint.config, SeeingConfig)
     return checkpoint.with_config(replace(checkpoint.config, has_tower=True))
-
-
-def _tokens_per_tile(settings: TileSettings, config: SiglipConfig, directory: Path) -> int:
-    side = settings.tile_size // config.patch_size
-    if not 1 <= side <= config.patches_per_side or side % config.merge_size != 0:
-        raise CheckpointError(
-            f"{directory}: the image processor's max_image_size is {settings.tile_size}, which is {side} patches of "
-            f"{config.patch_size} pixels; expected a multiple of scale_factor {config.merge_size}, up to "
-            f"{config.patches_per_side} patches"
-        )
-    return side**2

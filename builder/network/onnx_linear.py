@@ -83,6 +83,8 @@ def activated(graph: GraphBuilder, x: Value, activation: Activation, threshold: 
         case Activation.RELU_SQUARED:
             positive = graph.node("Relu", [x])
             return graph.node("Mul", [positive, positive])
+        case Activation.QUICK_GELU:
+            raise ValueError(f"activation {activation.value} has several ops; it cannot be written as ONNX")
         case Activation.XIELU:
             raise ValueError(f"activation {activation.value} has parameters; it cannot be written as ONNX")
         case Activation.CLAMPED_SILU:

@@ -271,12 +271,15 @@ def _disagreements(
     return problems
 
 
-def acts_on(directory: Path, path: str) -> bool:
-    """True if the adapter has tensors of layers below `path` in the model. Raises AdapterError for unreadable files."""
+def acts_on(directory: Path, paths: Iterable[str]) -> bool:
+    """True if the adapter has tensors of layers at or below `paths` in the model.
+
+    Raises AdapterError for unreadable files.
+    """
     safetensors = directory / SAFETENSORS_FILE
     if safetensors.is_file():
         refuse_lfs_pointer(safetensors)
         names: Iterable[str] = SafetensorsReader(safetensors, AdapterError).specs
     else:
         names = _read_file(directory)[1]
-    return bool(tensors_of([path], dict.fromkeys(names, np.empty(0))))
+    return bool(tensors_of(paths, dict.fromkeys(names, np.empty(0))))

@@ -20,6 +20,8 @@ class Activation(Enum):
     """relu(x)^2, for layers without a gate."""
     XIELU = "xielu"
     """For layers without a gate; the model has its parameters."""
+    QUICK_GELU = "quick_gelu"
+    """x sigmoid(1.702 x), for vision towers; made of ops without an activation of their own."""
     CLAMPED_SILU = "clamped_silu"
     """For gated layers: g sigmoid(1.702 g) * (u + 1), with the gate g at most 7 and u clamped to -7 .. 7."""
 

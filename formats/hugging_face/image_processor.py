@@ -1,4 +1,4 @@
-"""Settings of image processors that cut images into square tiles: preprocessor_config.json of Idefics 3 and SmolVLM."""
+"""Settings of image processors in preprocessor_config.json; those of Idefics 3 and SmolVLM cut images into tiles."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from ..._core import CheckpointError
 from ...common.json_fields import JsonFields, load_json_object
+from ..models.siglip import SiglipConfig
 
 PREPROCESSOR_FILE: Final = "preprocessor_config.json"
 PROCESSOR_FILE: Final = "processor_config.json"
@@ -18,7 +19,8 @@ _LANCZOS: Final = 1
 _RESAMPLES: Final = 6
 """Number of Pillow's filters."""
 _NUM_CHANNELS: Final = 3
-_HARMLESS: Final = frozenset(
+_HALVES: Final = (0.5,) * _NUM_CHANNELS
+HARMLESS: Final = frozenset(
     """
     _auto_class _processor_class _valid_processor_keys data_format default_to_square device disable_grouping do_pad
     image_seq_length input_data_format pad_size processor_class return_tensors size_divisor video_sampling
@@ -28,14 +30,9 @@ _HARMLESS: Final = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class TileSettings:
-    """Rules that turn an image into square tiles of pixels."""
+class ImageSettings:
+    """Rules that every image processor has."""
 
-    longest_edge: int | None
-    """Length of an image's longer side after the first resizing; None: images are not resized first."""
-    tile_size: int
-    splits: bool
-    """False: each image is one tile."""
     resample: int
     """Pillow's number of the filter."""
     rescale_factor: float
@@ -45,38 +42,76 @@ class TileSettings:
     """All fields of the file, from which an engine's preprocessor_config.json is written."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TileSettings(ImageSettings):
+    """Rules that turn an image into square tiles of pixels."""
+
+    longest_edge: int | None
+    """Length of an image's longer side after the first resizing; None: images are not resized first."""
+    tile_size: int
+    splits: bool
+    """False: each image is one tile."""
+
+
 def read_tile_settings(directory: Path) -> TileSettings | None:
     """Reads the settings in the directory of a model or of a tower; None: there is no file with them.
 
     Raises CheckpointError that names every field that cannot be used.
     """
-    found = _image_processor_fields(directory)
+    found = image_processor_fields(directory)
     if found is None:
         return None
     path, data = found
     fields = JsonFields(data)
     fields.string("image_processor_type", choices=_KINDS, default=_KINDS[0])
-    for name in ("do_convert_rgb", "do_rescale", "do_normalize"):
-        if not fields.boolean(name, default=True):
-            fields.problem(name, "is false; expected true")
     settings = TileSettings(
         longest_edge=_edge(fields, "size", 4 * 364) if fields.boolean("do_resize", default=True) else None,
         tile_size=_edge(fields, "max_image_size", 364),
         splits=fields.boolean("do_image_splitting", default=True),
-        resample=fields.integer("resample", minimum=0, maximum=_RESAMPLES - 1, default=_LANCZOS),
-        rescale_factor=fields.number("rescale_factor", above=True, default=1 / 255),
-        mean=_per_channel(fields, "image_mean"),
-        std=_per_channel(fields, "image_std"),
+        **read_pixel_rules(fields, resample=_LANCZOS, mean=_HALVES, std=_HALVES),
         fields=data,
     )
-    if 0.0 in settings.std:
+    fields.discard({*HARMLESS, "size", "return_row_col_info"})
+    finish(fields, path)
+    return settings
+
+
+def tile_tokens(settings: TileSettings, config: SiglipConfig, directory: Path) -> int:
+    """Returns the number of a tile's patches. Raises CheckpointError for tiles that do not fit the tower."""
+    side = settings.tile_size // config.patch_size
+    if not 1 <= side <= config.patches_per_side or side % config.merge_size != 0:
+        raise CheckpointError(
+            f"{directory}: the image processor's max_image_size is {settings.tile_size}, which is {side} patches of "
+            f"{config.patch_size} pixels; expected a multiple of scale_factor {config.merge_size}, up to "
+            f"{config.patches_per_side} patches"
+        )
+    return side**2
+
+
+def read_pixel_rules(
+    fields: JsonFields, *, resample: int, mean: tuple[float, ...], std: tuple[float, ...]
+) -> dict[str, Any]:
+    """Reads the fields of ImageSettings, with the processor's defaults."""
+    for name in ("do_convert_rgb", "do_rescale", "do_normalize"):
+        if not fields.boolean(name, default=True):
+            fields.problem(name, "is false; expected true")
+    std = _per_channel(fields, "image_std", std)
+    if 0.0 in std:
         fields.problem("image_std", "has a zero; expected numbers above 0")
-    fields.discard({*_HARMLESS, "size", "return_row_col_info"})
+    return {
+        "resample": fields.integer("resample", minimum=0, maximum=_RESAMPLES - 1, default=resample),
+        "rescale_factor": fields.number("rescale_factor", above=True, default=1 / 255),
+        "mean": _per_channel(fields, "image_mean", mean),
+        "std": std,
+    }
+
+
+def finish(fields: JsonFields, path: Path) -> None:
+    """Raises CheckpointError for the fields that cannot be used, and for fields that no rule reads and are not null."""
     for name, value in fields.remaining().items():
         if value is None:
             fields.discard((name,))
     fields.finish(str(path), CheckpointError)
-    return settings
 
 
 def image_processor_files(directory: Path) -> list[Path]:
@@ -84,7 +119,7 @@ def image_processor_files(directory: Path) -> list[Path]:
     return [path for name in (PREPROCESSOR_FILE, PROCESSOR_FILE) if (path := directory / name).is_file()]
 
 
-def _image_processor_fields(directory: Path) -> tuple[Path, dict[str, Any]] | None:
+def image_processor_fields(directory: Path) -> tuple[Path, dict[str, Any]] | None:
     """Returns the fields of an image processor and their file: a file of their own, or the processor's."""
     path = directory / PREPROCESSOR_FILE
     if path.is_file():
@@ -101,9 +136,9 @@ def _edge(fields: JsonFields, name: str, default: int) -> int:
     return default if nested is None else nested.integer("longest_edge", maximum=1 << 14)
 
 
-def _per_channel(fields: JsonFields, name: str) -> tuple[float, ...]:
-    values = fields.numbers(name) if fields.raw(name) is not None else (0.5,) * _NUM_CHANNELS
+def _per_channel(fields: JsonFields, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
+    values = fields.numbers(name) if fields.raw(name) is not None else default
     if len(values) != _NUM_CHANNELS:
         fields.problem(name, f"has {len(values)} numbers; expected {_NUM_CHANNELS}")
-        return (0.5,) * _NUM_CHANNELS
+        return default
     return values

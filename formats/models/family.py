@@ -68,8 +68,11 @@ class VisionTower:
     """transformers' defaults of fields that published models omit from text_config."""
     family: ModelFamily | None = None
     """Family of the tower's network; None: only the language model is served."""
-    tower_fields: Callable[[Mapping[str, Any], CheckpointConfig], Mapping[str, Any]] | None = None
-    """Returns the tower's own fields in the form of a config.json, from the model's and the language model's config."""
+    tower_fields: Callable[[Mapping[str, Any], CheckpointConfig], Mapping[str, Any] | None] | None = None
+    """Returns the tower's own fields in the form of a config.json, from the model's and the language model's config.
+
+    None: this tower is not served.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from ..checkpoint.config import CheckpointConfig, added_later
 from ..network.network import Network
 from .decoder import declare_llama_like
 from .family import ModelFamily, VisionTower
 from .llama import LLAMA
+from .seeing import SeeingConfig
 from .siglip import IDEFICS3_TOWER, SMOLVLM_TOWER, tower_fields
 
 _DECODER: Final = "model.text_model"
 
 
 _TOWER: Final = ("model.vision_model", "model.connector")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SeeingConfig(CheckpointConfig):
-    """Config of a language model whose prompts may have images."""
-
-    has_tower: bool = added_later(False)
-    """True if the engine's directory has the vision tower, which then uses its part of each adapter."""
 
 
 def _declare(net: Network, c: SeeingConfig) -> None:

@@ -16,6 +16,7 @@ from .apertus import APERTUS
 from .bamba import BAMBA
 from .bart import BART
 from .bert import BERT
+from .clip import CLIP_TOWER
 from .cohere import COHERE, COHERE2
 from .deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from .distilbert import DISTILBERT
@@ -42,6 +43,7 @@ from .jina_v3 import JINA_V3
 from .lfm2 import LFM2, LFM2_MOE
 from .llama import LLAMA
 from .llama_relatives import CWM, ERNIE4_5, HELIUM, MINISTRAL, SEED_OSS
+from .llava_family import LLAVA
 from .mamba import MAMBA2
 from .mistral import BAMBOO, MINISTRAL3, MISTRAL, MISTRAL3
 from .mixtral import MIXTRAL
@@ -86,6 +88,7 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         MISTRAL3,
         IDEFICS3,
         SMOLVLM,
+        LLAVA,
         GRANITE,
         GRANITE_HYBRID,
         GRANITE_SWA,
@@ -152,7 +155,9 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
     )
 }
 
-TOWERS: Final[dict[str, ModelFamily]] = {family.architecture: family for family in (IDEFICS3_TOWER, SMOLVLM_TOWER)}
+TOWERS: Final[dict[str, ModelFamily]] = {
+    family.architecture: family for family in (IDEFICS3_TOWER, SMOLVLM_TOWER, CLIP_TOWER)
+}
 """Vision towers, by the class of their part of a model."""
 
 

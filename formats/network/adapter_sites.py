@@ -216,6 +216,8 @@ class AdaptedModules:
         self.fused_layers: Final = network.fused_layers
         """Linear layers of the model's files that hold several layers of the model."""
         found = dict(_adapted_modules(network))
+        self.whole_paths: Final = _with_older(found.keys(), network)
+        """Paths of linear layers and of norms with biases from the root of the model, in all layouts."""
         norms = {path: module for path, module in found.items() if module.module == NORM}
         self.by_path: Final[Mapping[str, AdaptedModule]] = {
             path: module for path, module in found.items() if path not in norms
@@ -369,10 +371,10 @@ def _layer_of_heads(site: AdapterSite, network: Network) -> Iterator[tuple[str, 
 def _with_older(paths: AbstractSet[str], network: Network) -> frozenset[str]:
     """Adds the paths of older layouts of the model."""
     older = {
-        old + path.removeprefix(now)
+        (old + f"{path}.".removeprefix(now)).removesuffix(".")
         for path in paths
         for old, now in network.older_names.items()
-        if path.startswith(now)
+        if f"{path}.".startswith(now)
     }
     return frozenset({*paths, *older})
 

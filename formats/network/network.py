@@ -27,6 +27,7 @@ from .ops import (
     PatchEmbedding,
     PoolingLayer,
     RmsNorm,
+    Scale,
 )
 from .weights import LinearWeight, Part, Split, Tensor, TensorName, whole
 
@@ -237,6 +238,25 @@ class Network(DeclaredLatent):
             )
         )
         self._num_biased_norms += bias
+        return output
+
+    def scaled(self, x: Value, factor: float = 1.0, *, logit_rows: bool = False, is_stream: bool = False) -> Value:
+        """Declares `factor` times `x`, which is float32, in the dtype that linear layers read.
+
+        logit_rows: True computes only the rows of logits: the end of a network without a last norm.
+        is_stream: True keeps float32.
+        """
+        output = self._value("scaled", x.width, RowKind.LOGITS if logit_rows else x.rows)
+        self.ops.append(
+            Scale(
+                scope=self._scope,
+                input=self._read(x),
+                output=output,
+                factor=factor,
+                gather_logit_rows=logit_rows,
+                is_stream=is_stream,
+            )
+        )
         return output
 
     def cast(self, x: Value) -> Value:
@@ -491,8 +511,21 @@ class Network(DeclaredLatent):
         weight = Tensor(TensorName("projection.weight"), f"{source}.weight", (outputs, inputs))
         self.pooler = PoolingLayer(weight=weight)
 
-    def embed_patches(self, source: str, positions: str, *, channels: int, patch_size: int, num_patches: int) -> None:
-        """Declares the convolution `source` over patches and the table `positions` [num_patches, hidden_size]."""
+    def embed_patches(
+        self,
+        source: str,
+        positions: str,
+        *,
+        channels: int,
+        patch_size: int,
+        num_positions: int,
+        bias: bool = True,
+        first: str | None = None,
+    ) -> None:
+        """Declares the convolution `source` over patches and the table `positions` [num_positions, hidden_size].
+
+        first: tensor [hidden_size] of a row before those of the patches, which has the first position; None: no row.
+        """
         size = self.config.hidden_size
 
         def tensor(name: str, source: str, *shape: int) -> Tensor:
@@ -500,8 +533,9 @@ class Network(DeclaredLatent):
 
         self.patches = PatchEmbedding(
             weight=tensor("weight", f"{source}.weight", size, channels, patch_size, patch_size),
-            bias=tensor("bias", f"{source}.bias", size),
-            positions=tensor("positions", f"{positions}.weight", num_patches, size),
+            bias=tensor("bias", f"{source}.bias", size) if bias else None,
+            positions=tensor("positions", f"{positions}.weight", num_positions, size),
+            first=None if first is None else tensor("first", first, size),
         )
 
     def leave_to_other(self, path: str) -> None:

@@ -98,6 +98,19 @@ class LayerNorm:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Scale:
+    """output = factor * x, in float32 if the output is a stream."""
+
+    scope: str
+    input: Value
+    output: Value
+    factor: float
+    gather_logit_rows: bool
+    """True if the output has a row for each row of logits."""
+    is_stream: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cast:
     """output = x in the dtype that linear layers read."""
 
@@ -476,6 +489,7 @@ Op = (
     | Rotary
     | RmsNorm
     | LayerNorm
+    | Scale
     | Cast
     | Attention
     | Linear
@@ -527,12 +541,15 @@ class PatchEmbedding:
 
     weight: Tensor
     """[hidden_size, channels, patch_size, patch_size]."""
-    bias: Tensor
+    bias: Tensor | None
     """[hidden_size]."""
     positions: Tensor
-    """[patches of the trained size, hidden_size]."""
+    """[positions of the trained size, hidden_size]."""
+    first: Tensor | None = None
+    """[hidden_size]: a row before those of the patches, which has the first position."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors of the layer."""
-        return self.weight, self.bias, self.positions
+        found = (self.weight, self.bias, self.positions, self.first)
+        return tuple(tensor for tensor in found if tensor is not None)

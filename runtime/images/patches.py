@@ -9,38 +9,35 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ...formats.models.siglip import SiglipConfig
-
-FloatArray = npt.NDArray[np.float32]
+from .image_model import FloatArray
 
 _ALMOST_ONE: Final = np.float32(1.0 - 1e-6)
 
 
 class PatchRows:
-    """The convolution over an image's patches and their positions, in float32."""
+    """The convolution over an image's patches, in float32."""
 
-    def __init__(self, weight: FloatArray, bias: FloatArray, positions: FloatArray, config: SiglipConfig) -> None:
-        """weight: [width, channels, patch_size, patch_size]; bias: [width]; positions: [patches, width]."""
+    def __init__(self, weight: FloatArray, bias: FloatArray | None) -> None:
+        """weight: [width, channels, patch_size, patch_size]; bias: [width]."""
+        self._patch_size = weight.shape[2]
         self._weight = np.ascontiguousarray(weight.reshape(len(weight), -1).T)
         self._bias = bias
-        self._positions = positions
-        self._config = config
 
     def of(self, pixels: FloatArray) -> FloatArray:
-        """Returns the rows [patches, width] of a square tile [channels, side, side], row by row.
+        """Returns the rows [patches, width] of a tile [channels, height, width], row by row.
 
         Pixels after the last whole patch are left out.
         """
-        size = self._config.patch_size
-        side = pixels.shape[1] // size
-        cut = pixels[:, : side * size, : side * size].reshape(len(pixels), side, size, side, size)
-        patches = cut.transpose(1, 3, 0, 2, 4).reshape(side * side, -1)
-        rows = patches @ self._weight + self._bias + self._positions[_positions(side, self._config.patches_per_side)]
-        return np.ascontiguousarray(rows, np.float32)
+        size = self._patch_size
+        height, width = (side // size for side in pixels.shape[1:])
+        cut = pixels[:, : height * size, : width * size].reshape(len(pixels), height, size, width, size)
+        patches = cut.transpose(1, 3, 0, 2, 4).reshape(height * width, -1)
+        rows: FloatArray = patches @ self._weight
+        return rows if self._bias is None else rows + self._bias
 
 
 @lru_cache
-def _positions(side: int, trained: int) -> npt.NDArray[np.int64]:
+def positions_of(side: int, trained: int) -> npt.NDArray[np.int64]:
     """Positions [side * side] of a tile's patches in the trained square of positions.
 
     transformers finds them from fractions of the side in float32, whose rounding moves a few positions of some sizes.

@@ -9,11 +9,7 @@ from typing import Any, Final
 from ..._core import PromptTuningConfig, RequestError
 from ...common.shown_value import shown
 from ..chat_template import IMAGE_PART
-from .tiles import Tiles
 
-IMAGE_TOKEN: Final = "<image>"
-_AROUND: Final = "<fake_token_around_image>"
-_WHOLE: Final = "<global-img>"
 _KEYS: Final = ("image", "path", "url")
 """Keys of a part's image: those that transformers' messages have."""
 
@@ -109,30 +105,18 @@ def _image_of(part: Mapping[str, Any], subject: str) -> Any:
     return given[0]
 
 
-def expand(text: str, images: Sequence[Tiles], rows_per_tile: int) -> str:
-    """Replaces each image token in a rendered conversation by the tokens of that image's tiles.
+def expand(text: str, place: str, images: Sequence[str]) -> str:
+    """Replaces each `place` in a rendered conversation by the text of an image.
 
-    Raises RequestError if there are not as many image tokens as images.
+    Raises RequestError if there are not as many places as images.
     """
-    pieces = text.split(IMAGE_TOKEN)
+    pieces = text.split(place)
     if len(pieces) - 1 != len(images):
         raise RequestError(
-            f"the rendered messages have {len(pieces) - 1} tokens {IMAGE_TOKEN} for {len(images)} images; expected one "
-            f"for each image, and no text with {IMAGE_TOKEN}"
+            f"the rendered messages have {len(pieces) - 1} tokens {place} for {len(images)} images; expected one "
+            f"for each image, and no text with {place}"
         )
     made = [pieces[0]]
-    for tiles, piece in zip(images, pieces[1:], strict=True):
-        made += [_tokens_of(tiles, rows_per_tile), piece]
+    for image, piece in zip(images, pieces[1:], strict=True):
+        made += [image, piece]
     return "".join(made)
-
-
-def _tokens_of(tiles: Tiles, rows_per_tile: int) -> str:
-    rows = IMAGE_TOKEN * rows_per_tile
-    whole = f"{_AROUND}{_WHOLE}{rows}{_AROUND}"
-    if tiles.rows == 0:
-        return whole
-    lines = (
-        "".join(f"{_AROUND}<row_{row + 1}_col_{column + 1}>{rows}" for column in range(tiles.columns))
-        for row in range(tiles.rows)
-    )
-    return "".join(f"{line}\n" for line in lines) + "\n" + whole

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ..._core import (
     AdapterError,
@@ -26,16 +25,19 @@ from ...common.json_fields import load_json_object
 from ...formats.adapter.one_version import one_version
 from ...formats.adapter.peft_reader import acts_on, read_pooler
 from ...formats.adapter.recognise import CONFIG_FILE, MAX_CONFIG_BYTES
-from ...formats.hugging_face.image_processor import TileSettings, read_tile_settings
-from ...formats.models.siglip import TOWER_PATH, SiglipConfig
+from ...formats.models.clip import ClipConfig
+from ...formats.models.siglip import SiglipConfig
+from ...formats.models.tower import TowerConfig
+from ...formats.network.ops import PatchEmbedding
 from ..engine import load_engine
 from ..executor import Executor
 from ..named_adapter import NamedAdapter, check_unchanged
 from ..pooled import rows_of
-from .patches import PatchRows, merged_rows
-from .tiles import Tiles
+from .idefics3_images import Idefics3Images
+from .image_model import FloatArray, ImageModel, Tiles
+from .llava_images import LlavaImages
 
-FloatArray = npt.NDArray[np.float32]
+_MODELS: Final[dict[type[TowerConfig], type[ImageModel]]] = {SiglipConfig: Idefics3Images, ClipConfig: LlavaImages}
 
 MAX_CACHED_BYTES: Final = 256 << 20
 """Maximum size of all rows that are kept for later requests."""
@@ -49,8 +51,8 @@ class _TowerAdapter:
 
     name: str | None
     """Name in the tower's executor; None: the adapter does not change the tower's layers."""
-    projection: FloatArray
-    """[outputs, inputs]: the projection with the adapter."""
+    projection: FloatArray | None
+    """[outputs, inputs]: the projection with the adapter; None: there is none outside of the program."""
     key: str
     """Differs for adapters with which rows differ."""
 
@@ -65,15 +67,12 @@ class TowerRunner:
         """
         self._engine = load_engine(directory)
         of_tower = self._engine.config.pretrained_config
-        settings = read_tile_settings(directory)
         pooler, patches = self._engine.pooler, self._engine.config.network.patches
-        if not isinstance(of_tower, SiglipConfig) or settings is None or pooler is None or patches is None:
+        if not isinstance(of_tower, TowerConfig) or patches is None:
             raise EngineError(f"{directory}: is not a vision tower; build the engine again")
-        self.settings: Final[TileSettings] = settings
-        self.config: Final[SiglipConfig] = of_tower
-        weight, bias, positions = (self._engine.tensor(str(t.name)).reshape(t.shape) for t in patches.tensors)
-        self._patches = PatchRows(weight, bias, positions, of_tower)
-        self._base = _TowerAdapter(None, np.asarray(pooler.weight, np.float32), "")
+        self.model: Final[ImageModel] = _MODELS[type(of_tower)](directory, of_tower, self._tensors(patches))
+        self.image_token_id: Final[int] = of_tower.image_token_id
+        self._base = _TowerAdapter(None, None if pooler is None else np.asarray(pooler.weight, np.float32), "")
         own = ExecutorConfig()
         if config is not None:
             own.kernels, own.num_threads = config.kernels, config.num_threads
@@ -83,14 +82,16 @@ class TowerRunner:
         self._num_bytes = 0
         self._lock = threading.Lock()
 
-    @property
-    def rows_per_tile(self) -> int:
-        """Number of rows of the language model that a tile becomes."""
-        side: int = self.settings.tile_size // self.config.patch_size // self.config.merge_size
-        return side * side
+    def _tensors(self, patches: PatchEmbedding) -> dict[str, FloatArray]:
+        found = {"weight": patches.weight, "bias": patches.bias, "positions": patches.positions, "first": patches.first}
+        return {
+            field: self._engine.tensor(str(tensor.name)).reshape(tensor.shape)
+            for field, tensor in found.items()
+            if tensor is not None
+        }
 
     def rows(self, tiles: Tiles, adapter: NamedAdapter | None) -> FloatArray:
-        """Returns float32 [tiles * rows_per_tile, hidden size of the language model].
+        """Returns float32 [rows, hidden size of the language model].
 
         Tiles of calls that run at the same time share steps. Raises AdapterError for an adapter that the tower cannot
         use, RequestError if the tower fails.
@@ -101,13 +102,13 @@ class TowerRunner:
             if key in self._rows:
                 self._rows.move_to_end(key)
                 return self._rows[key]
-        patches = [self._patches.of(tile) for tile in tiles.pixels]
+        patches = [self.model.patches(tile) for tile in tiles.pixels]
         with self._lock:
             part = self._part_of(adapter)  # again: other calls may have removed it meanwhile
             numbers = [self._enqueue(rows, part) for rows in patches]
         encoded = [self._result(number) for number in numbers]
-        merged = [merged_rows(one, self.config.merge_size) @ part.projection.T for one in encoded]
-        made = np.ascontiguousarray(np.concatenate(merged), np.float32)
+        rows = [self.model.rows(one, part.projection) for one in encoded]
+        made = np.ascontiguousarray(np.concatenate(rows), np.float32)
         with self._lock:
             self._keep(key, made)
         return made
@@ -156,13 +157,15 @@ class TowerRunner:
     def _read(self, adapter: NamedAdapter) -> _TowerAdapter:
         fields = load_json_object(adapter.directory / CONFIG_FILE, AdapterError, max_bytes=MAX_CONFIG_BYTES)
         pooler = read_pooler(adapter.directory, fields, self._engine.adapted_modules)
-        changes_tower = acts_on(adapter.directory, TOWER_PATH)
+        changes_tower = acts_on(adapter.directory, self._engine.adapted_modules.whole_paths)
         if pooler is None and not changes_tower:
             return self._base
         key = str(adapter.task_id)
         if changes_tower:
             self._executor.add_adapter(key, adapter.directory)
-        projection = self._base.projection if pooler is None else pooler.weight_over(self._base.projection)
+        projection = self._base.projection
+        if pooler is not None and projection is not None:
+            projection = pooler.weight_over(projection)
         return _TowerAdapter(key if changes_tower else None, projection, key)
 
     def shutdown(self) -> None:

@@ -14,13 +14,13 @@ import numpy as np
 from ..._core import ExecutorConfig, PromptTuningConfig, RequestError
 from ...common.shown_value import shown
 from ...formats.engine.engine_config import VISION_DIRECTORY
-from ...formats.models.idefics3 import SeeingConfig
+from ...formats.models.seeing import SeeingConfig
 from ..adapter_store import AdapterStore
 from ..loaded_engine import LoadedEngine
 from ..named_adapter import NamedAdapter
+from .image_model import Tiles
 from .opened import ImageLimits, open_image
 from .prompt import PreparedMessages, PromptImages, expand
-from .tiles import Tiles, cut_tiles
 from .tower import TowerRunner
 
 _DATA: Final = "data:"
@@ -71,9 +71,10 @@ class Vision:
             self._tiles(image, place, tower, paths=paths)
             for image, place in zip(prepared.images, prepared.places, strict=True)
         ]
-        ids = tokens(expand(render(prepared.messages), tiles, tower.rows_per_tile))
-        expected = sum(len(one.pixels) for one in tiles) * tower.rows_per_tile
-        image_token = tower.config.image_token_id
+        model = tower.model
+        ids = tokens(expand(render(prepared.messages), model.place, [model.text(one) for one in tiles]))
+        expected = sum(map(model.num_rows, tiles))
+        image_token = tower.image_token_id
         if (count := ids.count(image_token)) != expected:
             raise RequestError(
                 f"the prompt has {count} tokens {image_token} for {expected} rows of images; expected a tokenizer "
@@ -122,7 +123,7 @@ class Vision:
             raise RequestError(f"{subject} is {shown(image)}; expected a data: URL")
         elif isinstance(image, str):
             image = Path(image)
-        return cut_tiles(open_image(image, subject, self._limits), tower.settings)
+        return tower.model.tiles(open_image(image, subject, self._limits), subject)
 
 
 def decode_data_url(url: str, subject: str, limits: ImageLimits) -> bytes:

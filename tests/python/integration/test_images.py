@@ -14,7 +14,6 @@ import adaptrt
 from adaptrt import LLM, AdapterError, CheckpointError, RequestError, SamplingParams
 from adaptrt.builder.cli import main
 from adaptrt.runtime.images.opened import ImageLimits, open_image
-from adaptrt.runtime.images.tiles import cut_tiles
 from support.seeing import (
     ADAPTERS,
     SeeingReference,
@@ -70,7 +69,7 @@ def test_answers_are_those_of_transformers(seeing: Seeing, llm: LLM, adapter: st
 @pytest.mark.parametrize("adapter", [None, *ADAPTERS])
 def test_rows_are_those_of_transformers(seeing: Seeing, llm: LLM, adapter: str | None) -> None:
     tower = llm._vision._running()
-    tiles = cut_tiles(open_image(LARGE, "image", ImageLimits()), tower.settings)
+    tiles = tower.model.tiles(open_image(LARGE, "image", ImageLimits()), "image")
     assert len(tiles.pixels) == 5
     rows = tower.rows(tiles, None if adapter is None else llm.executor.adapters.get(adapter))
     expected = seeing.reference(adapter).rows(LARGE)

@@ -251,6 +251,12 @@ RELATIVES = {
         {"text_config": {**SIZES, "model_type": "llama", "head_dim": 12}, "vision_config": SIGLIP_VISION,
          "image_token_id": 57, "scale_factor": 2},
     ),
+    "llava": Family(
+        transformers.LlavaConfig, TEXT_LAYERS,
+        {"text_config": {**SIZES, "model_type": "llama", "head_dim": 12},
+         "vision_config": {**SIGLIP_VISION, "num_hidden_layers": 3, "model_type": "clip_vision_model"},
+         "image_token_index": 57},
+    ),
     "gemma": Family(transformers.GemmaConfig, LLAMA, {**SIZES, "head_dim": 20}),
     "cohere2": Family(
         transformers.Cohere2Config, LLAMA,

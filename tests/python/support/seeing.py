@@ -1,9 +1,10 @@
-"""A tiny random SmolVLM with its tokenizer and image processor, adapters on its parts, and transformers' answers."""
+"""Tiny random models that see, with tokenizers, image processors and adapters, and transformers' answers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import torch
 import transformers
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+from transformers.models.llava.processing_llava import LlavaProcessor
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from adaptrt import DType
@@ -24,7 +27,6 @@ from support.families import RELATIVES, save_family
 
 IMAGE_TOKEN = 57
 WORDS = ["[UNK]", "</s>", "User", "Assistant", ":", "what", "is", "this", "\n", "red", "blue", "and"]
-MARKS = ["<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
 TILES = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
 TEMPLATE = (
     "{% for m in messages %}{{m['role'] | capitalize}}{% if m['content'] is string %}{{': ' + m['content']}}"
@@ -32,20 +34,65 @@ TEMPLATE = (
     "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}{% endif %}<end_of_utterance>\n"
     "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
 )
-PROCESSOR = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}}
-ADAPTERS: dict[str, dict[str, Any]] = {
-    "everything": {"target_modules": "all-linear", "r": 4},
-    "dora": {"target_modules": "all-linear", "r": 3, "use_dora": True},
-    "tower": {"target_modules": r".*vision_model.*(q_proj|fc1|out_proj)", "r": 3},
-    "connector": {"target_modules": r".*connector.*proj", "r": 2},
-    "text": {"target_modules": r".*text_model.*(q_proj|down_proj)", "r": 2},
-}
 
 
-def save_model(directory: Path) -> Path:
+@dataclass(frozen=True)
+class SeeingModel:
+    """A tiny model that sees."""
+
+    family: str
+    """Key of RELATIVES."""
+    image_processor: Any
+    processor: Callable[[Any, Any], Any]
+    """Makes transformers' processor of the image processor and a tokenizer."""
+    adapters: Mapping[str, Mapping[str, Any]]
+    marks: Sequence[str] = ("<end_of_utterance>",)
+    """Special tokens, in addition to the image token."""
+    image_token: str = "<image>"
+    template: str = TEMPLATE
+
+
+def adapters(tower: str, connector: str, text: str) -> dict[str, dict[str, Any]]:
+    """Returns settings of adapters on all parts and on each part; the arguments are regular expressions of layers."""
+    return {
+        "everything": {"target_modules": "all-linear", "r": 4},
+        "dora": {"target_modules": "all-linear", "r": 3, "use_dora": True},
+        "tower": {"target_modules": tower, "r": 3},
+        "connector": {"target_modules": connector, "r": 2},
+        "text": {"target_modules": text, "r": 2},
+    }
+
+
+SMOLVLM = SeeingModel(
+    "smolvlm",
+    SmolVLMImageProcessorPil(size={"longest_edge": 56}, max_image_size={"longest_edge": 28}),
+    lambda images, tokenizer: Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=TEMPLATE),
+    adapters(r".*vision_model.*(q_proj|fc1|out_proj)", r".*connector.*proj", r".*text_model.*(q_proj|down_proj)"),
+    ("<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *TILES),
+)
+LLAVA = SeeingModel(
+    "llava",
+    CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}),
+    lambda images, tokenizer: LlavaProcessor(
+        images,
+        tokenizer,
+        patch_size=7,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=TEMPLATE,
+    ),
+    adapters(
+        r".*vision_tower.*(q_proj|fc1|out_proj)", r".*projector.*linear_.", r".*language_model.*(q_proj|down_proj)"
+    ),
+)
+ADAPTERS = SMOLVLM.adapters
+
+
+def save_model(directory: Path, seeing: SeeingModel = SMOLVLM) -> Path:
     """Writes the model as a Hugging Face directory."""
-    save_family(RELATIVES["smolvlm"], directory)
-    vocabulary = {word: number for number, word in enumerate([*WORDS, *MARKS, *TILES])} | {"<image>": IMAGE_TOKEN}
+    save_family(RELATIVES[seeing.family], directory)
+    vocabulary = {word: number for number, word in enumerate([*WORDS, *seeing.marks])}
+    vocabulary[seeing.image_token] = IMAGE_TOKEN
     vocabulary |= {f"w{number}": number for number in range(61) if number not in vocabulary.values()}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -55,12 +102,12 @@ def save_model(directory: Path) -> Path:
             pre_tokenizers.Punctuation("isolated"),
         ]
     )
-    tokens = [AddedToken(word, special=True, normalized=False) for word in ("<image>", *MARKS, *TILES)]
+    tokens = [AddedToken(word, special=True, normalized=False) for word in (seeing.image_token, *seeing.marks)]
     tokenizer.add_special_tokens(tokens)
     tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "unk_token": "[UNK]"}))
-    (directory / "chat_template.jinja").write_text(TEMPLATE)
-    SmolVLMImageProcessorPil(**PROCESSOR).save_pretrained(directory)
+    (directory / "chat_template.jinja").write_text(seeing.template)
+    seeing.image_processor.save_pretrained(directory)
     return directory
 
 
@@ -72,10 +119,10 @@ def engine_of_model(model: Path, directory: Path, **fields: Any) -> Path:
     return directory
 
 
-def save_adapters(model: Path, directory: Path) -> dict[str, Path]:
+def save_adapters(model: Path, directory: Path, seeing: SeeingModel = SMOLVLM) -> dict[str, Path]:
     """Writes adapters with random matrices."""
     found = {}
-    for seed, (name, fields) in enumerate(ADAPTERS.items()):
+    for seed, (name, fields) in enumerate(seeing.adapters.items()):
         torch.manual_seed(seed)
         made = peft.get_peft_model(load(model), peft.LoraConfig(lora_alpha=8, init_lora_weights=False, **fields))
         made.save_pretrained(directory / name)
@@ -101,14 +148,13 @@ def question(*parts: Any) -> list[dict[str, Any]]:
 class SeeingReference:
     """transformers + PEFT in float32."""
 
-    def __init__(self, model: Path, adapter: Path | None = None) -> None:
+    def __init__(self, model: Path, adapter: Path | None = None, seeing: SeeingModel = SMOLVLM) -> None:
         base = load(model)
         self.model = base if adapter is None else peft.PeftModel.from_pretrained(base, adapter)
         tokenizer = transformers.PreTrainedTokenizerFast(
             tokenizer_file=str(model / "tokenizer.json"), eos_token="</s>", unk_token="[UNK]"
         )
-        processor = SmolVLMImageProcessorPil(**PROCESSOR)
-        self.processor = Idefics3Processor(processor, tokenizer, image_seq_len=4, chat_template=TEMPLATE)
+        self.processor = seeing.processor(seeing.image_processor, tokenizer)
 
     def answer(self, messages: Sequence[dict[str, Any]], length: int) -> tuple[list[int], list[int], list[float]]:
         """Returns the tokens of the prompt, the greedy answer, and the log probs of its tokens."""

@@ -199,7 +199,7 @@ def with_activation(network: Network, activation: Activation, *, num_weights: in
 
 def test_every_activation_of_a_gate_has_its_own_epilogue(checkpoint: Checkpoint) -> None:
     epilogues = []
-    without_gate = (Activation.RELU_SQUARED, Activation.XIELU)
+    without_gate = (Activation.RELU_SQUARED, Activation.XIELU, Activation.QUICK_GELU)
     gates = [activation for activation in Activation if activation not in without_gate]
     for activation in gates:
         body = emit(with_activation(checkpoint.network, activation, num_weights=2), lora=True).body
@@ -216,7 +216,11 @@ def test_an_activation_that_needs_a_gate_is_refused_without_one(checkpoint: Chec
 
 def test_every_activation_has_its_own_nodes_in_the_graph_or_is_refused(checkpoint: Checkpoint) -> None:
     stored = stored_tensors(checkpoint.ranks[0].reader, checkpoint.config.quantization)
-    refused = {Activation.CLAMPED_SILU: "two inputs", Activation.XIELU: "parameters"}
+    refused = {
+        Activation.CLAMPED_SILU: "two inputs",
+        Activation.XIELU: "parameters",
+        Activation.QUICK_GELU: "several ops",
+    }
     graphs = {}
     for activation in Activation:
         network = with_activation(checkpoint.network, activation, num_weights=2)

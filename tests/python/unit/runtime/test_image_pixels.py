@@ -21,7 +21,7 @@ from adaptrt.runtime.images import patches
 from adaptrt.runtime.images.opened import ImageLimits, open_image
 from adaptrt.runtime.images.patches import merged_rows
 from adaptrt.runtime.images.prompt import expand, take_images
-from adaptrt.runtime.images.tiles import Tiles, cut_tiles
+from adaptrt.runtime.images.tiles import cut_tiles
 from adaptrt.runtime.images.vision import decode_data_url
 from support.seeing import random_image
 
@@ -147,6 +147,14 @@ def test_damaged_files_are_refused_or_read(kind: str) -> None:
                 raise
 
 
+def test_narrow_images_that_would_become_huge_are_refused(tmp_path: Path) -> None:
+    (tmp_path / PREPROCESSOR_FILE).write_text(json.dumps({"do_resize": False}))
+    settings = read_tile_settings(tmp_path)
+    assert settings is not None
+    with pytest.raises(RequestError, match="image would become 364 x 300300 pixels by the model's image processor"):
+        cut_tiles(random_image(1, 300000), settings)
+
+
 def test_data_urls() -> None:
     assert decode_data_url("data:image/png;base64,AAEC", "image", LIMITS) == bytes([0, 1, 2])
     for url, complaint in (
@@ -167,7 +175,7 @@ def test_positions_are_those_of_transformers(trained: int) -> None:
             torch.clamp(torch.arange(side) * (1.0 / torch.tensor(side)), max=1 - 1e-6), bounds, right=True
         )
         expected = (along[:, None] * trained + along[None, :]).reshape(-1)
-        np.testing.assert_array_equal(patches._positions(side, trained), expected.numpy())
+        np.testing.assert_array_equal(patches.positions_of(side, trained), expected.numpy())
 
 
 def test_neighbours_are_joined_row_by_row() -> None:
@@ -192,10 +200,7 @@ def test_images_are_taken_out_of_messages() -> None:
 
 
 def test_every_image_needs_its_token() -> None:
-    tiles = Tiles(np.zeros((1, 3, 2, 2), np.float32), 0, 0)
-    assert expand("a<image>b", [tiles], 2) == (
-        "a<fake_token_around_image><global-img><image><image><fake_token_around_image>b"
-    )
+    assert expand("a<image>b<image>", "<image>", ["12", "<image>"]) == "a12b<image>"
     for text in ("a", "<image><image>"):
         with pytest.raises(RequestError, match="for 1 images; expected one for each image"):
-            expand(text, [tiles], 2)
+            expand(text, "<image>", ["1"])
