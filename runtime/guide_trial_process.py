@@ -18,6 +18,7 @@ from base64 import b64decode
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+_STATM: Final = Path("/proc/self/statm")
 _LENGTH: Final = struct.Struct("<I")
 _MAKERS: Final = {
     "json_schema": "grammar_from_json_schema",
@@ -72,6 +73,8 @@ class _Heap:
             self._mallinfo2.restype = self._Info
 
     def num_bytes(self) -> int:
+        if self._mallinfo2 is None and not _STATM.exists():  # macOS
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         if self._mallinfo2 is None:
             return _num_pages(1) * resource.getpagesize()
         info = self._mallinfo2()
@@ -80,7 +83,7 @@ class _Heap:
 
 def _num_pages(column: int) -> int:
     """Returns the number of pages of this process: all (0), or the resident ones (1)."""
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[column])
+    return int(_STATM.read_text(encoding="ascii").split()[column])
 
 
 def framed(message: Any) -> bytes:
@@ -105,10 +108,12 @@ def _limit_cpu(seconds: int) -> None:
 
 
 def _limit_memory(num_bytes: int) -> None:
-    """Makes allocations fail once the process has this many bytes more than now."""
+    """Makes allocations fail once the process has this many bytes more than now. macOS has no such limit."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash here is expected and needs no core dump
+    if not _STATM.exists():
+        return
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (_num_pages(0) * resource.getpagesize() + num_bytes, hard))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash here is expected and needs no core dump
 
 
 def _compile(llguidance: Any, tokenizer: Any, heap: _Heap, kind: str, text: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,8 @@ def available_memory() -> int:
 
 
 def _machine_available() -> int:
+    if not _MEMINFO.exists():  # macOS does not tell a process what is available, only what there is
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
     return int(fields["MemAvailable"].split()[0]) * 1024
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +13,7 @@ from typing import Final
 from .. import _core
 from .._core import ConfigError, CpuEngine, ExecutorConfig, WeightMemory
 from .._version import __version__
+from ..common.usable_cpus import num_usable_cpus
 from ..formats.engine.engine_config import EngineConfig, engine_file
 from ..formats.engine.engine_file import EngineFile
 from ..formats.engine.weight_usage import WeightUsage, usage_names
@@ -95,7 +95,7 @@ class NativeEngine(CompiledEngine):
         With several ranks, all start together, and rank 0's engine runs on all of them. profile: records every step;
         with several ranks, only rank 0's part.
         """
-        num_threads = config.num_threads or len(os.sched_getaffinity(0))
+        num_threads = config.num_threads or num_usable_cpus()
         if self.num_ranks == 1:
             identity = kv_identity(*self.config.engine_checksums) if config.kv_cache_config.host_cache_size else ""
             return self._start(config, num_threads, identity, beside, None, profile)

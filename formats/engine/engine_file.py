@@ -221,7 +221,8 @@ def read_once(path: Path, offset: int, num_bytes: int) -> Iterator[memoryview]:
                 count = os.preadv(file.fileno(), [buffer[:num_bytes]], offset)
                 if count == 0:
                     raise EngineError(f"{path}: ends at byte {offset}; it became shorter while it was read")
-                os.posix_fadvise(file.fileno(), offset, count, os.POSIX_FADV_DONTNEED)
+                if hasattr(os, "posix_fadvise"):  # macOS has none
+                    os.posix_fadvise(file.fileno(), offset, count, os.POSIX_FADV_DONTNEED)
                 yield buffer[:count]
                 offset, num_bytes = offset + count, num_bytes - count
     except OSError as reason:

@@ -28,8 +28,8 @@ class WorkerProcess:
         self.connection: Final = connection
         self.process: Final = process
         self._handle: int | None = None  # a process id may be reused
-        # If the kernel has no pidfd, mpirun ends its processes. If the worker has already ended, its connection tells.
-        with contextlib.suppress(OSError):
+        # If the system has no pidfd, mpirun ends its processes. If the worker has already ended, its connection tells.
+        with contextlib.suppress(OSError, AttributeError):  # macOS has no such function
             self._handle = os.pidfd_open(process)
         self.rank: int | None = None
         self.memory = 0

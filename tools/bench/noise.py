@@ -1,4 +1,7 @@
-"""Measures the share of CPU time that other processes use during a sample, from /proc (Linux)."""
+"""Measures the share of CPU time that other processes use during a sample, from /proc.
+
+Without /proc, as on macOS, the shares are 0.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +69,11 @@ def wait_until_quiet(share: float, seconds: float, processes: Iterable[int] = ()
 
 
 def _machine_ticks() -> tuple[int, int, int]:
-    """Returns (all, idle, stolen) clock ticks of all CPUs so far."""
-    ticks = [int(text) for text in (_PROC / "stat").read_text().splitlines()[0].split()[1:]]
+    """Returns (all, idle, stolen) clock ticks of all CPUs so far; zeros without /proc."""
+    machine = _PROC / "stat"
+    if not machine.exists():
+        return 0, 0, 0
+    ticks = [int(text) for text in machine.read_text().splitlines()[0].split()[1:]]
     return sum(ticks[:_GUEST]), ticks[_IDLE] + ticks[_IOWAIT], ticks[_STEAL]
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from ..._core import ConfigError, ExecutorConfig
 from ...common.number_flags import MAX_INT32, integer
+from ...common.usable_cpus import num_usable_cpus
 from ...runtime.native_engine import NativeEngine
 from .display import profile_table, tables_of
 from .executors import AdapterLibrary, BenchExecutor, CpuUse, key_of, problems_of
@@ -76,7 +77,7 @@ def settings_of(args: argparse.Namespace, settings: RunSettings) -> RunSettings:
 
 def cpu_of(args: argparse.Namespace, ranks_here: int = 1) -> CpuUse:
     """CPU resources of an engine from the flags, if `ranks_here` of its ranks run on this machine."""
-    return CpuUse(args.num_threads or max(1, len(os.sched_getaffinity(0)) // ranks_here), args.kernels)
+    return CpuUse(args.num_threads or max(1, num_usable_cpus() // ranks_here), args.kernels)
 
 
 def make_console() -> Console:

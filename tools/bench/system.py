@@ -31,8 +31,11 @@ def utc_now() -> str:
 
 
 def _processor() -> str:
-    """CPU name from Linux; the architecture if there is no name."""
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+    """CPU name from Linux; the architecture if there is no name, as on Arm and macOS."""
+    described = Path("/proc/cpuinfo")
+    if not described.exists():
+        return platform.machine()
+    for line in described.read_text(encoding="utf-8", errors="replace").splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "model name":
             return value.strip()

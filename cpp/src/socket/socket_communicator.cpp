@@ -11,6 +11,23 @@
 #include "adaptrt/core/error.h"
 
 namespace adaptrt {
+namespace {
+
+#ifdef MSG_NOSIGNAL
+constexpr int kNoSignal = MSG_NOSIGNAL;
+
+void forbid_signals(int /*socket*/) {}
+#else
+// macOS has an option of the socket instead.
+constexpr int kNoSignal = 0;
+
+void forbid_signals(int socket) {
+  const int on = 1;
+  setsockopt(socket, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof(on));
+}
+#endif
+
+}  // namespace
 
 SocketCommunicator::SocketCommunicator(int socket, std::int32_t rank, std::string peer,
                                        std::optional<std::chrono::milliseconds> time_limit,
@@ -25,6 +42,7 @@ SocketCommunicator::SocketCommunicator(int socket, std::int32_t rank, std::strin
   if (getsockopt(socket_, SOL_SOCKET, SO_TYPE, &type, &size) != 0 || type != SOCK_STREAM) {
     throw ConfigError("file descriptor " + std::to_string(socket_) + " is no stream socket");
   }
+  forbid_signals(socket_);
 }
 
 SocketCommunicator::~SocketCommunicator() {
@@ -60,7 +78,7 @@ void SocketCommunicator::lose(const std::string& reason) {
 
 void SocketCommunicator::send(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    const ssize_t count = ::send(socket_, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t count = ::send(socket_, bytes.data(), bytes.size(), MSG_DONTWAIT | kNoSignal);
     if (count > 0) {
       bytes = bytes.subspan(static_cast<std::size_t>(count));
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {

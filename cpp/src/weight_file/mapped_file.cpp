@@ -33,6 +33,14 @@ struct sigaction previous_action;  // NOLINT(cppcoreguidelines-avoid-non-const-g
 std::uintptr_t page_bytes = 0;     // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
 std::atomic<bool> is_passed_on = false;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
 
+timespec modification_time(const struct stat& file) {
+#ifdef __APPLE__
+  return file.st_mtimespec;
+#else
+  return file.st_mtim;
+#endif
+}
+
 /// Replaces the lost pages from `address` on by zeros. Returns false if no mapping contains it.
 bool replace_lost_pages(std::uintptr_t address) {
   for (Slot& slot : slots) {
@@ -133,8 +141,9 @@ void MappedFile::check() {
   if (now < next_look_.load()) return;
   next_look_ = now + interval_;
   const struct stat found = status();
-  if (found.st_size == first_.st_size && found.st_mtim.tv_sec == first_.st_mtim.tv_sec &&
-      found.st_mtim.tv_nsec == first_.st_mtim.tv_nsec) {
+  const timespec written = modification_time(found);
+  const timespec first = modification_time(first_);
+  if (found.st_size == first_.st_size && written.tv_sec == first.tv_sec && written.tv_nsec == first.tv_nsec) {
     return;
   }
   throw EngineError(path_ + ": was written while it was in use; its engine cannot go on");

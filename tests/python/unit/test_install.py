@@ -114,6 +114,7 @@ def test_platforms_that_cannot_be_built_for(call: str, message: str, tmp_path: P
     "call",
     [
         "adaptrt_check_system(Linux)\nadaptrt_check_c_library(1)",
+        'set(ADAPTRT_ALLOW_MACOS ON)\nadaptrt_check_system(Darwin)\nadaptrt_check_c_library("")',
         'set(ADAPTRT_ALLOW_MUSL ON)\nadaptrt_check_c_library("")',
     ],
 )
