@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum, auto
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,152 +13,128 @@ from ...common.json_fields import describe
 from ..checkpoint.config import CheckpointConfig
 from ..checkpoint.config_file import ConfigFile
 from ..network.network import Network
-from .apertus import APERTUS
-from .bamba import BAMBA
-from .bart import BART
-from .bert import BERT
-from .clip import CLIP_TOWER
-from .cohere import COHERE, COHERE2
-from .deepseek import DEEPSEEK_V2, DEEPSEEK_V3
-from .distilbert import DISTILBERT
 from .encoder import EncoderConfig
-from .exaone4 import EXAONE4
-from .falcon import FALCON
 from .family import ModelFamily
-from .gemma import GEMMA
-from .gemma2 import GEMMA2
-from .gemma3 import GEMMA3, GEMMA3_VISION
-from .gemma4 import GEMMA4, GEMMA4_VISION
-from .glm import GLM, GLM4
-from .glm4_moe import GLM4_MOE
-from .gpt2 import GPT2
-from .gpt_neox import GPT_NEOX
-from .gpt_oss import GPT_OSS
-from .granite import GRANITE
-from .granite_hybrid import GRANITE_HYBRID
-from .granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
-from .granite_swa import GRANITE_MOE_SWA, GRANITE_SWA
-from .hunyuan import HUNYUAN, HUNYUAN_MOE
-from .idefics3 import IDEFICS3, SMOLVLM
-from .jina_v3 import JINA_V3
-from .lfm2 import LFM2, LFM2_MOE
-from .llama import LLAMA
-from .llama_relatives import CWM, ERNIE4_5, HELIUM, MINISTRAL, SEED_OSS
-from .llava_family import LLAVA
-from .mamba import MAMBA2
-from .mistral import BAMBOO, MINISTRAL3, MISTRAL, MISTRAL3
-from .mixtral import MIXTRAL
-from .modernbert import MODERNBERT
-from .nemotron_h import NEMOTRON_H
-from .olmo2 import OLMO2, OLMO3
-from .olmo_hybrid import OLMO_HYBRID
-from .olmoe import OLMOE
-from .opt import OPT
-from .phi import PHI
-from .phi3 import PHI3
-from .qwen2 import QWEN2
-from .qwen2_moe import QWEN2_MOE
-from .qwen3 import QWEN3
-from .qwen3_5 import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_VISION, QWEN3_5_VISION, QWEN3_NEXT
-from .qwen3_moe import QWEN3_MOE, QWEN3_VL_MOE
-from .qwen_vl import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
-from .roberta import ROBERTA, XLM_ROBERTA
-from .siglip import IDEFICS3_TOWER, SMOLVLM_TOWER
-from .smollm3 import SMOLLM3
-from .squared_relu import ARCEE, JAIS2, NEMOTRON
-from .stablelm import STABLELM
-from .starcoder2 import STARCODER2
-from .t5 import T5
 
-FAMILIES: Final[dict[str, ModelFamily]] = {
-    family.architecture: family
-    for family in (
-        LLAMA,
-        MISTRAL,
-        QWEN2,
-        QWEN3,
-        QWEN2_VL,
-        QWEN2_5_VL,
-        QWEN3_VL,
-        QWEN3_VL_MOE,
-        QWEN3_5,
-        QWEN3_5_VISION,
-        QWEN3_5_MOE,
-        QWEN3_5_MOE_VISION,
-        QWEN3_NEXT,
-        MISTRAL3,
-        IDEFICS3,
-        SMOLVLM,
-        LLAVA,
-        GRANITE,
-        GRANITE_HYBRID,
-        GRANITE_SWA,
-        OLMO2,
-        OLMO3,
-        OLMO_HYBRID,
-        SMOLLM3,
-        PHI3,
-        GEMMA,
-        GEMMA2,
-        GEMMA3,
-        GEMMA3_VISION,
-        GEMMA4,
-        GEMMA4_VISION,
-        GPT2,
-        GPT_NEOX,
-        FALCON,
-        OPT,
-        BAMBOO,
-        COHERE,
-        COHERE2,
-        STARCODER2,
-        ARCEE,
-        NEMOTRON,
-        JAIS2,
-        GLM,
-        GLM4,
-        PHI,
-        SEED_OSS,
-        ERNIE4_5,
-        HELIUM,
-        MINISTRAL,
-        MINISTRAL3,
-        CWM,
-        EXAONE4,
-        APERTUS,
-        HUNYUAN,
-        MAMBA2,
-        BAMBA,
-        NEMOTRON_H,
-        LFM2,
-        STABLELM,
-        MIXTRAL,
-        QWEN2_MOE,
-        QWEN3_MOE,
-        OLMOE,
-        GRANITE_MOE,
-        GRANITE_MOE_SHARED,
-        GRANITE_MOE_SWA,
-        GLM4_MOE,
-        HUNYUAN_MOE,
-        LFM2_MOE,
-        DEEPSEEK_V2,
-        DEEPSEEK_V3,
-        GPT_OSS,
-        T5,
-        BART,
-        BERT,
-        MODERNBERT,
-        ROBERTA,
-        XLM_ROBERTA,
-        JINA_V3,
-        DISTILBERT,
-    )
-}
 
-TOWERS: Final[dict[str, ModelFamily]] = {
-    family.architecture: family for family in (IDEFICS3_TOWER, SMOLVLM_TOWER, CLIP_TOWER)
-}
+class Families(Mapping[str, ModelFamily]):
+    """Families by architecture, in a fixed order.
+
+    A family's module is imported when the family is first used: a process needs one or two of them, and importing all
+    takes a quarter of the time in which it starts.
+    """
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        """places: modules of this package with the name of a family in them, by architecture."""
+        self._places = places
+
+    def __getitem__(self, architecture: str) -> ModelFamily:
+        module, _, name = self._places[architecture].partition(".")
+        family: ModelFamily = getattr(import_module(f".{module}", __package__), name)
+        return family
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, architecture: object) -> bool:
+        return architecture in self._places
+
+
+FAMILIES: Final = Families(
+    {
+        "LlamaForCausalLM": "llama.LLAMA",
+        "MistralForCausalLM": "mistral.MISTRAL",
+        "Qwen2ForCausalLM": "qwen2.QWEN2",
+        "Qwen3ForCausalLM": "qwen3.QWEN3",
+        "Qwen2VLForConditionalGeneration": "qwen_vl.QWEN2_VL",
+        "Qwen2_5_VLForConditionalGeneration": "qwen_vl.QWEN2_5_VL",
+        "Qwen3VLForConditionalGeneration": "qwen_vl.QWEN3_VL",
+        "Qwen3VLMoeForConditionalGeneration": "qwen3_moe.QWEN3_VL_MOE",
+        "Qwen3_5ForCausalLM": "qwen3_5.QWEN3_5",
+        "Qwen3_5ForConditionalGeneration": "qwen3_5.QWEN3_5_VISION",
+        "Qwen3_5MoeForCausalLM": "qwen3_5.QWEN3_5_MOE",
+        "Qwen3_5MoeForConditionalGeneration": "qwen3_5.QWEN3_5_MOE_VISION",
+        "Qwen3NextForCausalLM": "qwen3_5.QWEN3_NEXT",
+        "Mistral3ForConditionalGeneration": "mistral.MISTRAL3",
+        "Idefics3ForConditionalGeneration": "idefics3.IDEFICS3",
+        "SmolVLMForConditionalGeneration": "idefics3.SMOLVLM",
+        "LlavaForConditionalGeneration": "llava_family.LLAVA",
+        "GraniteForCausalLM": "granite.GRANITE",
+        "GraniteMoeHybridForCausalLM": "granite_hybrid.GRANITE_HYBRID",
+        "GraniteSWAForCausalLM": "granite_swa.GRANITE_SWA",
+        "Olmo2ForCausalLM": "olmo2.OLMO2",
+        "Olmo3ForCausalLM": "olmo2.OLMO3",
+        "OlmoHybridForCausalLM": "olmo_hybrid.OLMO_HYBRID",
+        "SmolLM3ForCausalLM": "smollm3.SMOLLM3",
+        "Phi3ForCausalLM": "phi3.PHI3",
+        "GemmaForCausalLM": "gemma.GEMMA",
+        "Gemma2ForCausalLM": "gemma2.GEMMA2",
+        "Gemma3ForCausalLM": "gemma3.GEMMA3",
+        "Gemma3ForConditionalGeneration": "gemma3.GEMMA3_VISION",
+        "Gemma4ForCausalLM": "gemma4.GEMMA4",
+        "Gemma4ForConditionalGeneration": "gemma4.GEMMA4_VISION",
+        "GPT2LMHeadModel": "gpt2.GPT2",
+        "GPTNeoXForCausalLM": "gpt_neox.GPT_NEOX",
+        "FalconForCausalLM": "falcon.FALCON",
+        "OPTForCausalLM": "opt.OPT",
+        "BambooForCausalLM": "mistral.BAMBOO",
+        "CohereForCausalLM": "cohere.COHERE",
+        "Cohere2ForCausalLM": "cohere.COHERE2",
+        "Starcoder2ForCausalLM": "starcoder2.STARCODER2",
+        "ArceeForCausalLM": "squared_relu.ARCEE",
+        "NemotronForCausalLM": "squared_relu.NEMOTRON",
+        "Jais2ForCausalLM": "squared_relu.JAIS2",
+        "GlmForCausalLM": "glm.GLM",
+        "Glm4ForCausalLM": "glm.GLM4",
+        "PhiForCausalLM": "phi.PHI",
+        "SeedOssForCausalLM": "llama_relatives.SEED_OSS",
+        "Ernie4_5ForCausalLM": "llama_relatives.ERNIE4_5",
+        "HeliumForCausalLM": "llama_relatives.HELIUM",
+        "MinistralForCausalLM": "llama_relatives.MINISTRAL",
+        "Ministral3ForCausalLM": "mistral.MINISTRAL3",
+        "CwmForCausalLM": "llama_relatives.CWM",
+        "Exaone4ForCausalLM": "exaone4.EXAONE4",
+        "ApertusForCausalLM": "apertus.APERTUS",
+        "HunYuanDenseV1ForCausalLM": "hunyuan.HUNYUAN",
+        "Mamba2ForCausalLM": "mamba.MAMBA2",
+        "BambaForCausalLM": "bamba.BAMBA",
+        "NemotronHForCausalLM": "nemotron_h.NEMOTRON_H",
+        "Lfm2ForCausalLM": "lfm2.LFM2",
+        "StableLmForCausalLM": "stablelm.STABLELM",
+        "MixtralForCausalLM": "mixtral.MIXTRAL",
+        "Qwen2MoeForCausalLM": "qwen2_moe.QWEN2_MOE",
+        "Qwen3MoeForCausalLM": "qwen3_moe.QWEN3_MOE",
+        "OlmoeForCausalLM": "olmoe.OLMOE",
+        "GraniteMoeForCausalLM": "granite_moe.GRANITE_MOE",
+        "GraniteMoeSharedForCausalLM": "granite_moe.GRANITE_MOE_SHARED",
+        "GraniteMoeSWAForCausalLM": "granite_swa.GRANITE_MOE_SWA",
+        "Glm4MoeForCausalLM": "glm4_moe.GLM4_MOE",
+        "HunYuanMoEV1ForCausalLM": "hunyuan.HUNYUAN_MOE",
+        "Lfm2MoeForCausalLM": "lfm2.LFM2_MOE",
+        "DeepseekV2ForCausalLM": "deepseek.DEEPSEEK_V2",
+        "DeepseekV3ForCausalLM": "deepseek.DEEPSEEK_V3",
+        "GptOssForCausalLM": "gpt_oss.GPT_OSS",
+        "T5ForConditionalGeneration": "t5.T5",
+        "BartForConditionalGeneration": "bart.BART",
+        "BertModel": "bert.BERT",
+        "ModernBertModel": "modernbert.MODERNBERT",
+        "RobertaModel": "roberta.ROBERTA",
+        "XLMRobertaModel": "roberta.XLM_ROBERTA",
+        "JinaEmbeddingsV3Model": "jina_v3.JINA_V3",
+        "DistilBertModel": "distilbert.DISTILBERT",
+    }
+)
+
+TOWERS: Final = Families(
+    {
+        "Idefics3VisionTransformer": "siglip.IDEFICS3_TOWER",
+        "SmolVLMVisionTransformer": "siglip.SMOLVLM_TOWER",
+        "CLIPVisionModel": "clip.CLIP_TOWER",
+    }
+)
 """Vision towers, by the class of their part of a model."""
 
 
@@ -229,12 +206,11 @@ def load_config(directory: Path) -> CheckpointConfig:
 def read_config(data: Mapping[str, Any], *, subject: str) -> CheckpointConfig:
     """Reads the content of a checkpoint's config.json. Raises CheckpointError, which begins with `subject`."""
     architecture = data.get("architecture")
-    known = {**FAMILIES, **TOWERS}
-    if isinstance(architecture, str) and architecture not in known:
-        raise CheckpointError(f"{subject}: architecture is {describe(architecture)}; accepted: {', '.join(FAMILIES)}")
-    family = known.get(architecture) if isinstance(architecture, str) else None
-    if family is None:
+    if not isinstance(architecture, str):
         return CheckpointConfig.from_dict(data, subject=subject)
+    if architecture not in FAMILIES and architecture not in TOWERS:
+        raise CheckpointError(f"{subject}: architecture is {describe(architecture)}; accepted: {', '.join(FAMILIES)}")
+    family = family_of(architecture)
     config = family.config_class.from_dict(data, subject=subject)
     # Values that the family's network would ignore.
     problems = [

@@ -19,7 +19,8 @@ from adaptrt.builder.model_cache.store import EngineCache
 from adaptrt.common.progress import SilentProgress
 from adaptrt.formats.checkpoint.config import CheckpointConfig
 from adaptrt.formats.checkpoint.config_file import ConfigFile
-from adaptrt.formats.models.registry import FAMILIES, specimen
+from adaptrt.formats.models import llama
+from adaptrt.formats.models.registry import specimen
 from adaptrt.formats.network.network import Network
 from adaptrt.runtime.engine import load_engine
 from support.models import ALL_MODULES, ModelSpec, save_adapter, save_model
@@ -51,7 +52,7 @@ def run(*arguments: object) -> None:
 def declared(monkeypatch: pytest.MonkeyPatch) -> list[CheckpointConfig]:
     """Returns the configs whose networks were declared, without the small configs that list each family's names."""
     found: list[CheckpointConfig] = []
-    family = FAMILIES["LlamaForCausalLM"]
+    family = llama.LLAMA
     smallest = specimen(family).config
 
     def declare(network: Network, config: CheckpointConfig) -> None:
@@ -59,7 +60,7 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> list[CheckpointConfig]:
             found.append(config)
         family.declare(network, config)
 
-    monkeypatch.setitem(FAMILIES, family.architecture, replace(family, declare=declare))
+    monkeypatch.setattr(llama, "LLAMA", replace(family, declare=declare))
     return found
 
 

@@ -9,7 +9,7 @@ import pytest
 from adaptrt._core import QuantAlgo
 from adaptrt.formats.checkpoint.config import CheckpointConfig
 from adaptrt.formats.checkpoint.quantization import QuantConfig
-from adaptrt.formats.models.registry import FAMILIES, declare, specimen
+from adaptrt.formats.models.registry import FAMILIES, TOWERS, declare, specimen
 from adaptrt.formats.network.network import Network
 from adaptrt.formats.network.ops import Experts, Linear
 
@@ -29,6 +29,11 @@ def variants(known: Network) -> list[CheckpointConfig]:
         replace(config, int8_kv_cache=not config.is_encoder_only),
         *(replace(config, quantization=replace(PLAIN, exclude_modules=excluded)) for excluded in exclusions),
     ]
+
+
+def test_the_table_names_each_family_by_its_architecture() -> None:
+    found = {name: family.architecture for table in (FAMILIES, TOWERS) for name, family in table.items()}
+    assert list(found) == list(found.values())
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -65,11 +65,13 @@ def test_the_program_is_what_was_built(built: Path) -> None:
     assert engine.adapters == {}
 
 
-def test_a_native_engine_runs_without_what_only_builders_and_gpus_need(built: Path) -> None:
+def test_a_native_engine_runs_without_what_others_need(built: Path) -> None:
     code = (
         "import sys, adaptrt\n"
         "adaptrt.Executor(sys.argv[1]).shutdown()\n"
-        "others = ('onnx', 'torch', 'rich', 'tensorrt', 'tensorrt_rtx', 'adaptrt._cuda')\n"
+        "models = 'adaptrt.formats.models'\n"
+        "assert f'{models}.llama' in sys.modules\n"
+        "others = ('onnx', 'torch', 'rich', 'tensorrt', 'tensorrt_rtx', 'adaptrt._cuda', f'{models}.mistral')\n"
         "print([name for name in others if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, built], capture_output=True, text=True, check=True)
