@@ -110,7 +110,7 @@ ENGINE_ARGUMENTS: Final[Mapping[str, Accepted]] = {
     "rope_theta": Accepted((), _OWN_FILES),
     "hf_overrides": Accepted((), _OWN_FILES),
     "override_generation_config": Accepted((), "give the fields in requests", "give them in SamplingParams"),
-    "limit_mm_per_prompt": Accepted((), "models read text only"),
+    "limit_mm_per_prompt": Accepted((), "a prompt has at most 32 images; adaptrt serve takes max_images"),
     "guided_decoding_backend": Accepted(("auto", "guidance"), "llguidance compiles all guides"),
     "structured_outputs_config": Accepted((), "llguidance compiles all guides; leave it out"),
     "logits_processors": Accepted((), "a Request of the executor takes logits_post_processor"),

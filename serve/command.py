@@ -34,6 +34,7 @@ from ..runtime.llm_options import recommended_sampling
 from ..runtime.orchestrator.mode import with_workers
 from ..runtime.ranks import is_started_by_mpi
 from .adapter_names import LONGEST_NAME, is_name, name_problem
+from .media_hosts import MediaHosts
 from .options import (
     DEFAULT_PORT,
     DEFAULT_QUEUE,
@@ -69,6 +70,10 @@ WORK_LIMITS: Final = (
     "text_threads",
     "template_threads",
     "image_threads",
+    "max_images",
+    "max_image_bytes",
+    "max_image_pixels",
+    "image_fetch_seconds",
     "download_threads",
     "max_download_bytes",
     "download_cache_bytes",
@@ -172,6 +177,16 @@ def _add_server(group: Any) -> None:
     group.add_argument(
         "--tenants", type=Path, metavar="FILE",
         help="JSON file with the weights and limits of tenants, by API key and adapter; SIGHUP reads it again",
+    )  # fmt: skip
+    group.add_argument(
+        "--allowed_media_domains", nargs="+", action="extend", default=[], metavar="HOST",
+        help="hosts from which images of requests are downloaded: a name or an address, either of them optionally with "
+        ":PORT, or a network; names must lead to public addresses, or to addresses and networks that are listed too "
+        "(default: none)",
+    )  # fmt: skip
+    group.add_argument(
+        "--allowed_local_media_path", metavar="DIR",
+        help="allow requests to name files of images below DIR, as file:///PATH",
     )  # fmt: skip
     group.add_argument(
         "--ollama_models", type=Path, metavar="DIR",
@@ -333,7 +348,11 @@ def _add_limits(group: Any) -> None:
         ("text_threads", integer(1, MAX_WORK_THREADS), "threads that tokenise and detokenise long texts"),
         ("template_threads", integer(1, MAX_WORK_THREADS), "threads that render chat templates"),
         ("image_threads", integer(1, MAX_WORK_THREADS), "threads that decode images and run the vision tower"),
-        ("download_threads", integer(1, MAX_WORK_THREADS), "threads that download adapters for requests"),
+        ("max_images", integer(0), "maximum number of images in one request"),
+        ("max_image_bytes", integer(1), "maximum size of an image's file"),
+        ("max_image_pixels", integer(1), "maximum number of an image's pixels"),
+        ("image_fetch_seconds", seconds(above_zero=True), "time limit to download all images of a request"),
+        ("download_threads", integer(1, MAX_WORK_THREADS), "threads that download adapters and images for requests"),
         ("max_download_bytes", integer(1), "maximum size of an adapter that is downloaded for a request"),
         (
             "download_cache_bytes",
@@ -370,6 +389,10 @@ def _add_limits(group: Any) -> None:
     ):
         default = getattr(defaults, name)
         group.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=f"{text} (default: {default})")
+    group.add_argument(
+        "--limit_mm_per_prompt", dest="max_images", type=_max_images, default=argparse.SUPPRESS, metavar="JSON",
+        help='vLLM\'s form of max_images: {"image": N}',
+    )  # fmt: skip
     guides = GuideLimits()
     for name, text in (
         ("max_guide_seconds", "CPU time limit to compile a guide"),
@@ -430,6 +453,14 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
             read_tenants(args.tenants, keys_of(args))
         except ConfigError as error:
             problems.append(f"tenants: {error}")
+    hosts = MediaHosts()
+    try:
+        hosts = MediaHosts.of_entries(args.allowed_media_domains)
+    except ConfigError as error:
+        problems.append(str(error))
+    media_root = Path(args.allowed_local_media_path) if args.allowed_local_media_path else None
+    if media_root is not None and not media_root.is_dir():
+        problems.append(f"allowed_local_media_path is '{media_root}'; expected a directory")
     chat_template, template_problems = _chat_template(args)
     problems += template_problems
     modules, module_problems = _lora_modules(args, names)
@@ -459,6 +490,8 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         include_eos=args.include_eos,
         batch_dir=args.batch_dir,
         ollama_models=args.ollama_models,
+        media_hosts=hosts,
+        media_root=media_root,
         log_requests=args.log_requests,
         tenants=args.tenants,
         max_queue_size=args.max_queue_size,
@@ -468,6 +501,18 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         cut_embeddings=args.cut_embeddings,
         limits=limits_of(args),
     )
+
+
+def _max_images(text: str) -> int:
+    """Parses a value of limit_mm_per_prompt."""
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError):
+        given = None
+    number = given.pop("image", None) if isinstance(given, dict) else None
+    if type(number) is not int or not 0 <= number <= MAX_INT32 or any(given.values()):
+        raise argparse.ArgumentTypeError(f'it is {shown(text)}; expected {{"image": N}}, other kinds only with 0')
+    return number
 
 
 def _chat_template(args: argparse.Namespace) -> tuple[str | None, list[str]]:

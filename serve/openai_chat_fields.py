@@ -98,9 +98,10 @@ class Message(Fields):
         return [part.text for part in self.content if isinstance(part, TextPart)]
 
     @property
-    def has_images(self) -> bool:
-        """True if a part of the content is an image."""
-        return isinstance(self.content, list) and any(isinstance(part, ImagePart) for part in self.content)
+    def image_urls(self) -> list[str]:
+        """URLs of the content's images."""
+        parts = self.content if isinstance(self.content, list) else []
+        return [part.image_url.url for part in parts if isinstance(part, ImagePart)]
 
     @model_validator(mode="after")
     def _thinks_once(self) -> Message:

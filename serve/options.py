@@ -11,7 +11,9 @@ from .._core import ConfigError
 from ..formats.sources import HubName, ObjectName, Source
 from ..formats.sources.allowed import AllowedSources
 from ..runtime.adapter_versions import VersionLimits
+from ..runtime.images.opened import ImageLimits
 from ..runtime.template_limits import DEFAULT_LIMITS, TemplateLimits
+from .media_hosts import MediaHosts
 from .places import Place
 
 DEFAULT_PORT: Final = 8000
@@ -91,8 +93,16 @@ class ServerLimits:
     """Threads that render chat templates."""
     image_threads: int = 2
     """Threads that decode images and run the vision tower."""
+    max_images: int = ImageLimits.max_images
+    """Number of images in one request."""
+    max_image_bytes: int = ImageLimits.max_bytes
+    """Size of an image's file."""
+    max_image_pixels: int = ImageLimits.max_pixels
+    """Number of an image's pixels."""
+    image_fetch_seconds: float = 10.0
+    """Time to download all images of a request."""
     download_threads: int = 4
-    """Threads that download adapters for requests."""
+    """Threads that download adapters and images for requests."""
     max_download_bytes: int = 2 << 30
     """Size of an adapter that a request has downloaded."""
     download_cache_bytes: int = 32 << 30
@@ -125,6 +135,11 @@ class ServerLimits:
     def versions(self) -> VersionLimits:
         """Limits of old versions of adapters."""
         return VersionLimits(self.max_old_versions, self.max_old_version_bytes)
+
+    @property
+    def images(self) -> ImageLimits:
+        """Limits of a request's images."""
+        return ImageLimits(self.max_image_bytes, self.max_image_pixels, self.max_images)
 
     @property
     def template(self) -> TemplateLimits:
@@ -194,6 +209,10 @@ class ServerOptions:
     """True: clients may ask for fewer dimensions. For models that were trained so that the first dimensions are
     embeddings too.
     """
+    media_hosts: MediaHosts = field(default_factory=MediaHosts)
+    """Hosts from which images of requests are downloaded."""
+    media_root: Path | None = None
+    """Directory below which requests may name files of images; None: they may not."""
     response_home: str = ""
     """Part of the ids of responses that stands for this replica; empty: there are no other replicas."""
     limits: ServerLimits = field(default_factory=ServerLimits)

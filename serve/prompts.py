@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from tokenizers import Encoding
@@ -19,6 +20,7 @@ from ..runtime.pooled import PromptTokens
 from ..runtime.text_bound import LONG_TEXT, max_prompt_tokens
 from .async_executor import AsyncExecutor
 from .errors import ApiError
+from .image_urls import ImageUrls, is_elsewhere
 from .openai_chat_fields import Message, TemplateFields
 from .options import ServerOptions
 from .tokenizers_of_adapters import ServedTokenizers
@@ -43,6 +45,7 @@ class Prompts:
         self._store: AdapterStore = executor.executor.adapters
         self._tokenizers = tokenizers
         self._vision = vision
+        self._image_urls = ImageUrls(options)
         self._max_tokens = max_prompt_tokens(executor.executor.engine_info)
         self.max_text_tokens: Final = max(options.limits.max_tokenize_tokens, self._max_tokens)
         """Maximum number of tokens of a text that is counted or cut."""
@@ -156,8 +159,9 @@ class Prompts:
                 "/v1/completions",
                 param="messages",
             )
-        if any(message.has_images for message in fields.messages):
-            return await self._with_images(fields, adapter, tools, template, max_tokens, truncation)
+        urls = [url for message in fields.messages for url in message.image_urls]
+        if urls:
+            return await self._with_images(fields, adapter, tools, template, max_tokens, truncation, urls)
         length = sum(_length(message) for message in fields.messages)
         length += sum(len(text) for document in fields.documents or () for text in document.values())
         if template is self._base and length <= LONG_TEXT:
@@ -183,6 +187,7 @@ class Prompts:
         template: ChatTemplate,
         max_tokens: int | None,
         truncation: Truncation | None,
+        urls: Sequence[str],
     ) -> RenderedPrompt:
         if truncation is not None:
             raise ApiError(
@@ -198,12 +203,18 @@ class Prompts:
         def tokens(text: str) -> list[int]:
             return list(own.encode(text, longest, "messages", add_special_tokens=fields.add_special_tokens).ids)
 
-        def made() -> RenderedPrompt:
+        def made(files: Mapping[str, bytes]) -> RenderedPrompt:
             taken = take_images([_template_message(message) for message in fields.messages])
+            taken = replace(taken, images=[files.get(url, url) for url in taken.images])
             return RenderedPrompt(*self._vision.prompt(taken, adapter, render, tokens, paths=False))
 
+        work = self._executor.work
         try:
-            return await self._executor.work.run(WorkKind.IMAGES, made)
+            self._vision.check(len(urls))
+            files: Mapping[str, bytes] = {}
+            if any(map(is_elsewhere, urls)):
+                files = await work.run(WorkKind.DOWNLOADS, self._image_urls.read, urls)
+            return await work.run(WorkKind.IMAGES, made, files)
         except RequestError as error:
             raise ApiError(str(error), param="messages") from error
 

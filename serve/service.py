@@ -95,7 +95,7 @@ class Service:
         asynchronous.check_adapter = ServedProofs(asynchronous, of_adapters).check
         tokenizers = ServedTokenizers(asynchronous, of_adapters)
         start = decoder_start(executor.engine)
-        vision = Vision(executor.engine, executor.adapters, executor.executor_config)
+        vision = Vision(executor.engine, executor.adapters, executor.executor_config, options.limits.images)
         prompts = Prompts(asynchronous, tokenizers, options, vision)
         created_models = None
         if options.ollama_models is not None:

@@ -50,7 +50,9 @@ SERVER_ARGUMENTS: Final[Mapping[str, Accepted]] = {
 """Arguments that only the server has."""
 
 
-_OWN_FLAGS: Final = frozenset({"reasoning_parser"})
+_OWN_FLAGS: Final = frozenset(
+    {"reasoning_parser", "allowed_media_domains", "allowed_local_media_path", "limit_mm_per_prompt"}
+)
 """Arguments of vLLM's engine that are flags of this server."""
 _SHORT: Final = {"tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp", "data_parallel_size": "-dp"}
 

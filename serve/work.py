@@ -39,7 +39,7 @@ class WorkKind(Enum):
     TEMPLATES = "templates"
     """Rendering chat templates."""
     DOWNLOADS = "downloads"
-    """Fetching adapters from other machines."""
+    """Fetching adapters and images from other machines."""
     IMAGES = "images"
     """Decoding images, and running the vision tower."""
     FILES = "files"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """Pillow's names of the accepted formats."""
 _CHANNELS: Final = (1, 3, 4)
+MAX_SCANS: Final = 32
+"""Maximum number of scans of a JPEG file; encoders write up to 20. Each scan passes over all pixels, and may take only
+a hundred bytes, so a small file with many of them would take minutes.
+"""
+_JPEG_MARKER: Final = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
+_JPEG_BEGIN, _JPEG_END, _JPEG_SCAN, _JPEG_WITHOUT_LENGTH = 0xD8, 0xD9, 0xDA, (0x01, 0xD8)
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,8 @@ def _of_bytes(data: bytes, subject: str, limits: ImageLimits) -> Image:
 
     if len(data) > limits.max_bytes:
         raise RequestError(f"{subject} has more than {limits.max_bytes} bytes, the maximum")
+    if _has_many_scans(data):
+        raise RequestError(f"{subject} is a JPEG file with more than {MAX_SCANS} scans, the maximum")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about sizes, which are checked here, and about odd metadata
@@ -89,6 +98,21 @@ def _of_bytes(data: bytes, subject: str, limits: ImageLimits) -> Image:
         raise RequestError(
             f"{subject} cannot be read as an image ({type(error).__name__}); accepted: {', '.join(FORMATS)}"
         ) from None
+
+
+def _has_many_scans(data: bytes) -> bool:
+    """True for a JPEG file with more than MAX_SCANS scans. Finds segments as libjpeg does."""
+    if data[:2] != bytes((0xFF, _JPEG_BEGIN)):
+        return False
+    at, num_scans = 2, 0
+    while (found := _JPEG_MARKER.search(data, at)) is not None and num_scans <= MAX_SCANS:
+        at, marker = found.end(), data[found.end() - 1]
+        if marker == _JPEG_END:
+            break
+        if marker not in _JPEG_WITHOUT_LENGTH:
+            at += int.from_bytes(data[at : at + 2], "big")
+        num_scans += marker == _JPEG_SCAN
+    return num_scans > MAX_SCANS
 
 
 def _of_array(array: np.ndarray[Any, Any], subject: str, limits: ImageLimits) -> Image:

@@ -61,10 +61,7 @@ class Vision:
         Raises RequestError for images that cannot be used, and for engines without a tower; AdapterError for an adapter
         that the tower cannot use.
         """
-        if len(prepared.images) > self._limits.max_images:
-            raise RequestError(
-                f"the messages have {len(prepared.images)} images; expected at most {self._limits.max_images}"
-            )
+        self.check(len(prepared.images))
         tower = self._running()
         adapter = self._adapter(lora)
         tiles = [
@@ -83,6 +80,16 @@ class Vision:
         rows = np.concatenate([tower.rows(one, adapter) for one in tiles])
         return ids, PromptImages(PromptTuningConfig(rows), image_token)
 
+    def check(self, num_images: int) -> None:
+        """Raises RequestError if the engine has no tower, or for more images than a request may have."""
+        if not self.takes_images:
+            raise RequestError(
+                f"{self._engine.directory}: takes no images; expected an engine of a Hugging Face model that sees, "
+                "such as SmolVLM"
+            )
+        if num_images > self._limits.max_images:
+            raise RequestError(f"the messages have {num_images} images; expected at most {self._limits.max_images}")
+
     def shutdown(self) -> None:
         """Ends the tower."""
         with self._lock:
@@ -96,11 +103,6 @@ class Vision:
         return isinstance(config, SeeingConfig) and config.has_tower
 
     def _running(self) -> TowerRunner:
-        if not self.takes_images:
-            raise RequestError(
-                f"{self._engine.directory}: takes no images; expected an engine of a Hugging Face model that sees, "
-                "such as SmolVLM"
-            )
         with self._lock:
             if self._tower is None:
                 self._tower = TowerRunner(self._engine.directory / VISION_DIRECTORY, self._config)
@@ -117,10 +119,10 @@ class Vision:
     def _tiles(self, image: Any, subject: str, tower: TowerRunner, *, paths: bool) -> Tiles:
         if isinstance(image, str) and image.startswith(_DATA):
             image = decode_data_url(image, subject, self._limits)
-        elif isinstance(image, str) and "://" in image:
-            raise RequestError(f"{subject} is {shown(image)}; expected a data: URL or the path of a file")
         elif not paths and not isinstance(image, bytes):
             raise RequestError(f"{subject} is {shown(image)}; expected a data: URL")
+        elif isinstance(image, str) and "://" in image:
+            raise RequestError(f"{subject} is {shown(image)}; expected a data: URL or the path of a file")
         elif isinstance(image, str):
             image = Path(image)
         return tower.model.tiles(open_image(image, subject, self._limits), subject)

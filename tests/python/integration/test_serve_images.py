@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from PIL import Image
 
 from adaptrt import LLM, SamplingParams
 from adaptrt.serve.app import make_app
+from adaptrt.serve.media_hosts import MediaHosts
 from support.seeing import engine_of_model, question, random_image, save_adapters, save_model
 from support.served_app import AppClient, AppPlace, run_app
 
@@ -122,6 +125,43 @@ def test_answers_are_those_of_llm(place: AppPlace) -> None:
         assert counted.json()["tokens"] == list(expected["base"].prompt_token_ids)
 
     run_app(place, body)
+
+
+class Site(BaseHTTPRequestHandler):
+    """Has one image at every path."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        random_image(5, 5).save(self.wfile, "PNG")
+
+
+def test_images_may_be_elsewhere(place: AppPlace, tmp_path: Path) -> None:
+    random_image(5, 5).save(tmp_path / "image.png")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Site) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        host = f"127.0.0.1:{server.server_address[1]}"
+
+        async def body(client: AppClient) -> None:
+            async def posted(url: str) -> tuple[int, Any]:
+                answer = await client.post("/v1/chat/completions", model="base", messages=asked(url), **SETTINGS)
+                return answer.status_code, answer.json()
+
+            expected = (await posted(data_url(random_image(5, 5))))[1]["choices"][0]["token_ids"]
+            for url in (f"http://{host}/image.png", f"file://{tmp_path}/image.png"):
+                status, answer = await posted(url)
+                assert (status, answer["choices"][0]["token_ids"]) == (200, expected)
+            status, answer = await posted("http://127.0.0.2/image.png")
+            assert (status, answer["error"]["param"]) == (400, "messages")
+            assert "expected a host that the server's --allowed_media_domains lists" in answer["error"]["message"]
+            status, answer = await posted("ftp://127.0.0.1/image.png")
+            assert (status, answer["error"]["param"]) == (400, "messages")
+
+        run_app(place, body, media_hosts=MediaHosts.of_entries([host]), media_root=tmp_path)
+        server.shutdown()
 
 
 def test_images_that_cannot_be_used_are_400(place: AppPlace) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
@@ -18,7 +20,7 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 from adaptrt import CheckpointError, RequestError
 from adaptrt.formats.hugging_face.image_processor import PREPROCESSOR_FILE, read_tile_settings
 from adaptrt.runtime.images import patches
-from adaptrt.runtime.images.opened import ImageLimits, open_image
+from adaptrt.runtime.images.opened import MAX_SCANS, ImageLimits, open_image
 from adaptrt.runtime.images.patches import merged_rows
 from adaptrt.runtime.images.prompt import expand, take_images
 from adaptrt.runtime.images.tiles import cut_tiles
@@ -94,15 +96,15 @@ def test_images_come_in_many_forms(tmp_path: Path) -> None:
     image = random_image(6, 4)
     expected = np.asarray(image)
     (tmp_path / "image.png").write_bytes(png(image))
-    for given in (image, expected, tmp_path / "image.png", png(image), bytearray(png(image))):
-        np.testing.assert_array_equal(np.asarray(open_image(given, "image", LIMITS)), expected)
+    for source in (image, expected, tmp_path / "image.png", png(image), bytearray(png(image))):
+        np.testing.assert_array_equal(np.asarray(open_image(source, "image", LIMITS)), expected)
     grey = np.asarray(image.convert("L"))
-    for given in (grey, grey[:, :, None]):
-        assert open_image(given, "image", LIMITS).mode == "RGB"
+    for source in (grey, grey[:, :, None]):
+        assert open_image(source, "image", LIMITS).mode == "RGB"
 
 
 @pytest.mark.parametrize(
-    ("given", "complaint"),
+    ("source", "complaint"),
     [
         (5, "image is 5; expected an image of Pillow"),
         (b"", "cannot be read as an image"),
@@ -114,17 +116,17 @@ def test_images_come_in_many_forms(tmp_path: Path) -> None:
         (Path("/nowhere.png"), "cannot read /nowhere.png"),
     ],
 )
-def test_other_images_are_refused(given: Any, complaint: str) -> None:
+def test_other_images_are_refused(source: Any, complaint: str) -> None:
     with pytest.raises(RequestError, match=complaint):
-        open_image(given, "image", LIMITS)
+        open_image(source, "image", LIMITS)
 
 
 def test_large_images_are_refused_before_they_are_read() -> None:
     limits = ImageLimits(max_bytes=2000, max_pixels=100)
     # 4 million pixels of one colour are a small file.
-    for given in (png(Image.new("1", (2000, 2000)))[:1500], Image.new("L", (11, 10)), np.zeros((11, 10), np.uint8)):
+    for source in (png(Image.new("1", (2000, 2000)))[:1500], Image.new("L", (11, 10)), np.zeros((11, 10), np.uint8)):
         with pytest.raises(RequestError, match="the maximum is 100 in all"):
-            open_image(given, "image", limits)
+            open_image(source, "image", limits)
     with pytest.raises(RequestError, match="has more than 2000 bytes"):
         open_image(png(random_image(40, 40)), "image", limits)
     url = "data:image/png;base64," + base64.b64encode(bytes(2003)).decode()
@@ -132,19 +134,52 @@ def test_large_images_are_refused_before_they_are_read() -> None:
         decode_data_url(url, "image", limits)
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
-def test_damaged_files_are_refused_or_read(kind: str) -> None:
-    generator = np.random.default_rng(7)
-    whole = np.frombuffer(png(random_image(20, 14), kind), np.uint8)
-    for _ in range(25):
-        damaged = whole.copy()[: generator.integers(1, len(whole) + 1)]
-        places = generator.integers(0, len(damaged), 3)
-        damaged[places] = generator.integers(0, 256, len(places))
-        try:
-            assert open_image(damaged.tobytes(), "image", LIMITS).mode == "RGB"
-        except RequestError as error:
-            if not str(error).startswith("image "):
-                raise
+WHOLE = [
+    *(png(random_image(20, 14, mode=mode), kind) for kind in ("PNG", "WEBP") for mode in ("RGB", "RGBA")),
+    *(png(random_image(20, 14, mode=mode), kind) for kind in ("JPEG", "BMP", "GIF") for mode in ("RGB", "L")),
+    png(random_image(20, 14), "JPEG", progressive=True),
+    png(random_image(20, 14), exif=Image.Exif()),
+    png(random_image(20, 14, mode="P"), transparency=3),
+]
+
+
+@given(
+    st.sampled_from(WHOLE),
+    st.floats(0, 1),
+    st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=8),
+)
+@settings(max_examples=250, deadline=None)
+def test_damaged_files_are_refused_or_read(whole: bytes, cut: float, changes: list[tuple[float, int]]) -> None:
+    damaged = bytearray(whole[: len(whole) - int(cut**4 * len(whole))])
+    for place, value in changes:
+        if damaged:
+            damaged[int(place * len(damaged))] ^= value
+    try:
+        made = open_image(damaged, "image", LIMITS)
+    except RequestError as error:
+        if not str(error).startswith("image "):
+            raise
+    else:
+        assert made.mode == "RGB"
+        assert made.width * made.height <= LIMITS.max_pixels
+
+
+def with_scans(number: int) -> bytes:
+    """Returns a progressive JPEG file whose last scan is repeated."""
+    whole = png(Image.new("L", (64, 64), 128), "JPEG", progressive=True)
+    begin = whole.rindex(b"\xff\xda")
+    return whole[:begin] + whole[begin:-2] * number + whole[-2:]
+
+
+def test_jpeg_files_of_many_scans_are_refused() -> None:
+    usual = with_scans(1).count(b"\xff\xda")
+    assert open_image(with_scans(MAX_SCANS - usual + 1), "image", LIMITS).size == (64, 64)
+    with pytest.raises(RequestError, match="is a JPEG file with more than 32 scans"):
+        open_image(with_scans(MAX_SCANS - usual + 2), "image", LIMITS)
+    # Neither what follows the image nor the data of a segment is a scan.
+    comment = b"\xff\xfe\x01\x00" + b"\xff\xda" * 127
+    for file in (with_scans(1) + with_scans(90), with_scans(1)[:2] + comment + with_scans(1)[2:]):
+        assert open_image(file, "image", LIMITS).size == (64, 64)
 
 
 def test_narrow_images_that_would_become_huge_are_refused(tmp_path: Path) -> None:

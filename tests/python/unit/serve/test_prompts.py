@@ -16,6 +16,7 @@ from adaptrt.runtime.template_limits import TemplateLimits
 from adaptrt.runtime.text_bound import LONG_TEXT
 from adaptrt.serve import prompts as prompts_module
 from adaptrt.serve.errors import ApiError
+from adaptrt.serve.media_hosts import MediaHosts
 from adaptrt.serve.openai_chat_fields import TemplateFields
 from adaptrt.serve.prompts import _OF_MESSAGE, Prompts, _length, _template_message
 from adaptrt.serve.work import WorkKind
@@ -78,7 +79,13 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Prompts, Surr
 
 def options(**fields: Any) -> Any:
     limits = SimpleNamespace(template=TemplateLimits(max_characters=99), max_tokenize_tokens=200)
-    return SimpleNamespace(**{"limits": limits, "chat_template": None, "trust_request_chat_template": False, **fields})
+    usual = {
+        "chat_template": None,
+        "trust_request_chat_template": False,
+        "media_hosts": MediaHosts(),
+        "media_root": None,
+    }
+    return SimpleNamespace(**{"limits": limits, **usual, **fields})
 
 
 def test_a_request_brings_its_template_if_the_server_trusts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from adaptrt.runtime.guide_trial import GuideLimits
 from adaptrt.runtime.template_limits import TemplateLimits
 from adaptrt.serve import options
 from adaptrt.serve.command import add_arguments, options_of
+from adaptrt.serve.media_hosts import MediaHosts
 from adaptrt.serve.options import MAX_JSON_DEPTH, MOST_CONNECTIONS, OTHER_FILES, ServerLimits, num_connections
 
 SECONDS = ("header_seconds", "body_seconds", "keep_alive_seconds", "write_seconds")
@@ -33,7 +34,10 @@ def parse(*flags: object) -> options.ServerOptions:
 @functools.cache
 def documented() -> str:
     """Returns the pages about the server on one line, with numbers without commas."""
-    pages = " ".join((DOCS / name).read_text() for name in ("serving.md", "serving-openai.md", "serving-responses.md"))
+    pages = " ".join(
+        (DOCS / name).read_text()
+        for name in ("serving.md", "serving-openai.md", "serving-responses.md", "serving-images.md")
+    )
     return re.sub(r"(?<=\d),(?=\d{3})", "", " ".join(pages.split()))
 
 
@@ -63,6 +67,22 @@ def test_the_documented_default_is_the_servers(limit: dataclasses.Field[float | 
     if limit.default is not None:
         default = f"{limit.default:.0f}"
     assert re.search(rf"`--{flag}`( \|[^|]*\| {default} \||[^(`|]*\({default}\))", documented()), default
+
+
+def test_flags_of_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse("--limit_mm_per_prompt", '{"image": 4, "video": 0}').limits.max_images == 4
+    made = parse("--allowed_media_domains", "a.example", "10.0.0.5:81", "--allowed_local_media_path", tmp_path)
+    assert made.media_hosts.accepts("10.0.0.5", 81)
+    assert made.media_root == tmp_path
+    assert (parse().media_hosts, parse("--allowed_local_media_path", "").media_root) == (MediaHosts(), None)
+    with pytest.raises(
+        adaptrt.ConfigError, match=r"allowed_media_domains has 'http://a'.*allowed_local_media_path is "
+    ):
+        parse("--allowed_media_domains", "http://a", "--allowed_local_media_path", tmp_path / "missing")
+    for text in ("4", '{"image": -1}', '{"image": 1, "video": 1}', "{}", "[" * 10**5):
+        with pytest.raises(SystemExit):
+            parse("--limit_mm_per_prompt", text)
+        assert 'expected {"image": N}' in capsys.readouterr().err
 
 
 def test_the_documented_limits_of_chat_templates_are_the_servers() -> None:
