@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from .adapters import ServedAdapters
 from .async_executor import AsyncExecutor
 from .errors import ApiError
 from .generation import TextGenerator
+from .image_metrics import ImageCollector
 from .metrics import ExecutorCollector, ServiceMetrics
 from .ollama_store import CreatedModels
 from .options import ServerOptions
@@ -96,6 +98,7 @@ class Service:
         tokenizers = ServedTokenizers(asynchronous, of_adapters)
         start = decoder_start(executor.engine)
         vision = Vision(executor.engine, executor.adapters, executor.executor_config, options.limits.images)
+        metrics.registry.register(ImageCollector(vision))
         prompts = Prompts(asynchronous, tokenizers, options, vision)
         created_models = None
         if options.ollama_models is not None:
@@ -120,6 +123,7 @@ class Service:
         )
         asynchronous.start()
         try:
+            await asyncio.to_thread(vision.load)
             for name, path in options.lora_modules:
                 try:
                     await adapters.add_trusted(name, path)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -36,6 +38,7 @@ from ..pooled import rows_of
 from .idefics3_images import Idefics3Images
 from .image_model import FloatArray, ImageModel, Tiles
 from .llava_images import LlavaImages
+from .row_cache import RowCache
 
 _MODELS: Final[dict[type[TowerConfig], type[ImageModel]]] = {SiglipConfig: Idefics3Images, ClipConfig: LlavaImages}
 
@@ -77,10 +80,13 @@ class TowerRunner:
         if config is not None:
             own.kernels, own.num_threads = config.kernels, config.num_threads
         self._executor = Executor(self._engine, self._engine.model_type, own)
+        self.cache: Final = RowCache(MAX_CACHED_BYTES)
+        self.seconds = 0.0
+        """Time that images took from their pixels to their rows, summed over images."""
         self._adapters: OrderedDict[int, _TowerAdapter] = OrderedDict()
-        self._rows: OrderedDict[tuple[bytes, str], FloatArray] = OrderedDict()
-        self._num_bytes = 0
         self._lock = threading.Lock()
+        self._adapter_lock = threading.Lock()
+        """Held while an adapter is read, which other images do not wait for. Locked before _lock."""
 
     def _tensors(self, patches: PatchEmbedding) -> dict[str, FloatArray]:
         found = {"weight": patches.weight, "bias": patches.bias, "positions": patches.positions, "first": patches.first}
@@ -93,25 +99,33 @@ class TowerRunner:
     def rows(self, tiles: Tiles, adapter: NamedAdapter | None) -> FloatArray:
         """Returns float32 [rows, hidden size of the language model].
 
-        Tiles of calls that run at the same time share steps. Raises AdapterError for an adapter that the tower cannot
-        use, RequestError if the tower fails.
+        Tiles of calls that run at the same time share steps; equal images are computed once.
+
+        Raises AdapterError for an adapter that the tower cannot use, RequestError if the tower fails.
         """
         content = hashlib.sha256(tiles.pixels.data).digest()
-        with self._lock:
-            key = content, self._part_of(adapter).key
-            if key in self._rows:
-                self._rows.move_to_end(key)
-                return self._rows[key]
+        key = content, self._part_of(adapter).key
+        return self.cache.rows(key, lambda: self._encoded(tiles, adapter))
+
+    def _encoded(self, tiles: Tiles, adapter: NamedAdapter | None) -> FloatArray:
+        began = time.monotonic()
         patches = [self.model.patches(tile) for tile in tiles.pixels]
-        with self._lock:
-            part = self._part_of(adapter)  # again: other calls may have removed it meanwhile
-            numbers = [self._enqueue(rows, part) for rows in patches]
+        part, numbers = self._enqueued(patches, adapter)
         encoded = [self._result(number) for number in numbers]
         rows = [self.model.rows(one, part.projection) for one in encoded]
         made = np.ascontiguousarray(np.concatenate(rows), np.float32)
         with self._lock:
-            self._keep(key, made)
+            self.seconds += time.monotonic() - began
         return made
+
+    def _enqueued(self, patches: Sequence[FloatArray], adapter: NamedAdapter | None) -> tuple[_TowerAdapter, list[int]]:
+        """Queues all tiles of an image with the adapter. Returns its part, and the numbers of the requests."""
+        while True:
+            part = self._part_of(adapter)
+            with self._lock:
+                # Other calls may have removed it meanwhile.
+                if adapter is None or self._adapters.get(adapter.task_id) is part:
+                    return part, [self._enqueue(rows, part) for rows in patches]
 
     def _enqueue(self, patches: FloatArray, part: _TowerAdapter) -> int:
         first = self._executor.engine_info.vocab_size
@@ -129,30 +143,31 @@ class TowerRunner:
             raise RequestError(f"the vision tower: {response.error_msg}")
         return rows_of(response.result.pooled_output)
 
-    def _keep(self, key: tuple[bytes, str], rows: FloatArray) -> None:
-        if key in self._rows:
-            return  # another call was as fast
-        self._rows[key] = rows
-        self._num_bytes += rows.nbytes
-        while len(self._rows) > 1 and self._num_bytes > MAX_CACHED_BYTES:
-            self._num_bytes -= self._rows.popitem(last=False)[1].nbytes
-
     def _part_of(self, adapter: NamedAdapter | None) -> _TowerAdapter:
         if adapter is None:
             return self._base
-        found = self._adapters.get(adapter.task_id)
-        if found is not None:
-            self._adapters.move_to_end(adapter.task_id)
+        if (found := self._known(adapter)) is not None:
             return found
-        with one_version(adapter.directory):
-            check_unchanged(adapter, self._engine)
-            made = self._read(adapter)
-        self._adapters[adapter.task_id] = made
-        while len(self._adapters) > _MAX_ADAPTERS:
-            _, oldest = self._adapters.popitem(last=False)
-            if oldest.name is not None:
-                self._executor.remove_adapter(oldest.name)
-        return made
+        with self._adapter_lock:
+            if (found := self._known(adapter)) is not None:
+                return found  # another call has read it
+            with one_version(adapter.directory):
+                check_unchanged(adapter, self._engine)
+                made = self._read(adapter)
+            with self._lock:
+                self._adapters[adapter.task_id] = made
+                while len(self._adapters) > _MAX_ADAPTERS:
+                    _, oldest = self._adapters.popitem(last=False)
+                    if oldest.name is not None:
+                        self._executor.remove_adapter(oldest.name)
+            return made
+
+    def _known(self, adapter: NamedAdapter) -> _TowerAdapter | None:
+        with self._lock:
+            found = self._adapters.get(adapter.task_id)
+            if found is not None:
+                self._adapters.move_to_end(adapter.task_id)
+            return found
 
     def _read(self, adapter: NamedAdapter) -> _TowerAdapter:
         fields = load_json_object(adapter.directory / CONFIG_FILE, AdapterError, max_bytes=MAX_CONFIG_BYTES)

@@ -6,6 +6,7 @@ import base64
 import binascii
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,8 +28,25 @@ _DATA: Final = "data:"
 _BASE64: Final = ";base64"
 
 
+@dataclass(frozen=True)
+class VisionStats:
+    """Numbers since the start."""
+
+    num_images: int
+    """Images of all prompts."""
+    num_pixels: int
+    """Their pixels, as the callers gave them."""
+    seconds: float
+    """Time of the tower, summed over images; images that it encodes together count each."""
+    num_hits: int
+    """Images whose rows were kept, or were just being computed for another prompt."""
+    num_misses: int
+    num_cached_bytes: int
+    """Size of the rows that are kept now."""
+
+
 class Vision:
-    """Makes prompts with images. The tower is loaded with the first image. Thread-safe."""
+    """Makes prompts with images. The tower is loaded by load(), or with the first image. Thread-safe."""
 
     def __init__(
         self,
@@ -43,7 +61,24 @@ class Vision:
         self._config = config
         self._limits = ImageLimits() if limits is None else limits
         self._tower: TowerRunner | None = None
+        self._num_images = 0
+        self._num_pixels = 0
         self._lock = threading.Lock()
+
+    def load(self) -> None:
+        """Loads the tower if the engine has one and prompts may have images. Raises EngineError."""
+        if self.takes_images and self._limits.max_images > 0:
+            self._running()
+
+    def stats(self) -> VisionStats:
+        """Returns the numbers so far."""
+        tower = self._tower
+        if tower is None:
+            return VisionStats(self._num_images, self._num_pixels, 0.0, 0, 0, 0)
+        cache = tower.cache
+        return VisionStats(
+            self._num_images, self._num_pixels, tower.seconds, cache.num_hits, cache.num_misses, cache.num_bytes
+        )
 
     def prompt(
         self,
@@ -125,7 +160,11 @@ class Vision:
             raise RequestError(f"{subject} is {shown(image)}; expected a data: URL or the path of a file")
         elif isinstance(image, str):
             image = Path(image)
-        return tower.model.tiles(open_image(image, subject, self._limits), subject)
+        opened = open_image(image, subject, self._limits)
+        with self._lock:
+            self._num_images += 1
+            self._num_pixels += opened.width * opened.height
+        return tower.model.tiles(opened, subject)
 
 
 def decode_data_url(url: str, subject: str, limits: ImageLimits) -> bytes:

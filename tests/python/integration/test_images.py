@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,27 @@ def test_other_prompts_are_refused(llm: LLM) -> None:
             llm.chat(conversation, GREEDY)
     with pytest.raises(RequestError, match="a weighted sum; expected one adapter"):
         llm.chat(QUESTION, GREEDY, lora="everything:0.5+text:0.5")
+
+
+def test_other_images_do_not_wait_for_an_adapter(seeing: Seeing, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    tower = llm._vision._running()
+    begun, go_on = threading.Event(), threading.Event()
+    read = tower._read
+
+    def slow(adapter: Any) -> Any:
+        begun.set()
+        assert go_on.wait(60)
+        return read(adapter)
+
+    monkeypatch.setattr(tower, "_read", slow)
+    llm.load_lora("slow", seeing.adapters["tower"])
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(llm.chat, question(SMALL, "red"), GREEDY, lora="slow")
+        assert begun.wait(60)
+        assert llm.chat(question(random_image(9, 8, 77), "red"), GREEDY, lora="tower").token_ids
+        go_on.set()
+        answer = waiting.result(60)
+    assert answer.token_ids == llm.chat(question(SMALL, "red"), GREEDY, lora="tower").token_ids
 
 
 def test_a_replaced_adapter_has_its_own_rows(seeing: Seeing, llm: LLM) -> None:

@@ -23,7 +23,9 @@ from adaptrt._core import (
     SpeculationStats,
     StatePoolStats,
 )
+from adaptrt.runtime.images.vision import VisionStats
 from adaptrt.serve.admission import AdmissionQueue
+from adaptrt.serve.image_metrics import ImageCollector
 from adaptrt.serve.metrics import ExecutorCollector, ServiceMetrics
 from adaptrt.serve.statistics import ExecutorStatistics
 from adaptrt.serve.tenants import TenantRules
@@ -349,6 +351,8 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
     made.executor.gate = SimpleNamespace(queue=queue)
     made.named, made.cached = ["sql"], [LoraCacheEntry(task_id=0)]
     made.metrics.count_request("openai", "ok")
+    vision: Any = SimpleNamespace(takes_images=True, stats=lambda: VisionStats(1, 2, 3.5, 4, 5, 6))
+    made.metrics.registry.register(ImageCollector(vision))
     there = {re.sub(r"\{.*", "", name) for name in made.samples()}
     dashboard = json.loads(DASHBOARD.read_text())
     asked = {
@@ -363,6 +367,11 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
     assert (samples["adaptrt_draft_tokens_total"], samples["adaptrt_accepted_draft_tokens_total"]) == (9, 4)
     assert (samples["adaptrt_draft_engine_bytes"], samples["adaptrt_draft_engine_given_up"]) == (77, 1)
     assert (samples["adaptrt_kv_file_blocks"], samples["adaptrt_kv_file_given_up"]) == (3, 0)
+    names = ("images_total", "image_pixels_total", "image_encoder_seconds_total")
+    names += ("image_cache_hits_total", "image_cache_misses_total", "image_cache_bytes")
+    assert [samples[f"adaptrt_{name}"] for name in names] == [1, 2, 3.5, 4, 5, 6]
+    vision.takes_images = False
+    assert "adaptrt_images_total" not in made.samples()
 
 
 def test_each_kind_of_slow_work_has_its_queue() -> None:
