@@ -62,8 +62,8 @@ class ClipConfig(TowerConfig):
     """True if the class token's row is one of the language model's."""
     connector_act: str = "gelu"
     connector_bias: bool = True
-    num_unused_layers: int = 0
-    """Number of the model's layers after those that are used."""
+    num_unused_layers: int | None = None
+    """Number of the model's layers after those that are used; None: 0."""
 
     @property
     def num_positions(self) -> int:
@@ -117,7 +117,7 @@ def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
     act = fields.string("projector_hidden_act", choices=GELUS, default="gelu")
     return {
         **read_tower_features(fields, num_hidden_layers),
-        "num_unused_layers": fields.integer("num_unused_layers", minimum=0),
+        "num_unused_layers": fields.integer("num_unused_layers", minimum=0) or None,
         "keeps_class": strategy != _WITHOUT_CLASS,
         "connector_act": GELUS.get(act, "gelu"),
         "connector_bias": fields.boolean("multimodal_projector_bias", default=True),
@@ -146,7 +146,7 @@ def _declare(net: Network, c: ClipConfig) -> None:
         x = vision_layer(net, c, x, f"{TOWER_PATH}.encoder.layers.{layer}", rotary, partial(_mlp, net, c))
     with net.scope("head"):
         net.hidden = net.scaled(_connector(net, c, x), logit_rows=True)
-    for layer in range(c.num_hidden_layers, c.num_hidden_layers + c.num_unused_layers):
+    for layer in range(c.num_hidden_layers, c.num_hidden_layers + (c.num_unused_layers or 0)):
         for name in _LAYERS:
             net.leave_aside(f"{TOWER_PATH}.encoder.layers.{layer}.{name}")
 

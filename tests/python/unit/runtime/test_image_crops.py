@@ -14,9 +14,12 @@ from transformers.models.llava.image_processing_pil_llava import LlavaImageProce
 from adaptrt import CheckpointError, RequestError
 from adaptrt._core import DType
 from adaptrt.formats.checkpoint.config import CheckpointConfig
+from adaptrt.formats.checkpoint.config_file import ConfigFile
 from adaptrt.formats.hugging_face.crop_processor import crop_tokens, read_crop_settings
+from adaptrt.formats.hugging_face.hf_config import HfConfig
 from adaptrt.formats.hugging_face.image_processor import PREPROCESSOR_FILE
 from adaptrt.formats.models.clip import ClipConfig, tower_fields
+from adaptrt.formats.models.registry import read_config
 from adaptrt.runtime.images.llava_images import cropped
 from adaptrt.runtime.images.opened import ImageLimits, open_image
 from adaptrt.runtime.images.pixels import normalised
@@ -102,10 +105,12 @@ TEXT = CheckpointConfig(
 
 
 @pytest.mark.parametrize(("stated", "used"), [(-2, 11), (-1, 12), (-12, 1), (1, 1), (12, 12)])
-def test_layers_after_the_one_that_is_read_are_left_out(stated: int, used: int) -> None:
+def test_layers_after_the_one_that_is_read_are_left_out(stated: int, used: int, tmp_path: Path) -> None:
     fields = tower_fields({"vision_feature_layer": stated}, TEXT)
     assert fields is not None
-    assert (fields["num_hidden_layers"], fields["num_unused_layers"]) == (used, 12 - used)
+    config = HfConfig.read(ConfigFile(tmp_path, {**fields, "dtype": "float32"})).config
+    assert (config.num_hidden_layers, config.num_unused_layers) == (used, 12 - used or None)
+    assert read_config(config.to_dict(), subject="config") == config
 
 
 @pytest.mark.parametrize("stated", [0, 13, -13, [-2, -3], True, None])
