@@ -118,6 +118,11 @@ class AdapterStore:
         with self._changed:
             return (*self._old,)
 
+    def list_sums(self) -> tuple[AdapterSum, ...]:
+        """Returns the weighted sums whose task_ids are kept, with the versions that they add."""
+        with self._changed:
+            return tuple(AdapterSum(task_id, terms) for terms, task_id in self._sums.items())
+
     def has_version(self, name: str) -> bool:
         """True if `name` is NAME@DIGITS of a version, current or old, whose digest is known.
 

@@ -100,6 +100,15 @@ class ServedAdapters:
         for one, is_current in self.list_versions():
             yield (one.name if is_current else short_version_name(one)), one.task_id
 
+    def shown_sums(self) -> Iterator[tuple[str, int]]:
+        """Yields name and task_id of the weighted sums that requests have used."""
+        for one in self._store.list_sums():
+            terms = []
+            for adapter, weight in one.terms:
+                is_current = self._store.knows(adapter.name) and self._store.get(adapter.name) == adapter
+                terms.append(f"{adapter.name if is_current else short_version_name(adapter)}:{weight!r}")
+            yield "+".join(terms), one.task_id
+
     def knows(self, name: str) -> bool:
         """True if list() has an adapter of this name."""
         return self._store.knows(name)

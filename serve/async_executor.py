@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol
 
 from .._core import AdaptrtError, ExecutorClosedError, GuidedDecodingParams, Request, RequestError, Response, Result
+from ..formats.adapter.proof import read_proof
 from ..runtime.executor import Executor
 from ..runtime.named_adapter import NamedAdapter
 from .options import ServerLimits
@@ -175,6 +176,16 @@ class AsyncExecutor:
         """Calls Executor.add_adapter, and tells the observer how long it took. Reads files: call it in a thread."""
         check = self.check_adapter
         self._timed(lambda: self.executor.add_adapter(name, directory, replace=replace, check=check))
+
+    def check_carried(self, adapter: NamedAdapter) -> None:
+        """Checks the proof of an adapter that the engine carries. Raises AdapterError. Reads files: call it in a
+        thread.
+        """
+        adapter.facts.proof = read_proof(adapter.directory)
+        if adapter.facts.proof is None or self.check_adapter is None:
+            return
+        self.executor.load_adapter(adapter.name)
+        self.check_adapter(adapter)
 
     def try_adapter(self, name: str, directory: str | os.PathLike[str], *, replace: bool) -> None:
         """Calls Executor.try_adapter. Reads files: call it in a thread."""

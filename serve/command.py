@@ -11,7 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from .._core import AdapterError, ConfigError, DraftTargetDecodingConfig, ExecutorConfig, KvCacheConfig, PeftCacheConfig
+from .._core import (
+    AdapterError,
+    ConfigError,
+    DraftTargetDecodingConfig,
+    ExecutorConfig,
+    KvCacheConfig,
+    ModelType,
+    PeftCacheConfig,
+)
 from ..builder.commands import engine_flags
 from ..builder.model_cache.first_use import EnginePlan
 from ..common.number_flags import MAX_INT32, fraction, integer, seconds
@@ -25,7 +33,7 @@ from ..formats.sources.allowed import SHORT_HUB_PREFIX, AllowedSources, allowed_
 from ..formats.sources.grammar import HUB_PREFIX, OBJECT_PREFIX, hub_name, object_name
 from ..runtime.adapter_tokenizers import load_tokenizer, require_tokenizer
 from ..runtime.chat_template import ChatTemplate
-from ..runtime.engine import load_engine
+from ..runtime.engine import LoadedEngine, load_engine
 from ..runtime.executor import Executor
 from ..runtime.first_use import ModelOrEngine, make_engines
 from ..runtime.guide_trial import GuideLimits
@@ -36,9 +44,11 @@ from ..runtime.ranks import is_started_by_mpi
 from .adapter_names import LONGEST_NAME, is_name, name_problem
 from .media_hosts import MediaHosts
 from .options import (
+    CPUS_PER_ADAPTER_THREAD,
     DEFAULT_PORT,
     DEFAULT_QUEUE,
     MAX_JSON_DEPTH,
+    MOST_ADAPTER_THREADS,
     MOST_CONNECTIONS,
     OTHER_FILES,
     ServerLimits,
@@ -57,6 +67,8 @@ _ROOTS: Final = "a directory, s3://BUCKET/PREFIX, or hf://ORGANISATION/NAME[@REV
 MAX_TEMPLATE_FILE_BYTES: Final = 1 << 22
 """Maximum size of the file of --chat_template."""
 MAX_WORK_THREADS: Final = 256
+MAX_NICENESS: Final = 19
+"""Linux's maximum."""
 """Maximum number of threads for one kind of slow work."""
 WORK_LIMITS: Final = (
     "max_batch_files",
@@ -66,6 +78,7 @@ WORK_LIMITS: Final = (
     "max_batches",
     "batch_lines",
     "adapter_threads",
+    "adapter_niceness",
     "guide_threads",
     "text_threads",
     "template_threads",
@@ -278,6 +291,11 @@ def _add_executor(group: Any) -> None:
         "int8, which changes answers (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
+        "--max_step_tokens", type=integer(1, MAX_INT32), metavar="N",
+        help="maximum number of tokens of a step; longer prompts are divided, so that others wait less for their next "
+        "token (default: the engine's max_num_tokens)",
+    )  # fmt: skip
+    group.add_argument(
         "--draft_model", metavar="MODEL",
         help="a small model with the same tokenizer, or its engine, that drafts tokens; only changes the speed (a "
         "model's engine is built with the defaults of the flags below)",
@@ -343,7 +361,11 @@ def _add_limits(group: Any) -> None:
         ("max_batch_lines", integer(1), "maximum number of requests in a batch"),
         ("max_batches", integer(1), "maximum number of stored batches, with those that have ended"),
         ("batch_lines", integer(1), "maximum number of requests of all batches that run at a time"),
-        ("adapter_threads", integer(1, MAX_WORK_THREADS), "threads that read and convert adapters"),
+        (
+            "adapter_niceness",
+            integer(0, MAX_NICENESS),
+            "niceness of the threads that read and convert adapters, added to the server's (Linux only)",
+        ),
         ("guide_threads", integer(1, MAX_WORK_THREADS), "threads that compile guides"),
         ("text_threads", integer(1, MAX_WORK_THREADS), "threads that tokenise and detokenise long texts"),
         ("template_threads", integer(1, MAX_WORK_THREADS), "threads that render chat templates"),
@@ -406,6 +428,11 @@ def _add_limits(group: Any) -> None:
     group.add_argument(
         "--max_connections", type=integer(1, MAX_INT32), metavar="N",
         help=f"maximum connections (default: {MOST_CONNECTIONS}, or the limit of open files less {OTHER_FILES})",
+    )  # fmt: skip
+    group.add_argument(
+        "--adapter_threads", type=integer(1, MAX_WORK_THREADS), metavar="N",
+        help=f"threads that read and convert adapters (default: one for each {CPUS_PER_ADAPTER_THREAD} CPUs, at most "
+        f"{MOST_ADAPTER_THREADS})",
     )  # fmt: skip
 
 
@@ -635,6 +662,7 @@ def executor_config_of(args: argparse.Namespace) -> ExecutorConfig:
         host_cache_dir=None if args.kv_cache_dir is None else str(args.kv_cache_dir),
     )
     config.weight_memory = args.weight_memory
+    config.max_num_tokens = args.max_step_tokens
     config.peft_cache_config = PeftCacheConfig(
         host_cache_size=args.host_cache_bytes,
         device_cache_percent=args.device_cache_percent,
@@ -668,7 +696,7 @@ def make_executor(args: argparse.Namespace) -> Executor:
     for name in loaded.adapters:
         if (problem := name_problem(name, model_names_of(args))) is not None:
             raise ConfigError(f"{engine}: name of an adapter that the engine carries {problem}; see served_model_name")
-    config.enable_chunked_context = needs_chunks(loaded)
+    config.enable_chunked_context = needs_chunks(loaded) or _divides_prompts(args, loaded)
     config.max_beam_width = loaded.config.build_config.max_beam_width
     guide_limits = GuideLimits(args.max_guide_seconds, args.max_guide_bytes, args.max_guide_characters)
     return Executor(
@@ -678,6 +706,18 @@ def make_executor(args: argparse.Namespace) -> Executor:
         guide_limits=guide_limits,
         compare_vocabularies=draft is None,
     )
+
+
+def _divides_prompts(args: argparse.Namespace, engine: LoadedEngine) -> bool:
+    """True if max_step_tokens is given. Raises ConfigError for engines that cannot divide prompts."""
+    if args.max_step_tokens is None:
+        return False
+    if engine.model_type is not ModelType.DECODER_ONLY:
+        raise ConfigError(
+            f"max_step_tokens is {args.max_step_tokens}; expected none: {engine.directory} is an engine of "
+            f"{engine.model_type.name}, which computes prompts whole"
+        )
+    return True
 
 
 def _check_files(args: argparse.Namespace, model: Path, plan: EnginePlan | None) -> None:

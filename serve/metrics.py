@@ -176,6 +176,7 @@ class ExecutorCollector(Collector):
         states = self._statistics.states()
         if states is not None:
             yield from _state_metrics(states)
+        yield from self._old_versions()
         if self._executor.executor.engine_info.lora.target_modules:
             running, waiting = self._adapters()
             adapters = GaugeMetricFamily(
@@ -243,6 +244,13 @@ class ExecutorCollector(Collector):
             stats,
             most_named=self._max_named_adapters,
             room=executor.engine_info.max_batch_size,
+        )
+
+    def _old_versions(self) -> Iterator[Metric]:
+        old = self._executor.executor.adapters.list_old()
+        yield _gauge("adapter_old_versions", "Replaced versions of adapters that requests can ask for.", len(old))
+        yield _gauge(
+            "adapter_old_version_bytes", "Size of the files of these versions.", sum(one.facts.num_bytes for one in old)
         )
 
     def _listed(self, adapters: Sequence[str]) -> str:

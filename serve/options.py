@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from .._core import ConfigError
+from ..common.usable_cpus import num_usable_cpus
 from ..formats.sources import HubName, ObjectName, Source
 from ..formats.sources.allowed import AllowedSources
 from ..runtime.adapter_versions import VersionLimits
@@ -24,6 +25,9 @@ MOST_CONNECTIONS: Final = 8192
 """Maximum number of open connections by default."""
 MAX_JSON_DEPTH: Final = 256
 """Maximum of max_json_depth: Python's parser recurses, and may be called from hundreds of frames deep."""
+MOST_ADAPTER_THREADS: Final = 4
+CPUS_PER_ADAPTER_THREAD: Final = 4
+"""Number of the server's CPUs for each thread that reads adapters by default: steps of the engine need the others."""
 OTHER_FILES: Final = 128
 """Number of files that a process may open in addition to its connections: engines, adapters, pipes, its log."""
 
@@ -83,8 +87,11 @@ class ServerLimits:
     """Number of stored batches, with those that have ended."""
     batch_lines: int = 8
     """Number of requests of all batches that run at a time."""
-    adapter_threads: int = 4
-    """Threads that read and convert adapters."""
+    adapter_threads: int | None = None
+    """Threads that read and convert adapters. None: as many as num_adapter_threads() says."""
+    adapter_niceness: int = 5
+    """Niceness of these threads, added to the process's: steps of the engine go first. Only Linux has one per thread.
+    """
     guide_threads: int = 2
     """Threads that compile guides."""
     text_threads: int = 2
@@ -216,6 +223,13 @@ class ServerOptions:
     response_home: str = ""
     """Part of the ids of responses that stands for this replica; empty: there are no other replicas."""
     limits: ServerLimits = field(default_factory=ServerLimits)
+
+
+def num_adapter_threads(limits: ServerLimits) -> int:
+    """Returns the number of threads that read and convert adapters."""
+    if limits.adapter_threads is not None:
+        return limits.adapter_threads
+    return max(1, min(MOST_ADAPTER_THREADS, num_usable_cpus() // CPUS_PER_ADAPTER_THREAD))
 
 
 def num_connections(limits: ServerLimits) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from .._core import ConfigError, EngineInfo
+from .._core import AdaptrtError, ConfigError, EngineInfo
 from ..formats.adapter.adapter_copy import TOKENIZER_FILE
 from ..runtime.adapter_tokenizers import Tokenizers, read_tokenizer
 from ..runtime.adapter_versions import without_versions
@@ -31,6 +31,7 @@ from .prompts import Prompts
 from .statistics import ExecutorStatistics
 from .tenant_gate import TenantGate
 from .tokenizers_of_adapters import ServedTokenizers
+from .work import WorkKind
 
 AdaptersMaker: TypeAlias = Callable[[AsyncExecutor, ServerOptions, frozenset[str]], ServedAdapters]
 
@@ -124,6 +125,7 @@ class Service:
         asynchronous.start()
         try:
             await asyncio.to_thread(vision.load)
+            await _check_carried(asynchronous)
             for name, path in options.lora_modules:
                 try:
                     await adapters.add_trusted(name, path)
@@ -197,3 +199,15 @@ class Service:
         """Shuts the executor down; running requests fail."""
         self.vision.shutdown()
         await self.executor.close()
+
+
+async def _check_carried(executor: AsyncExecutor) -> None:
+    """Checks the proofs of the adapters that the engine carries. Raises ConfigError."""
+    for adapter in executor.executor.adapters.list():
+        try:
+            await executor.work.run_alone(WorkKind.ADAPTERS, adapter.name, executor.check_carried, adapter)
+        except AdaptrtError as error:
+            raise ConfigError(
+                f"{executor.executor.engine.directory}: the engine carries adapter '{adapter.name}': {error}; expected "
+                "an engine that is built without the adapter, or without its proof"
+            ) from error

@@ -130,9 +130,11 @@ def _adapters(service: Service, query: StateQuery, not_loaded: RootNames) -> dic
 
 
 def states_of(service: Service) -> Iterator[AdapterState]:
-    """Yields the state of each known adapter and of its old versions."""
+    """Yields the state of each known adapter, of its old versions, and of weighted sums that are cached."""
     entries = service.executor.executor.list_adapters() if _has_lora(service) else []
-    return adapter_states(service.adapters.shown_names(), entries)
+    cached = {entry.task_id for entry in entries}
+    sums = [(name, task_id) for name, task_id in service.adapters.shown_sums() if task_id in cached]
+    return adapter_states([*service.adapters.shown_names(), *sums], entries)
 
 
 def _shown_name(state: AdapterState) -> str:

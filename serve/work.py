@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import sys
 import threading
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +19,7 @@ from typing import Any, Final, ParamSpec, TypeVar, cast
 from .._core import ExecutorClosedError
 from .errors import ApiError
 from .fair_queue import FairQueue, Job
-from .options import ServerLimits
+from .options import ServerLimits, num_adapter_threads
 from .records import current_request
 
 Parameters = ParamSpec("Parameters")
@@ -52,7 +54,7 @@ class Work:
     def __init__(self, limits: ServerLimits) -> None:
         """Starts no thread until the first call."""
         threads = {
-            WorkKind.ADAPTERS: limits.adapter_threads,
+            WorkKind.ADAPTERS: num_adapter_threads(limits),
             WorkKind.GUIDES: limits.guide_threads,
             WorkKind.TEXTS: limits.text_threads,
             WorkKind.TEMPLATES: limits.template_threads,
@@ -60,8 +62,10 @@ class Work:
             WorkKind.IMAGES: limits.image_threads,
             WorkKind.FILES: limits.file_threads,
         }
+        niceness = {WorkKind.ADAPTERS: limits.adapter_niceness}
         self._pools: Mapping[WorkKind, WorkPool] = {
-            kind: WorkPool(kind.value, threads[kind], limits.max_waiting_work) for kind in WorkKind
+            kind: WorkPool(kind.value, threads[kind], limits.max_waiting_work, niceness.get(kind, 0))
+            for kind in WorkKind
         }
 
     async def run(
@@ -157,14 +161,16 @@ class _Call(Job):
 class WorkPool:
     """The threads of one kind of work. Call all methods on the event loop."""
 
-    def __init__(self, name: str, num_threads: int, max_waiting: int) -> None:
-        """name: for errors. max_waiting: maximum number of calls that wait for a thread."""
+    def __init__(self, name: str, num_threads: int, max_waiting: int, niceness: int = 0) -> None:
+        """name: for errors. max_waiting: maximum number of calls that wait for a thread. niceness: see
+        ServerLimits.adapter_niceness.
+        """
         self.num_refused = 0
         """Number of calls that were answered with 429."""
         self._name = name
         self._max_waiting = max_waiting
         self._queue = FairQueue(num_threads, max_waiting)
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=f"adaptrt-{name}")
+        self._threads = ThreadPoolExecutor(num_threads, f"adaptrt-{name}", initializer=_yield_cpu, initargs=(niceness,))
         self._shared: dict[Hashable, _Call] = {}
         self._waiting: set[_Call] = set()
         self._stoppable: set[_Call] = set()
@@ -311,6 +317,13 @@ class WorkPool:
                 future.set_result(result)
             else:
                 future.set_exception(error)
+
+
+def _yield_cpu(niceness: int) -> None:
+    """Adds to the niceness of this thread, and of threads that it starts."""
+    if niceness and sys.platform == "linux":
+        own = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, own, os.getpriority(os.PRIO_PROCESS, own) + niceness)
 
 
 def _client() -> str:

@@ -1,11 +1,14 @@
 """Measures what adapters that are not in memory cost others: gaps between tokens, and the first token of new requests.
 
-    python bench/serving/cold_adapters.py HOME [--repeats 5] [--output report.json]
+    python bench/serving/cold_adapters.py HOME [--repeats 5] [--variant NAME FLAGS ...] [--output report.json]
 
 HOME gets a model of 0.5 billion random weights and its adapters. Streams with small adapters run all the time. Then
 large adapters are asked for at once: never ("none"), while they are in memory ("warm"), and after they were unloaded
 and their files left the page cache ("cold"). The three take turns in each round. "warm" shows what the requests cost
 without the loads.
+
+Each --variant NAME FLAGS starts one more server with these flags, for example --variant steps "--max_step_tokens 40".
+The servers take turns too.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import shlex
 import statistics
 import sys
 from collections import defaultdict
@@ -20,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeAlias
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -49,6 +54,8 @@ MAX_TOKENS = 2048
 BEGUN_PIECES, PROBE_SECONDS, LARGE_TOKENS = 4, 0.4, 4
 """Pieces of each stream before the large adapters are asked for; seconds from one probe to the next; tokens of a
 request with a large adapter."""
+Key: TypeAlias = tuple[str, str, str]
+"""Kind of a figure, name of the variant, and arrangement."""
 TARGETS = {GAP: 1.5, FIRST: 1.2}
 """Targets: maximum ratios of cold to none."""
 
@@ -107,8 +114,8 @@ def make_place(home: Path, num_hot: int, num_large: int) -> Place:
 class ColdAdapters:
     """The server, its streams, and the requests of one arrangement after the other."""
 
-    def __init__(self, place: Place, args: argparse.Namespace) -> None:
-        """Starts the server."""
+    def __init__(self, place: Place, args: argparse.Namespace, name: str, flags: Sequence[str]) -> None:
+        """Starts the server. name: for its log. flags: of `adaptrt serve`, in addition to the bench's own."""
         self._place, self._args = place, args
         self._generator = np.random.default_rng(0)
         large_bytes = (place.root / place.large[0] / "adapter_model.safetensors").stat().st_size
@@ -116,9 +123,9 @@ class ColdAdapters:
             sys.executable, "-m", "adaptrt.builder.cli", "serve", str(place.engine), "--port", "0",
             "--served_model_name", BASE, "--num_threads", str(args.threads), "--adapter_root", str(place.root),
             "--enable_lora_loading", "--host_cache_bytes", str(2 * (len(place.large) + 1) * large_bytes),
-            *args.server_flags,
+            *flags,
         ]  # fmt: skip
-        self.server = Server(command, None, args.home / "serve.log", {})
+        self.server = Server(command, None, args.home / f"serve{name}.log", {})
 
     def measure(self, arrangement: str) -> Seen:
         """Runs one arrangement."""
@@ -196,43 +203,46 @@ def drop_pages(path: Path) -> None:
         os.close(file)
 
 
-def measure(place: Place, args: argparse.Namespace, console: Console) -> dict[tuple[str, str], list[Sample]]:
-    """Runs all rounds; the round before the first is the warm-up. Returns samples by kind and arrangement."""
-    samples: dict[tuple[str, str], list[Sample]] = defaultdict(list)
-    cold = ColdAdapters(place, args)
+def measure(place: Place, args: argparse.Namespace, console: Console) -> dict[Key, list[Sample]]:
+    """Runs all rounds; the round before the first is the warm-up."""
+    samples: dict[Key, list[Sample]] = defaultdict(list)
+    servers: dict[str, ColdAdapters] = {}
     try:
+        for variant, flags in [("", ""), *args.variant]:
+            servers[variant] = ColdAdapters(place, args, variant, [*args.server_flags, *shlex.split(flags)])
         for number in range(-1, args.repeats):
-            order = (NONE, COLD, WARM)
-            for arrangement in order if number % 2 == 0 else order[::-1]:
+            turns = [(arrangement, variant) for arrangement in (NONE, COLD, WARM) for variant in servers]
+            for arrangement, variant in turns if number % 2 == 0 else turns[::-1]:
                 wait_until_quiet(args.quiet_share, args.quiet_wait)
-                with NoiseMeter([cold.server.process.pid]) as meter:
-                    values = cold.measure(arrangement).values()
+                with NoiseMeter([one.server.process.pid for one in servers.values()]) as meter:
+                    values = servers[variant].measure(arrangement).values()
                 if number < 0:
                     continue
                 noise = round(meter.noise.foreign, 4), round(meter.noise.stolen, 4)
                 for kind, value in values.items():
                     disturbed = noise[0] > args.quiet_share
-                    samples[kind, arrangement].append(Sample(number, {"value": value}, *noise, disturbed))
+                    samples[kind, variant, arrangement].append(Sample(number, {"value": value}, *noise, disturbed))
                 shown = ", ".join(f"{kind} {1000 * value:.0f} ms" for kind, value in values.items())
-                console.print(f"round {number + 1}, {arrangement}: {shown}; foreign {noise[0]:.0%}")
+                console.print(f"round {number + 1}, {arrangement} {variant}: {shown}; foreign {noise[0]:.0%}")
     finally:
-        cold.server.close()
+        for one in servers.values():
+            one.server.close()
     return samples
 
 
-def table_of(figures: dict[tuple[str, str], Figure]) -> Table:
-    """Table of kinds by arrangements, with medians of the ratios of each round."""
-    table = Table("figure", "arrangement", "median, ms", "spread", "to none", "to warm", "target")
-    for (kind, arrangement), figure in figures.items():
+def table_of(figures: dict[Key, Figure]) -> Table:
+    """Table of kinds by variants and arrangements, with medians of the ratios of each round."""
+    table = Table("figure", "variant", "arrangement", "median, ms", "spread", "to none", "to warm", "target")
+    for (kind, variant, arrangement), figure in figures.items():
         ratios = [
-            f"{paired_ratio(figure, figures[kind, other]):.2f}"
-            if other != arrangement and (kind, other) in figures
+            f"{paired_ratio(figure, figures[kind, variant, other]):.2f}"
+            if other != arrangement and (kind, variant, other) in figures
             else ""
             for other in (NONE, WARM)
         ]
         target = f"{TARGETS[kind]:g}" if arrangement == COLD and kind in TARGETS else ""
         spread = f"{1000 * figure.low:.0f} to {1000 * figure.high:.0f}"
-        table.add_row(kind, arrangement, f"{1000 * figure.median:.0f}", spread, *ratios, target)
+        table.add_row(kind, variant, arrangement, f"{1000 * figure.median:.0f}", spread, *ratios, target)
     return table
 
 
@@ -247,6 +257,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=4.0, help="of the arrangement without large adapters")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--variant", nargs=2, action="append", default=[], metavar=("NAME", "FLAGS"),
+                        help="one more server, with these flags in one text")  # fmt: skip
     parser.add_argument("--server_flags", nargs=argparse.REMAINDER, default=[], help="more flags of `adaptrt serve`")
     parser.add_argument("--quiet_share", type=float, default=0.06)
     parser.add_argument("--quiet_wait", type=float, default=30.0)
@@ -266,7 +278,10 @@ def main() -> int:
             run={name: value for name, value in vars(args).items() if isinstance(value, (int, float, str))},
             scenario_file="",
             limits={},
-            rows=[Row(f"{kind}/{name}", kind, kind, name, {}, figure) for (kind, name), figure in figures.items()],
+            rows=[
+                Row(f"{kind}/{variant or 'default'}/{name}", kind, kind, name, {"variant": variant}, figure)
+                for (kind, variant, name), figure in figures.items()
+            ],
             not_run=[],
         ).save(args.output)
     return 0

@@ -169,3 +169,23 @@ def test_any_value_in_a_proof_is_read_or_refused(path: tuple[Any, ...], value: A
         return
     assert isinstance(proof, AdapterProof)
     assert parse_proof(json.loads(proof.to_json()), "x") == proof
+
+
+def test_a_server_checks_the_proofs_of_the_engines_own_adapters(place: AppPlace, tmp_path: Path) -> None:
+    carried = [str(place.root / name) for name in ("poet", "of_adapter")]
+    command = [
+        "build",
+        "--checkpoint_dir",
+        str(place.engine.parent / "checkpoint"),
+        "--output_dir",
+        str(tmp_path / "e"),
+    ]
+    flags = ["--max_batch_size", "4", "--max_seq_len", "64", "--lora_plugin", "auto", "--lora_dir", *carried]
+    assert main([*command, *flags]) == 0
+
+    async def body(client: AppClient) -> None:
+        raise AssertionError("the server has started")
+
+    said = r"the engine carries adapter 'of_adapter': .*with the adapter, token .*; expected an engine that is built"
+    with pytest.raises(adaptrt.ConfigError, match=said):
+        run_app(AppPlace(tmp_path / "e", place.root, place.model), body)

@@ -106,6 +106,10 @@ def test_replaced_versions_answer_by_their_digest(place: Place, executor: adaptr
         assert await adapters.current_version(short) == names[1]
         assert await answer(adapters, short) == place.answers["v1"]
         assert await answer(adapters, f"{names[0]}:1.0") == place.answers["v0"]
+        await answer(adapters, "it:0.5")
+        sums = dict(adapters.shown_sums())
+        assert list(sums) == [f"{names[0][: len('it@') + 12]}:1.0", "it:0.5"]
+        assert set(sums.values()) < {entry.task_id for entry in executor.list_adapters()}
         assert await adapters.current_version(f"{short}:0.5+it:0.5") == f"{names[1]}:0.5+{names[2]}:0.5"
         for unknown in ("it@" + "0" * 8, names[0][:-57], names[0].upper(), f"other@{names[0][3:]}"):
             assert await adapters.current_version(unknown) is None

@@ -46,6 +46,8 @@ class MadeUp:
         self.named: list[str] = []
         """Names of adapters; their task_ids are their indices."""
         self.cached: list[LoraCacheEntry] = []
+        self.old: list[SimpleNamespace] = []
+        """Old versions of adapters."""
         self.metrics = ServiceMetrics()
         core = SimpleNamespace(
             get_latest_iteration_stats=self.take_steps,
@@ -58,7 +60,7 @@ class MadeUp:
             engine_info=SimpleNamespace(
                 dtype=DType.FLOAT32, kernels="avx2", max_batch_size=8, lora=SimpleNamespace(target_modules=[1])
             ),
-            adapters=SimpleNamespace(list=self.list_named),
+            adapters=SimpleNamespace(list=self.list_named, list_old=lambda: self.old),
             list_adapters=lambda: self.cached,
         )  # fmt: skip
         self.work = SimpleNamespace(
@@ -200,6 +202,14 @@ def test_the_lora_cache_by_level() -> None:
     assert samples["adaptrt_lora_load_failures_total"] == 1
     assert samples["adaptrt_lora_load_seconds_total"] == 0.5
     assert samples["adaptrt_lora_loads_in_flight"] == 2
+
+
+def test_old_versions() -> None:
+    made = MadeUp()
+    assert made.samples()["adaptrt_adapter_old_versions"] == 0
+    made.old = [SimpleNamespace(facts=SimpleNamespace(num_bytes=size)) for size in (5, 7)]
+    samples = made.samples()
+    assert (samples["adaptrt_adapter_old_versions"], samples["adaptrt_adapter_old_version_bytes"]) == (2, 12)
 
 
 def test_the_file_behind_the_kv_cache() -> None:

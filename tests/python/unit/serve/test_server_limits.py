@@ -17,7 +17,16 @@ from adaptrt.runtime.template_limits import TemplateLimits
 from adaptrt.serve import options
 from adaptrt.serve.command import add_arguments, options_of
 from adaptrt.serve.media_hosts import MediaHosts
-from adaptrt.serve.options import MAX_JSON_DEPTH, MOST_CONNECTIONS, OTHER_FILES, ServerLimits, num_connections
+from adaptrt.serve.options import (
+    CPUS_PER_ADAPTER_THREAD,
+    MAX_JSON_DEPTH,
+    MOST_ADAPTER_THREADS,
+    MOST_CONNECTIONS,
+    OTHER_FILES,
+    ServerLimits,
+    num_adapter_threads,
+    num_connections,
+)
 
 SECONDS = ("header_seconds", "body_seconds", "keep_alive_seconds", "write_seconds")
 ROOT = Path(__file__).parents[4]
@@ -63,9 +72,10 @@ def test_every_limit_has_a_flag() -> None:
 def test_the_documented_default_is_the_servers(limit: dataclasses.Field[float | None]) -> None:
     """A table has the default in the row's last or last but one column; a sentence has it in parentheses."""
     flag = re.escape(limit.name).replace("_", "[-_]")
-    default = f"{MOST_CONNECTIONS}, or the limit of open files less {OTHER_FILES}"
-    if limit.default is not None:
-        default = f"{limit.default:.0f}"
+    default = {
+        "max_connections": f"{MOST_CONNECTIONS}, or the limit of open files less {OTHER_FILES}",
+        "adapter_threads": f"one for each {CPUS_PER_ADAPTER_THREAD} CPUs, at most {MOST_ADAPTER_THREADS}",
+    }.get(limit.name, limit.default if limit.default is None else f"{limit.default:.0f}")
     assert re.search(rf"`--{flag}`( \|[^|]*\| {default} \||[^(`|]*\({default}\))", documented()), default
 
 
@@ -96,6 +106,13 @@ def test_time_limits_are_flags() -> None:
     given = parse(*(part for i, name in enumerate(SECONDS) for part in (f"--{name}", i + 0.5)), "--max_connections", 9)
     assert [getattr(given.limits, name) for name in SECONDS] == [0.5, 1.5, 2.5, 3.5]
     assert given.limits.max_connections == 9
+
+
+@pytest.mark.parametrize(("cpus", "expected"), [(1, 1), (4, 1), (7, 1), (8, 2), (16, 4), (64, 4)])
+def test_steps_keep_most_of_the_cpus(cpus: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "num_usable_cpus", lambda: cpus)
+    assert num_adapter_threads(parse().limits) == expected
+    assert num_adapter_threads(parse("--adapter_threads", 9).limits) == 9
 
 
 def test_the_limits_of_chat_templates_are_flags() -> None:

@@ -319,7 +319,12 @@ def test_the_executor_gets_what_the_flags_say(root: Path, monkeypatch: pytest.Mo
     assert config.max_beam_width == 3
     sizes.max_num_tokens = 9  # a step takes every prompt
     command.make_executor(parsed())
-    assert not given[-2].enable_chunked_context
+    assert (given[-2].enable_chunked_context, given[-2].max_num_tokens) == (False, None)
+    command.make_executor(parsed("--max_step_tokens", "5"))
+    assert (given[-2].enable_chunked_context, given[-2].max_num_tokens) == (True, 5)
+    loaded.model_type, loaded.directory = ModelType.ENCODER_ONLY, Path("it")
+    with pytest.raises(ConfigError, match="max_step_tokens is 5; expected none: it is"):
+        command.make_executor(parsed("--max_step_tokens", "5"))
 
 
 LARGEST_SIZES = {name: limit.maximum for name, limit in {**LIMITS, **LORA_LIMITS}.items() if limit.maximum is not None}

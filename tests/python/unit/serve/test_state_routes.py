@@ -27,6 +27,7 @@ class MadeUpServer:
         self.steps: list[IterationStats] = []
         self.not_loaded: tuple[str, ...] = ()
         self.all_listed = True
+        self.sums: list[tuple[str, int]] = []
         self.cached: list[LoraCacheEntry] = []
         self.num_readings = 0
         core = SimpleNamespace(
@@ -46,7 +47,9 @@ class MadeUpServer:
             statistics=ExecutorStatistics(self.executor), metrics=self.metrics,
             engine_info=self.engine_info,
             adapters=SimpleNamespace(
-                shown_names=lambda: [(row.name, row.task_id) for row in rows], not_loaded=self.list_roots
+                shown_names=lambda: [(row.name, row.task_id) for row in rows],
+                shown_sums=lambda: self.sums,
+                not_loaded=self.list_roots,
             ),
             prompts=SimpleNamespace(has_template=True),
         )  # fmt: skip
@@ -200,3 +203,10 @@ def test_nothing_is_read_while_nobody_asks() -> None:
     assert server.num_readings == 0
     server.state()
     assert server.num_readings > 0
+
+
+def test_weighted_sums_that_are_cached_have_names() -> None:
+    server = MadeUpServer(["poet"])
+    server.sums = [("poet:0.5", NAMED + 7), ("poet:0.7+clerk:0.3", NAMED + 8)]
+    server.cached = [LoraCacheEntry(task_id=NAMED + 8, on_device=True), LoraCacheEntry(task_id=NAMED + 9)]
+    assert server.names() == ["poet", "poet:0.7+clerk:0.3", None]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
@@ -396,5 +399,29 @@ def test_a_running_call_is_stopped_when_its_last_caller_leaves() -> None:
         with pytest.raises(adaptrt.ExecutorClosedError):
             await third
         assert ended == 2
+
+    run(body)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have one niceness per process")
+def test_threads_of_adapters_leave_the_cpu_to_others() -> None:
+    """Threads that they start, for example for digests, do so too."""
+
+    def own() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def of_a_thread() -> int:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(own).result()
+
+    async def body() -> None:
+        work, before = Work(ServerLimits(adapter_niceness=3)), own()
+        expected = min(before + 3, 19)
+        assert [await work.run(WorkKind.ADAPTERS, one) for one in (own, of_a_thread)] == [expected] * 2
+        assert (await work.run(WorkKind.FILES, own), own()) == (before, before)
+        plain = Work(ServerLimits(adapter_niceness=0))
+        assert await plain.run(WorkKind.ADAPTERS, own) == before
+        await work.close()
+        await plain.close()
 
     run(body)
