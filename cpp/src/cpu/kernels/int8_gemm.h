@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "adaptrt/core/quantized_panels.h"
 #include "adaptrt/cpu/kernel_table.h"
@@ -23,6 +24,8 @@ inline constexpr std::int64_t kInt8StreamRows = 24;
 /// next steps fit in the first-level cache.
 inline constexpr std::int64_t kInt8StreamSteps = 64;
 
+inline constexpr std::int64_t kInt8VectorBytes = Simd::kLanes * 4;
+
 /// A stretch of k, in steps of four inputs, that a tile is multiplied by. Sums of integers are exact, so a
 /// tile's sums may be stored in `out` between stretches.
 struct Int8Part {
@@ -34,13 +37,126 @@ struct Int8Part {
   [[nodiscard]] bool ends() const { return end == steps; }
 };
 
+/// The rows and the columns that a tile multiplies in `steps` steps of four inputs.
+struct Int8Operands {
+  const std::uint8_t* a;
+  std::int64_t a_stride;
+  const std::byte* b;
+  std::int64_t row_bytes;  ///< from one step of `b` to the next
+  std::int64_t steps;
+};
+
+/// Adds dot products of four inputs to `sums`. lanes_of(v) is the number of columns of vector v.
+template <int kRows, int kVectors, int kLines, class Lanes, class Fetch>
+inline void multiply_int8_dots(Int8Operands in, Simd::Words (&sums)[kRows][kVectors], const Lanes& lanes_of,
+                               Fetch prefetch) {
+  for (std::int64_t step = 0; step < in.steps; ++step) {
+    Simd::Words columns[kVectors];
+    ADAPTRT_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      columns[v] = Simd::load_words(in.b + v * kInt8VectorBytes, lanes_of(v));
+    }
+    ADAPTRT_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      std::uint32_t four = 0;
+      std::memcpy(&four, in.a + r * in.a_stride, sizeof(four));
+      const Simd::Words value = Simd::set_words(four);
+      ADAPTRT_UNROLL
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = Simd::dot(sums[r][v], value, columns[v]);
+    }
+    prefetch_lines<kLines>(&prefetch);
+    in.a += 4;
+    in.b += in.row_bytes;
+  }
+}
+
+#ifdef __ARM_FEATURE_MATMUL_INT8
+
+/// Adds products of matrices: two rows and two columns, eight inputs at a time. It needs half as many
+/// multiplications as multiply_int8_dots(), and two instructions for each vector of two steps to bring the
+/// inputs of a column together. An odd last row is multiplied twice, which takes no more instructions than
+/// its dot products would.
+template <int kRows, int kVectors, int kLines, class Lanes, class Fetch>
+inline void multiply_int8_matrices(Int8Operands in, Simd::Words (&sums)[kRows][kVectors],
+                                   const Lanes& lanes_of, Fetch prefetch) {
+  constexpr int kPairs = (kRows + 1) / 2;
+  // The 64-bit halves of products[p][v][h] are the sums of two rows, each with the columns 2h and 2h + 1.
+  int32x4_t products[kPairs][kVectors][2];
+  const auto second_row = [](int pair) { return std::min(2 * pair + 1, kRows - 1); };
+  ADAPTRT_UNROLL
+  for (int p = 0; p < kPairs; ++p) {
+    ADAPTRT_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      const int64x2_t first = vreinterpretq_s64_u32(sums[2 * p][v]);
+      const int64x2_t second = vreinterpretq_s64_u32(sums[second_row(p)][v]);
+      products[p][v][0] = vreinterpretq_s32_s64(vzip1q_s64(first, second));
+      products[p][v][1] = vreinterpretq_s32_s64(vzip2q_s64(first, second));
+    }
+  }
+  // kSteps is 2, or 1 for the last step of an odd number: then the upper four inputs are zero.
+  const auto multiply = [&]<int kSteps>(std::integral_constant<int, kSteps>) __attribute__((always_inline)) {
+    uint8x16_t rows[kPairs];
+    const auto inputs_of = [&](int row) {
+      std::uint64_t inputs = 0;
+      std::memcpy(&inputs, in.a + row * in.a_stride, 4 * kSteps);
+      return vcreate_u8(inputs);
+    };
+    ADAPTRT_UNROLL
+    for (int p = 0; p < kPairs; ++p) rows[p] = vcombine_u8(inputs_of(2 * p), inputs_of(second_row(p)));
+    ADAPTRT_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      const std::byte* from = in.b + v * kInt8VectorBytes;
+      const Simd::Words low = Simd::load_words(from, lanes_of(v));
+      const Simd::Words high =
+          kSteps == 2 ? Simd::load_words(from + in.row_bytes, lanes_of(v)) : Simd::zero_words();
+      const int8x16_t columns[2] = {vreinterpretq_s8_u32(vzip1q_u32(low, high)),
+                                    vreinterpretq_s8_u32(vzip2q_u32(low, high))};
+      ADAPTRT_UNROLL
+      for (int p = 0; p < kPairs; ++p) {
+        products[p][v][0] = vusmmlaq_s32(products[p][v][0], rows[p], columns[0]);
+        products[p][v][1] = vusmmlaq_s32(products[p][v][1], rows[p], columns[1]);
+      }
+    }
+    ADAPTRT_UNROLL
+    for (int step = 0; step < kSteps; ++step) prefetch_lines<kLines>(&prefetch);
+    in.a += 4 * kSteps;
+    in.b += kSteps * in.row_bytes;
+  };
+  for (std::int64_t step = 0; step + 2 <= in.steps; step += 2) multiply(std::integral_constant<int, 2>{});
+  if (in.steps % 2 != 0) multiply(std::integral_constant<int, 1>{});
+  ADAPTRT_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    ADAPTRT_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      const int64x2_t low = vreinterpretq_s64_s32(products[r / 2][v][0]);
+      const int64x2_t high = vreinterpretq_s64_s32(products[r / 2][v][1]);
+      sums[r][v] = vreinterpretq_u32_s64(r % 2 == 0 ? vzip1q_s64(low, high) : vzip2q_s64(low, high));
+    }
+  }
+}
+
+#endif
+
+/// Adds the products of `in` to `sums`. They are exact, so all ways give the same.
+template <int kRows, int kVectors, int kLines, class Lanes, class Fetch>
+inline void multiply_int8(const Int8Operands& in, Simd::Words (&sums)[kRows][kVectors], const Lanes& lanes_of,
+                          const Fetch& prefetch) {
+#ifdef __ARM_FEATURE_MATMUL_INT8
+  if constexpr (kRows > 1) {
+    multiply_int8_matrices<kRows, kVectors, kLines>(in, sums, lanes_of, prefetch);
+    return;
+  }
+#endif
+  multiply_int8_dots<kRows, kVectors, kLines>(in, sums, lanes_of, prefetch);
+}
+
 /// Multiplies kRows rows by kVectors vectors of columns; the last one has last_lanes columns. Between parts,
 /// `out` holds integers. `prefetch` is a Prefetch or a StepPrefetch.
 template <int kRows, int kVectors, bool kPartial, int kLines, class Fetch>
 void int8_tile(const Int8Gemm& gemm, const QuantizedPanel& panel, Int8Part part, std::int64_t row,
                std::int64_t column, std::int64_t last_lanes, Fetch prefetch) {
   constexpr std::int64_t kColumnBytes = 4;
-  constexpr std::int64_t kVectorBytes = Simd::kLanes * kColumnBytes;
+  constexpr std::int64_t kVectorBytes = kInt8VectorBytes;
   const std::int64_t row_bytes = gemm.call.width * kColumnBytes;
   const std::uint8_t* a =
       static_cast<const std::uint8_t*>(gemm.call.a) + row * gemm.call.a_stride + part.begin * 4;
@@ -62,22 +178,8 @@ void int8_tile(const Int8Gemm& gemm, const QuantizedPanel& panel, Int8Part part,
       for (int v = 0; v < kVectors; ++v) sums[r][v] = Simd::zero_words();
     }
   }
-  for (std::int64_t step = part.begin; step < part.end; ++step) {
-    Simd::Words columns[kVectors];
-    ADAPTRT_UNROLL
-    for (int v = 0; v < kVectors; ++v) columns[v] = Simd::load_words(b + v * kVectorBytes, lanes_of(v));
-    ADAPTRT_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      std::uint32_t four = 0;
-      std::memcpy(&four, a + r * gemm.call.a_stride, sizeof(four));
-      const Simd::Words value = Simd::set_words(four);
-      ADAPTRT_UNROLL
-      for (int v = 0; v < kVectors; ++v) sums[r][v] = Simd::dot(sums[r][v], value, columns[v]);
-    }
-    prefetch_lines<kLines>(&prefetch);
-    a += 4;
-    b += row_bytes;
-  }
+  const Int8Operands operands{a, gemm.call.a_stride, b, row_bytes, part.end - part.begin};
+  multiply_int8<kRows, kVectors, kLines>(operands, sums, lanes_of, prefetch);
   if (!part.ends()) {
     ADAPTRT_UNROLL
     for (int r = 0; r < kRows; ++r) {
