@@ -1,4 +1,4 @@
-"""Gemma 4 and its text in models that also take images and sound.
+"""Gemma 4, and the text of its models that also take images and sound.
 
 Attention has larger heads in layers without a window, norms of values, and keys and values that later layers share.
 Some models have embeddings of each layer, or experts in addition to each MLP.
@@ -148,7 +148,8 @@ class Gemma4Config(MixtureConfig):
         ]
 
 
-def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
+def _read_features(fields: JsonFields, num_hidden_layers: int, *, is_unified: bool = False) -> Features:
+    """Reads Gemma 4's fields. is_unified: the model has neither embeddings of each layer nor experts."""
     attention_bias = fields.boolean("attention_bias", default=False)
     # transformers makes the last layer one without a window, whatever layer_types says.
     windows = sliding_window_of_kinds(fields, num_hidden_layers, lambda layer: (layer + 1) % 6 != 0)
@@ -165,9 +166,9 @@ def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
         **_read_global_heads(fields, [layer for layer in range(num_hidden_layers) if layer not in layers]),
         "num_kv_shared_layers": fields.integer("num_kv_shared_layers", minimum=0, default=0) or None,
         "wide_shared_mlps": fields.boolean("use_double_wide_mlp", default=False),
-        "per_layer_input_size": _read_per_layer_inputs(fields),
+        "per_layer_input_size": None if is_unified else _read_per_layer_inputs(fields),
         "final_logit_softcapping": fields.optional_number("final_logit_softcapping", above=True),
-        **_read_experts(fields),
+        **({"has_experts": False} if is_unified else _read_experts(fields)),
     }
 
 
@@ -400,6 +401,17 @@ GEMMA4 = ModelFamily(
     harmless_fields=frozenset({"cache_implementation"}),
 )
 
+_IMAGES_AND_SOUND: Final = VisionTower(
+    tensor_prefixes=("model.vision_tower.", "model.embed_vision.", "model.audio_tower.", "model.embed_audio."),
+    fields=frozenset(
+        """
+        vision_config audio_config boi_token_id eoi_token_id image_token_id video_token_id boa_token_id
+        eoa_token_id eoa_token_index audio_token_id vision_soft_tokens_per_image
+        """.split()  # noqa: SIM905
+    ),
+    text_model_types=frozenset({"gemma4_text"}),
+)
+
 GEMMA4_VISION = replace(
     GEMMA4,
     architecture="Gemma4ForConditionalGeneration",
@@ -407,14 +419,27 @@ GEMMA4_VISION = replace(
     declare=partial(_declare, decoder=_VISION_DECODER),
     # Adapters of the text alone have these names.
     older_names={f"{MODEL}.{name}.": f"{_VISION_DECODER}.{name}." for name in _NAMES_IN_DECODER},
-    vision=VisionTower(
-        tensor_prefixes=("model.vision_tower.", "model.embed_vision.", "model.audio_tower.", "model.embed_audio."),
-        fields=frozenset(
-            """
-            vision_config audio_config boi_token_id eoi_token_id image_token_id video_token_id boa_token_id
-            eoa_token_id eoa_token_index audio_token_id vision_soft_tokens_per_image
-            """.split()  # noqa: SIM905
-        ),
-        text_model_types=frozenset({"gemma4_text"}),
+    vision=_IMAGES_AND_SOUND,
+)
+
+GEMMA4_UNIFIED = replace(
+    GEMMA4,
+    architecture="Gemma4UnifiedForCausalLM",
+    bare_architectures=frozenset({"Gemma4UnifiedTextModel"}),
+    read_features=partial(_read_features, is_unified=True),
+    neutral_fields={"enable_moe_block": False, "hidden_size_per_layer_input": 0},
+    stacked_experts=None,
+)
+
+GEMMA4_UNIFIED_VISION = replace(
+    GEMMA4_UNIFIED,
+    architecture="Gemma4UnifiedForConditionalGeneration",
+    bare_architectures=frozenset(),
+    declare=GEMMA4_VISION.declare,
+    older_names=GEMMA4_VISION.older_names,
+    vision=replace(
+        _IMAGES_AND_SOUND,
+        tensor_prefixes=("model.embed_vision.", "model.embed_audio."),
+        text_model_types=frozenset({"gemma4_unified_text"}),
     ),
 )

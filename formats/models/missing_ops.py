@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-_GEMMA4 = (
-    "norms of values, heads of two sizes, keys and values that several layers share, and embeddings for each layer"
-)
 _GEMMA3N = (
     "several residual streams (AltUp), low-rank residuals (LAuReL), norms of values, keys and values that several "
     "layers share, and embeddings for each layer"
@@ -19,8 +16,6 @@ _LLAMA4 = (
 MISSING_OPS: Final = {
     "Gemma3nForCausalLM": _GEMMA3N,
     "Gemma3nForConditionalGeneration": _GEMMA3N,
-    "Gemma4UnifiedForCausalLM": _GEMMA4,
-    "Gemma4UnifiedForConditionalGeneration": _GEMMA4,
     "Llama4ForCausalLM": _LLAMA4,
     "Llama4ForConditionalGeneration": _LLAMA4,
     "OlmoForCausalLM": "layer norms without weights, and bounds on q, k and v",

@@ -76,6 +76,8 @@ FAMILIES: Final = Families(
         "Gemma3ForConditionalGeneration": "gemma3.GEMMA3_VISION",
         "Gemma4ForCausalLM": "gemma4.GEMMA4",
         "Gemma4ForConditionalGeneration": "gemma4.GEMMA4_VISION",
+        "Gemma4UnifiedForCausalLM": "gemma4.GEMMA4_UNIFIED",
+        "Gemma4UnifiedForConditionalGeneration": "gemma4.GEMMA4_UNIFIED_VISION",
         "GPT2LMHeadModel": "gpt2.GPT2",
         "GPTNeoXForCausalLM": "gpt_neox.GPT_NEOX",
         "FalconForCausalLM": "falcon.FALCON",

@@ -549,6 +549,14 @@ GEMMA4 = {
         LLAMA,
         {**GEMMA4_SIZES, "attention_k_eq_v": True, "num_global_key_value_heads": 1, "attention_bias": True},
     ),
+    "gemma4-unified": Family(
+        transformers.Gemma4UnifiedTextConfig,
+        LLAMA,
+        {
+            **{name: value for name, value in GEMMA4_SIZES.items() if "per_layer_input" not in name},
+            "num_kv_shared_layers": 1,
+        },
+    ),
     "gemma4-shared": Family(
         transformers.Gemma4TextConfig,
         [*LLAMA, "per_layer_input_gate", "per_layer_projection", "per_layer_model_projection"],

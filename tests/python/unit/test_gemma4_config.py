@@ -105,6 +105,23 @@ VISION = {
 }
 
 
+# A model of 12B's shape.
+UNIFIED = {
+    name: value for name, value in _TEXT.items() if not name.startswith(("moe_", "num_experts", "top_k", "enable_moe"))
+} | {
+    "architectures": ["Gemma4UnifiedForCausalLM"],
+    "hidden_size": 3840,
+    "intermediate_size": 15360,
+    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 8,
+    "model_type": "gemma4_unified_text",
+    "num_hidden_layers": 48,
+    "num_kv_shared_layers": 0,
+    "use_bidirectional_attention": "vision",
+    "use_double_wide_mlp": False,
+}
+del UNIFIED["hidden_size_per_layer_input"], UNIFIED["vocab_size_per_layer_input"]
+
+
 @pytest.fixture
 def load(tmp_path: Path) -> Any:
     return partial(read_config, tmp_path)
@@ -125,6 +142,21 @@ def test_configs_are_read(load: Any) -> None:
     assert (mixture.num_experts, mixture.num_token_tables, mixture.num_global_key_value_heads) == (128, 1, 2)
     assert mixture.describe_layers() == "30 of hidden size 2816, mlp 2112, 128 experts of 704, 8 a token"
     assert load(VISION) == load(SMALL, architectures=["Gemma4ForConditionalGeneration"])
+
+
+def test_a_model_without_towers_has_neither_own_embeddings_nor_experts(load: Any) -> None:
+    found = load(UNIFIED)
+    assert (found.num_experts, found.num_token_tables, found.per_layer_input_size) == (0, 1, None)
+    assert found.describe_layers() == "48 of hidden size 3840, mlp 15360"
+    name = "Gemma4UnifiedForConditionalGeneration"
+    text = {key: value for key, value in UNIFIED.items() if key != "architectures"}
+    vision = {**VISION, "model_type": "gemma4_unified", "architectures": [name], "text_config": text}
+    assert load(vision) == load(UNIFIED, architectures=[name])
+    assert load(UNIFIED, enable_moe_block=False, hidden_size_per_layer_input=0) == found
+    with pytest.raises(_core.CheckpointError, match="hidden_size_per_layer_input is 7; only 0 is supported"):
+        load(UNIFIED, hidden_size_per_layer_input=7)
+    with pytest.raises(_core.CheckpointError, match="enable_moe_block is true; only false is supported"):
+        load(UNIFIED, enable_moe_block=True)
 
 
 def test_transformers_own_form_of_the_heads_is_read(load: Any) -> None:
