@@ -51,6 +51,7 @@ def routes(service: Service) -> APIRouter:
                 "version": __version__,
                 "models": list(service.model_names),
                 "chats": service.prompts.has_template,
+                "images": _images(service),
                 "engine": _engine(service),
                 "seconds": time.monotonic(),
                 "tokens_generated": service.metrics.num_generated_tokens,
@@ -76,6 +77,14 @@ def _engine(service: Service) -> dict[str, Any]:
         "tokens_per_block": info.tokens_per_block,
         "max_lora_rank": info.lora.max_rank if _has_lora(service) else None,
     }
+
+
+def _images(service: Service) -> dict[str, int] | None:
+    """Returns the limits of images; None: prompts may have none."""
+    limits = service.options.limits.images
+    if not service.vision.takes_images or limits.max_images == 0:
+        return None
+    return {"max_images": limits.max_images, "max_bytes": limits.max_bytes}
 
 
 def _load(service: Service) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import adaptrt
 from support import browser as browsers
+from support import seeing
 from support.browser import Browser, open_browser
 from support.http_server import http_server
 from support.models import ModelSpec, save_adapter, save_model
@@ -333,6 +335,55 @@ def test_a_model_with_a_template_is_asked_in_it(
         answer = page.text("")
     with adaptrt.LLM(engine, tokenizer=model) as llm:
         assert answer == llm.generate("Be kind! hello! ", max_tokens=20).text
+
+
+DROP = """
+const bytes = Uint8Array.from(atob(arguments[1]), (letter) => letter.charCodeAt(0));
+const dataTransfer = new DataTransfer();
+dataTransfer.items.add(new File([bytes], arguments[0], { type: arguments[2] }));
+document.body.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true, cancelable: true }));
+"""
+
+
+def test_images_are_attached_dropped_and_removed(shared_browser: Browser, tmp_path: Path) -> None:
+    model = seeing.save_model(tmp_path / "model")
+    engine = seeing.engine_of_model(model, tmp_path / "engine")
+    for i in range(3):
+        seeing.random_image(20, 30, i).save(tmp_path / f"{i}.png")
+    files = [base64.b64encode((tmp_path / f"{i}.png").read_bytes()).decode() for i in range(3)]
+    with http_server(engine, "--num_threads", 1, "--max_images", 2) as address:
+        page = Page(shared_browser, address).connected()
+        page.find("#files").send_keys(f"{tmp_path}/0.png\n{tmp_path}/1.png")
+        page.until(lambda: len(page.find_all("#images img")) == 2)
+        assert page.browser.run("return document.querySelector('#images img').naturalHeight") == 30
+        for name, kind, said in (
+            ("2.png", "image/png", "A request has at most 2 images."),
+            ("2.txt", "text/plain", "2.txt is not an image."),
+        ):
+            page.browser.run(DROP, name, files[2], kind)
+            page.until(lambda said=said: page.find("#image-problem").text == said)
+        page.find("#images button").click()
+        page.browser.run(DROP, HOSTILE, files[2], "image/png")
+        page.until(lambda: len(page.find_all("#images img")) == 2)
+        assert page.find_all("#images bdi")[1].text == HOSTILE
+        assert not page.find("#image-problem").is_displayed()
+        for control in page.find_all("#images-field button"):
+            assert control.accessible_name
+        page.ask("what is this", 4)
+        page.finished()
+        answer = page.text("")
+        for width in (360, 1280):
+            page.browser.resize(width)
+            assert page.browser.run("return document.documentElement.scrollWidth") <= width
+            assert {text: ratio for text, ratio in page.browser.contrasts().items() if ratio < LEAST_CONTRAST} == {}
+        # A completion has no images.
+        page.find("#modes input[value=completion]").send_keys(Keys.SPACE)
+        assert not page.find("#images-field").is_displayed()
+        parts = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{file}"}} for file in files[1:]]
+        content = [*parts, {"type": "text", "text": "what is this"}]
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 4, "temperature": 0}
+        expected = httpx.post(f"{address}/v1/chat/completions", json=body).json()
+        assert answer == expected["choices"][0]["message"]["content"]
 
 
 def test_adapters_below_a_root_are_listed_before_they_are_loaded_and_pins_are_seen(

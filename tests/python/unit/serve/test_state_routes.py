@@ -14,7 +14,7 @@ from adaptrt.serve.adapter_roots import RootNames
 from adaptrt.serve.adapters import ServedAdapter
 from adaptrt.serve.app import make_app
 from adaptrt.serve.metrics import ServiceMetrics
-from adaptrt.serve.options import ServerOptions
+from adaptrt.serve.options import ServerLimits, ServerOptions
 from adaptrt.serve.statistics import ExecutorStatistics
 
 NAMED = 1 << 63
@@ -23,7 +23,7 @@ NAMED = 1 << 63
 class MadeUpServer:
     """The part of a service that the route uses, and a client."""
 
-    def __init__(self, names: list[str], **options: Any) -> None:
+    def __init__(self, names: list[str], *, takes_images: bool = False, **options: Any) -> None:
         self.steps: list[IterationStats] = []
         self.not_loaded: tuple[str, ...] = ()
         self.all_listed = True
@@ -51,7 +51,7 @@ class MadeUpServer:
                 shown_sums=lambda: self.sums,
                 not_loaded=self.list_roots,
             ),
-            prompts=SimpleNamespace(has_template=True),
+            prompts=SimpleNamespace(has_template=True), vision=SimpleNamespace(takes_images=takes_images),
         )  # fmt: skip
         self.client = TestClient(make_app(service))  # type: ignore[arg-type]
 
@@ -179,6 +179,14 @@ def test_the_engine_and_its_cache() -> None:
     assert state["lora_cache"]["device_pages_used"] == 3
     assert state["lora_cache"]["host_evictions"] == 2
     assert state["adapters"]["have_roots"] is True
+    assert state["images"] is None
+
+
+def test_the_limits_of_images() -> None:
+    limits = ServerLimits(max_images=3, max_image_bytes=500)
+    images = MadeUpServer([], takes_images=True, limits=limits).state()["images"]
+    assert images == {"max_images": 3, "max_bytes": 500}
+    assert MadeUpServer([], takes_images=True, limits=ServerLimits(max_images=0)).state()["images"] is None
 
 
 def test_an_engine_without_lora_has_no_adapters() -> None:
