@@ -66,6 +66,10 @@ void bind_ops(py::module_& module) {
   bind_record<LatentValuesOp>(module, "LatentValuesOp",
                               "Each head's values: products with the compressed rows that it attended to.");
   bind_record<GatedAddOp>(module, "GatedAddOp", "output += sigmoid(gate) * input.");
+  bind_record<AddGivenColumnsOp>(module, "AddGivenColumnsOp",
+                                 "output += some columns of the rows that are given in place of tokens.");
+  bind_record<JoinNeighboursOp>(module, "JoinNeighboursOp", "output = the columns of neighbouring rows.");
+  bind_record<JoinColumnsOp>(module, "JoinColumnsOp", "output = the columns of all inputs.");
 }
 
 }  // namespace adaptrt::bindings

@@ -51,7 +51,9 @@ EngineInfo info_of(const Program& program, const KernelTable& kernels, const KvP
     const auto* embedding = std::get_if<EmbeddingOp>(&op);
     if (embedding != nullptr && program.num_ranks == 1 && !program.has_encoder()) {
       // Only the first of several embeddings could take rows in place of tokens.
-      info.prompt_embedding_size = num_embeddings++ == 0 ? embedding->table.k : 0;
+      const bool is_first = num_embeddings++ == 0;
+      info.prompt_embedding_size = is_first ? embedding->given_size() : 0;
+      info.num_coordinates = is_first ? embedding->num_coordinates : 0;
     }
     if (embedding != nullptr && !info.has_kv_cache) {
       info.num_token_types = std::max<std::int64_t>(1, embedding->types.n);

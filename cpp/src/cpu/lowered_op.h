@@ -43,6 +43,9 @@ struct OpPlace {
 using LoweredOpPtr = std::unique_ptr<LoweredOp>;
 
 [[nodiscard]] LoweredOpPtr lower(const EmbeddingOp& op, const OpPlace& place);
+[[nodiscard]] LoweredOpPtr lower(const AddGivenColumnsOp& op, const OpPlace& place);
+[[nodiscard]] LoweredOpPtr lower(const JoinColumnsOp& op, const OpPlace& place);
+[[nodiscard]] LoweredOpPtr lower(const JoinNeighboursOp& op, const OpPlace& place);
 [[nodiscard]] LoweredOpPtr lower(const RmsNormOp& op, const OpPlace& place);
 [[nodiscard]] LoweredOpPtr lower(const LayerNormOp& op, const OpPlace& place);
 [[nodiscard]] LoweredOpPtr lower(const CastOp& op, const OpPlace& place);

@@ -67,6 +67,7 @@ class Checker {
   void check(const EmbeddingOp& op) {
     refuse_op(op.types.n != 0, "token types");
     refuse_op(op.lora_site >= 0, "adapters of the embedding");
+    refuse_op(op.num_later_elements != 0 || op.num_coordinates != 0, "coordinates of given rows");
     check_width(op.table.k, "the width");
   }
   void check(const RopeTableOp& /*op*/) {}

@@ -28,6 +28,7 @@ class StepChecker {
     finish();
     check_tokens();
     check_types();
+    check_rotary_positions();
     check_rows("logit_rows", input_.logit_rows);
     check_rows("hidden_rows", input_.hidden_rows);
     check_rows("prompt_embedding_rows", input_.prompt_embedding_rows);
@@ -85,6 +86,7 @@ class StepChecker {
     }
     check_size("positions", input_.positions, tokens_);
     if (!input_.token_types.empty()) check_size("token_types", input_.token_types, tokens_);
+    if (!input_.rotary_positions.empty()) check_size("rotary_positions", input_.rotary_positions, tokens_);
     check_size("sequence_offsets", input_.sequence_offsets, sequences_ + 1);
     check_size("block_tables", input_.block_tables, sequences_ * input_.max_blocks_per_sequence);
     check_size("adapters", input_.adapters, sequences_);
@@ -129,6 +131,16 @@ class StepChecker {
       if (type < 0 || type >= info_.num_token_types) {
         add("token " + std::to_string(t) + " has type " + text(type) + "; the model has " +
             text(info_.num_token_types));
+      }
+    }
+  }
+
+  void check_rotary_positions() {
+    for (std::size_t t = 0; t < input_.rotary_positions.size(); ++t) {
+      const std::int64_t position = input_.rotary_positions[t];
+      if (position < 0 || position > kMaxRotaryPosition) {
+        add("token " + std::to_string(t) + " has rotary position " + text(position) + "; accepted: 0 to " +
+            text(kMaxRotaryPosition));
       }
     }
   }

@@ -57,8 +57,8 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
   for (std::int32_t i = 0; i < num_sequences; ++i) {
     std::shared_ptr<TokenGuide> guide =
         guides.empty() ? nullptr : std::move(guides[static_cast<std::size_t>(i)]);
-    sequences_.push_back(
-        std::make_unique<ActiveSequence>(*this, i, request, host_adapter, std::move(guide), vocab_size_));
+    sequences_.push_back(std::make_unique<ActiveSequence>(*this, i, request, host_adapter, std::move(guide),
+                                                          vocab_size_, engine.num_coordinates > 0));
   }
   if (request.kv_cache_retention_config) {
     const auto retention = std::make_shared<const KvCacheRetentionConfig>(*request.kv_cache_retention_config);

@@ -1,6 +1,7 @@
 #include "active_sequence.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <utility>
 
@@ -34,7 +35,8 @@ SamplerState sampler_of(const Request& request, std::int32_t sequence_index, con
 
 ActiveSequence::ActiveSequence(ActiveRequest& owner, std::int32_t sequence_index, const Request& request,
                                std::shared_ptr<const HostAdapter> host_adapter,
-                               std::shared_ptr<TokenGuide> guide, std::int64_t vocab_size)
+                               std::shared_ptr<TokenGuide> guide, std::int64_t vocab_size,
+                               bool has_coordinates)
     : request_(owner),
       sampler_(sampler_of(request, sequence_index, host_adapter.get())),
       guide_(std::move(guide)),
@@ -51,9 +53,27 @@ ActiveSequence::ActiveSequence(ActiveRequest& owner, std::int32_t sequence_index
   if (request.prompt_tuning_config) embedding_table_ = request.prompt_tuning_config->embedding_table;
   tokens.reserve(request.input_token_ids.size() + static_cast<std::size_t>(max_tokens));
   tokens = request.input_token_ids;
+  if (has_coordinates) set_position_shifts();
 
   if (owner.wants_log_probs()) log_probs_.reserve(static_cast<std::size_t>(max_tokens));
   reserve_outputs(owner.sends_each_token_once() ? 1 : static_cast<std::size_t>(max_tokens));
+}
+
+void ActiveSequence::set_position_shifts() {
+  std::int32_t shift = 0;
+  for (std::int32_t position = 0; position < prompt_length; ++position) {
+    const std::int64_t row = tokens[static_cast<std::size_t>(position)] - vocab_size_;
+    if (row < 0) continue;
+    const std::int32_t next = embedding_table_.next_position(row);
+    if (next < 0 || next - (position + 1) == shift) continue;
+    shift = next - (position + 1);
+    position_shifts_.push_back({.first = position + 1, .shift = shift});
+  }
+}
+
+std::int32_t ActiveSequence::rotary_position_of(std::int32_t position) const {
+  const auto after = std::ranges::upper_bound(position_shifts_, position, {}, &PositionShift::first);
+  return after == position_shifts_.begin() ? position : position + std::prev(after)->shift;
 }
 
 void ActiveSequence::reserve_outputs(std::size_t num_tokens) {

@@ -25,10 +25,11 @@ class ActiveRequest;
 class ActiveSequence final : public Sequence {
  public:
   /// `request` was validated, and `owner` outlives this object. Reserves room for all logits and log probs
-  /// that it will return. `guide` is nullptr if there is none.
+  /// that it will return. `guide` is nullptr if there is none. has_coordinates: virtual tokens have
+  /// coordinates.
   ActiveSequence(ActiveRequest& owner, std::int32_t sequence_index, const Request& request,
                  std::shared_ptr<const HostAdapter> host_adapter, std::shared_ptr<TokenGuide> guide,
-                 std::int64_t vocab_size);
+                 std::int64_t vocab_size, bool has_coordinates);
 
   [[nodiscard]] ActiveRequest& request() const { return request_; }
   /// Returns float32 [EngineInfo::prompt_embedding_size] for a virtual prompt token; nullptr for other
@@ -36,6 +37,10 @@ class ActiveSequence final : public Sequence {
   [[nodiscard]] const float* embedding_of(TokenId token) const {
     return token < vocab_size_ ? nullptr : embedding_table_.row(token - vocab_size_);
   }
+  /// Position by which the token at `position` is rotated, if it has no coordinates of its own.
+  [[nodiscard]] std::int32_t rotary_position_of(std::int32_t position) const;
+  /// True if rotary_position_of() differs from the position for some tokens.
+  [[nodiscard]] bool has_rotary_positions() const { return !position_shifts_.empty(); }
   [[nodiscard]] SamplerState& sampler() { return sampler_; }
   /// Mask of allowed next tokens, as Sampler::sample takes it. Throws StepError.
   [[nodiscard]] std::span<const std::uint32_t> allowed_tokens() {
@@ -87,6 +92,14 @@ class ActiveSequence final : public Sequence {
   [[nodiscard]] Result make_result(FinishReason reason);
 
  private:
+  /// Rotary positions minus positions, of tokens from `first` on.
+  struct PositionShift {
+    std::int32_t first = 0;
+    std::int32_t shift = 0;
+  };
+
+  /// Reads the rotary positions of text after virtual tokens.
+  void set_position_shifts();
   /// Reserves room for the logits and log probs of this many tokens, the most that are kept at a time.
   void reserve_outputs(std::size_t num_tokens);
   [[nodiscard]] std::int32_t num_output_tokens() const {
@@ -102,6 +115,7 @@ class ActiveSequence final : public Sequence {
   DraftSequence draft_sequence_;
   std::int64_t vocab_size_;
   EmbeddingTable embedding_table_;
+  std::vector<PositionShift> position_shifts_;  // ascending
 
   bool is_complete_ = false;
   bool has_ended_ = false;

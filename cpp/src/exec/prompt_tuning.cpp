@@ -15,6 +15,29 @@ std::string text_of(const std::vector<std::int64_t>& shape) {
   return "[" + text + "]";
 }
 
+/// An element of a table [rows, width], by its index, with its value.
+std::string element_of(const std::vector<float>& values, std::int64_t width, std::int64_t index) {
+  return "embedding_table[" + std::to_string(index / width) + ", " + std::to_string(index % width) + "] is " +
+         std::to_string(values[static_cast<std::size_t>(index)]);
+}
+
+/// Checks the last `count` elements of each row.
+void check_coordinates(Problems& problems, const std::vector<float>& values, std::int64_t width,
+                       std::int64_t count) {
+  // A text token after such a row has a later position, which must not exceed kMaxRotaryPosition.
+  constexpr auto kLast = static_cast<float>(kMaxRotaryPosition / 2);
+  const auto size = static_cast<std::int64_t>(values.size());
+  for (std::int64_t end = width; end <= size; end += width) {
+    for (std::int64_t index = end - count; index < end; ++index) {
+      const float value = values[static_cast<std::size_t>(index)];
+      if (value >= -1.0F && value <= kLast && value == std::floor(value)) continue;
+      problems.add(element_of(values, width, index) + "; accepted: a coordinate, a whole number from -1 to " +
+                   std::to_string(kMaxRotaryPosition / 2));
+      return;
+    }
+  }
+}
+
 }  // namespace
 
 struct EmbeddingTable::Content {
@@ -56,16 +79,18 @@ Problems EmbeddingTable::validate(const EngineInfo& engine) const {
   }
   const auto unusable = std::ranges::find_if_not(*values, [](float value) { return std::isfinite(value); });
   if (unusable != values->end()) {
-    const std::int64_t index = unusable - values->begin();
-    problems.add("embedding_table[" + std::to_string(index / shape[1]) + ", " +
-                 std::to_string(index % shape[1]) + "] is " + std::to_string(*unusable) +
-                 "; accepted: finite values");
+    problems.add(element_of(*values, shape[1], unusable - values->begin()) + "; accepted: finite values");
   }
+  check_coordinates(problems, *values, shape[1], engine.num_coordinates);
   return problems;
 }
 
 const float* EmbeddingTable::row(std::int64_t index) const {
   return tensor().values->data() + index * tensor().shape[1];
+}
+
+std::int32_t EmbeddingTable::next_position(std::int64_t index) const {
+  return static_cast<std::int32_t>(row(index)[tensor().shape[1] - 1]);
 }
 
 std::span<const Sha256Digest> EmbeddingTable::digests() const {

@@ -24,6 +24,7 @@ StepBuilder::StepBuilder(std::int32_t max_rows_with_drafts, bool finds_best_toke
   const auto num_rows = static_cast<std::size_t>(max_rows_with_drafts);
   token_ids_.reserve(num_rows);
   positions_.reserve(num_rows);
+  rotary_positions_.reserve(num_rows);
   logit_rows_.reserve(num_rows);
   if (!finds_best_tokens) return;
   best_token_rows_.reserve(num_rows);
@@ -33,6 +34,8 @@ StepBuilder::StepBuilder(std::int32_t max_rows_with_drafts, bool finds_best_toke
 StepInput StepBuilder::build(const StepPlan& plan) {
   token_ids_.clear();
   positions_.clear();
+  rotary_positions_.clear();
+  has_rotary_positions_ = false;
   token_types_.clear();
   sequence_offsets_.assign(1, 0);
   prompt_lengths_.clear();
@@ -85,6 +88,7 @@ StepInput StepBuilder::build(const StepPlan& plan) {
   input.token_ids = token_ids_;
   input.positions = positions_;
   input.token_types = token_types_;
+  if (has_rotary_positions_) input.rotary_positions = rotary_positions_;
   input.sequence_offsets = sequence_offsets_;
   input.prompt_lengths = prompt_lengths_;
   input.block_tables = block_tables_;
@@ -162,8 +166,15 @@ void StepBuilder::add_encoder_inputs(const StepPlan& plan, StepInput& input) {
 void StepBuilder::add_tokens(const PlannedSequence& entry) {
   const auto tokens = entry.sequence->tokens.begin() + entry.first_token;
   token_ids_.insert(token_ids_.end(), tokens, tokens + entry.count);
-  for (std::int32_t i = 0; i < entry.count; ++i) positions_.push_back(entry.first_token + i);
+  for (std::int32_t i = 0; i < entry.count; ++i) add_position(entry, entry.first_token + i);
   if (entry.sequence->given) add_given(entry);
+}
+
+void StepBuilder::add_position(const PlannedSequence& entry, std::int32_t position) {
+  const auto* sequence = static_cast<const ActiveSequence*>(entry.sequence);
+  positions_.push_back(position);
+  rotary_positions_.push_back(sequence->rotary_position_of(position));
+  has_rotary_positions_ = has_rotary_positions_ || sequence->has_rotary_positions();
 }
 
 void StepBuilder::add_types(const PlannedSequence& entry, std::int32_t first_row) {
@@ -234,7 +245,7 @@ void StepBuilder::add_drafts(const PlannedSequence& entry, std::int32_t first_ro
     const TokenId token = sequence->drafts[static_cast<std::size_t>(i)];
     const std::int32_t position = entry.end() + i;
     token_ids_.push_back(token);
-    positions_.push_back(position);
+    add_position(entry, position);
     rows.add(first_row + i, {.sequence = sequence,
                              .is_sampled = true,
                              .draft = LogitRow::Draft{.token = token, .position = position}});

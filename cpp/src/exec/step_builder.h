@@ -62,6 +62,7 @@ class StepBuilder {
   /// The kind of a sequence's rows.
   [[nodiscard]] Rows& rows_of(const PlannedSequence& entry);
   void add_tokens(const PlannedSequence& entry);
+  void add_position(const PlannedSequence& entry, std::int32_t position);
   /// Replaces the virtual tokens that were added last by their embeddings.
   void add_given(const PlannedSequence& entry);
   void add_logit_rows(const PlannedSequence& entry, std::int32_t first_row);
@@ -77,6 +78,9 @@ class StepBuilder {
 
   std::vector<std::int32_t> token_ids_;
   std::vector<std::int32_t> positions_;
+  std::vector<std::int32_t> rotary_positions_;
+  /// True if a sequence of the step has rotary positions of its own.
+  bool has_rotary_positions_ = false;
   std::vector<std::int32_t> token_types_;
   std::vector<std::int32_t> sequence_offsets_;
   std::vector<std::int32_t> prompt_lengths_;

@@ -27,6 +27,18 @@ OpBuffers find(const CastOp& op, const Program& /*program*/) {
   return {.reads = {op.input}, .writes = {op.output}};
 }
 
+OpBuffers find(const AddGivenColumnsOp& op, const Program& /*program*/) {
+  return {.reads = {op.output}, .writes = {}};
+}
+
+OpBuffers find(const JoinNeighboursOp& op, const Program& /*program*/) {
+  return {.reads = {op.input}, .writes = {op.output}};
+}
+
+OpBuffers find(const JoinColumnsOp& op, const Program& /*program*/) {
+  return {.reads = op.inputs, .writes = {op.output}};
+}
+
 OpBuffers find(const AttentionOp& op, const Program& /*program*/) {
   return {.reads = {op.qkv, op.cosine, op.sine}, .writes = {op.output}};
 }

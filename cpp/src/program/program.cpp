@@ -38,7 +38,10 @@ std::string_view name_of(const Op& op) {
                                                                                    "xielu",
                                                                                    "latent queries",
                                                                                    "latent values",
-                                                                                   "gated columns"};
+                                                                                   "gated columns",
+                                                                                   "add given columns",
+                                                                                   "join columns",
+                                                                                   "join neighbours"};
   return kNames[op.index()];
 }
 
@@ -46,8 +49,10 @@ std::size_t Program::num_ops_to_hidden() const {
   const auto writes_hidden = [&](const Op& op) {
     const auto* rms_norm = std::get_if<RmsNormOp>(&op);
     const auto* layer_norm = std::get_if<LayerNormOp>(&op);
+    const auto* join = std::get_if<JoinColumnsOp>(&op);
     return (rms_norm != nullptr && rms_norm->output == hidden) ||
-           (layer_norm != nullptr && layer_norm->output == hidden);
+           (layer_norm != nullptr && layer_norm->output == hidden) ||
+           (join != nullptr && join->output == hidden);
   };
   const auto found = std::ranges::find_if(head, writes_hidden);
   return static_cast<std::size_t>(found - head.begin()) + (found == head.end() ? 0 : 1);

@@ -213,8 +213,8 @@ void Validator::check_users() {
       if (users[i] > 1) add("layer " + std::to_string(i) + " has " + std::to_string(users[i]) + ops);
     }
   };
-  // Layers of models with states may have no attention.
-  if (state_bytes_ == std::size_t{0}) {
+  // Layers of models with states, and connectors of vision towers, may have no attention.
+  if (state_bytes_ == std::size_t{0} && !sees_behind_) {
     check_layers(layer_users_, "layer ", " attention ops, not one");
   } else {
     check_at_most_one(layer_users_, " attention ops, not one");

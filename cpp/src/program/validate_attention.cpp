@@ -63,6 +63,12 @@ void Validator::check(const AttentionOp& op) {
     check_width("sine", sine, cosine->width);
     if (cosine->width > shape.head_dim / 2) add(where_ + ": cosine is wider than head_dim / 2");
   }
+  if (op.window_column != -1) {
+    check_coordinate("window_column", op.window_column);
+    if (op.kind != AttentionKind::kBidirectional || op.sliding_window != 0) {
+      add(where_ + ": window_column is given, and it is causal or has a sliding window");
+    }
+  }
   check_finite("norm_epsilon", op.norm_epsilon, 0.0F);
   check_finite("scale", op.scale, 0.0F);
   check_range_(where_ + ": sliding_window", op.sliding_window, 0, kSizeLimit - 1);

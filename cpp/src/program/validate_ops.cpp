@@ -1,5 +1,6 @@
 // Validates ops except attention, linear layers, and exchanges between ranks.
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -11,6 +12,12 @@
 #include "validator.h"
 
 namespace adaptrt {
+namespace {
+
+/// Maximum of EmbeddingOp::num_coordinates.
+constexpr std::int64_t kMostCoordinates = 16;
+
+}  // namespace
 
 void Validator::check_vector(std::string_view name, const VectorView& vector, std::int64_t size) {
   if (vector.size != size || (size > 0 && vector.data == nullptr)) {
@@ -93,6 +100,57 @@ void Validator::check(const EmbeddingOp& op) {
   }
   if (op.lora_site != -1) check_slices(op.lora_site, LoraModule::kEmbedding, {op.table.n, op.table.k});
   check_new_tokens(width);
+  check_range_(where_ + ": num_later_elements", op.num_later_elements, 0, kSizeLimit - 1);
+  check_range_(where_ + ": num_coordinates", op.num_coordinates, 0, kMostCoordinates);
+  if (rows_ == RowKind::kTokens && num_embeddings_ == 1) {
+    given_size_ = op.given_size();
+    first_coordinate_ = given_size_ - op.num_coordinates;
+    num_later_elements_ = op.num_later_elements;
+  } else if (op.num_later_elements != 0 || op.num_coordinates != 0) {
+    add(where_ + ": only the first embedding of the body can have given rows with other elements");
+  }
+}
+
+void Validator::check_coordinate(std::string_view name, std::int64_t column) {
+  if (rows_ == RowKind::kTokens && column >= first_coordinate_ && column < given_size_ - 1) return;
+  add(where_ + ": " + std::string(name) + " is " + text(column) + "; the coordinates of given rows are [" +
+      text(first_coordinate_) + ", " + text(given_size_ - 1) + ")");
+}
+
+void Validator::check(const AddGivenColumnsOp& op) {
+  all_tokens_only();
+  if (rows_ != RowKind::kTokens) add(where_ + ": belongs in the body");
+  const auto* output = operand("output", op.output, DType::kFloat32, rows_);
+  if (output == nullptr) return;
+  const std::int64_t first = first_coordinate_ - num_later_elements_;
+  if (op.first_column < first || op.first_column > first_coordinate_ - output->width) {
+    add(where_ + ": first_column is " + text(op.first_column) + "; the columns that given rows have for '" +
+        output->name + "' are [" + text(first) + ", " + text(first_coordinate_) + ")");
+  }
+}
+
+void Validator::check(const JoinNeighboursOp& op) {
+  all_tokens_only();
+  sees_behind_ = true;
+  if (rows_ != RowKind::kTokens) add(where_ + ": belongs in the body");
+  const DType type = norm_type(op.input);
+  const auto* input = operand("input", op.input, type, rows_);
+  const auto* output = operand("output", op.output, type, rows_);
+  check_range_(where_ + ": count", op.count, 1, 1 << 10);
+  if (input != nullptr) check_width("output", output, input->width * op.count);
+  if (op.input == op.output) add(where_ + ": input and output are one buffer");
+}
+
+void Validator::check(const JoinColumnsOp& op) {
+  if (rows_ != RowKind::kLogits) add(where_ + ": belongs in the head");
+  const auto* output = operand("output", op.output, program_.activation_type(), rows_);
+  std::int64_t width = 0;
+  for (const BufferId id : op.inputs) {
+    const auto* input = operand("an input", id, program_.activation_type(), RowKind::kTokens);
+    if (input == nullptr) return;
+    width += std::min(input->width, kSizeLimit);
+  }
+  check_width("output", output, width);
 }
 
 void Validator::check(const RopeTableOp& op) {
@@ -116,6 +174,12 @@ void Validator::check(const RopeTableOp& op) {
   check_width("cosine", operand("cosine", op.cosine, DType::kFloat32, rows_), half);
   check_width("sine", operand("sine", op.sine, DType::kFloat32, rows_), half);
   if (op.cosine == op.sine) add(where_ + ": cosine and sine are one buffer");
+  if (op.columns.empty()) return;
+  if (std::ssize(op.columns) != half) {
+    add(where_ + ": there are " + std::to_string(op.columns.size()) + " columns; there must be " +
+        text(half));
+  }
+  for (const std::int32_t column : op.columns) check_coordinate("a column", column);
 }
 
 void Validator::check(const RmsNormOp& op) {

@@ -42,6 +42,11 @@ class Validator {
   void all_tokens_only();
   void check(const EmbeddingOp& op);
   void check(const RopeTableOp& op);
+  void check(const AddGivenColumnsOp& op);
+  void check(const JoinColumnsOp& op);
+  void check(const JoinNeighboursOp& op);
+  /// Checks a column of rows that are given in place of tokens.
+  void check_coordinate(std::string_view name, std::int64_t column);
   void check(const RmsNormOp& op);
   void check(const AttentionOp& op);
   void check(const LinearOp& op);
@@ -122,6 +127,10 @@ class Validator {
   bool sees_before_ = false;
   bool sees_behind_ = false;
   std::int32_t num_embeddings_ = 0;
+  /// Width of the rows that are given in place of tokens, and their columns that later ops read.
+  std::int64_t given_size_ = 0;
+  std::int64_t first_coordinate_ = 0;
+  std::int64_t num_later_elements_ = 0;
   Problems problems_;
   const RangeCheck check_range_{&problems_};
   /// Maximum over all layers; nullopt if it does not fit in 64 bits.

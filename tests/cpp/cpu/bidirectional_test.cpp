@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "adaptrt/cpu/cpu_engine.h"
@@ -26,6 +28,7 @@ constexpr std::int64_t kQuery = kHeads * kHeadDim;
 constexpr std::int64_t kKey = kKvHeads * kHeadDim;
 constexpr std::int64_t kReach = 5;
 constexpr float kEpsilon = 1e-3F;
+constexpr std::int32_t kWidth = kQuery + 2 * kKey;
 
 struct Options {
   DType dtype = DType::kFloat32;
@@ -33,6 +36,8 @@ struct Options {
   bool biased = false;
   bool rotated = false;
   bool sinks = false;
+  /// True: rows are given with coordinates: position, window, and no position of a text token after them.
+  bool given = false;
 };
 
 constexpr Options kOptions[] = {{},
@@ -63,10 +68,12 @@ class AttentionAlone {
     EmbeddingOp embedding{.table = storage_.matrix(options.dtype, kQuery, kQuery + 2 * kKey, 1.5F, &random_),
                           .output = qkv};
     rows_ = unpack(embedding.table);
+    if (options.given) embedding.num_coordinates = 3;
     program.body.push_back(embedding);
     frequency_ = options.rotated ? 0.3F : 0.0F;
-    program.body.push_back(
-        RopeTableOp{.inverse_frequencies = storage_.vector({frequency_}), .cosine = cosine, .sine = sine});
+    RopeTableOp rope{.inverse_frequencies = storage_.vector({frequency_}), .cosine = cosine, .sine = sine};
+    if (options.given) rope.columns = {kWidth};
+    program.body.push_back(rope);
     AttentionOp attention;
     attention.kind = AttentionKind::kBidirectional;
     attention.shape = {kHeads, kKvHeads, kHeadDim};
@@ -77,6 +84,7 @@ class AttentionAlone {
     attention.scale = kScale;
     attention.sliding_window = options.sliding_window;
     window_ = options.sliding_window;
+    if (options.given) attention.window_column = kWidth + 1;
     if (options.biased) {
       attention.position_bias = storage_.vector(kHeads * (2 * kReach + 1), -2.0F, 2.0F, &random_);
       bias_ = attention.position_bias.data;
@@ -102,6 +110,14 @@ class AttentionAlone {
 
   Program program;
 
+  BufferId buffer(DType dtype, RowKind rows, std::int64_t width) {
+    const std::int64_t count = rows == RowKind::kTokens ? program.max_num_tokens : program.max_batch_size;
+    const auto id = static_cast<BufferId>(program.buffers.size());
+    program.buffers.push_back({"b" + std::to_string(id), dtype, rows, width, program.arena_bytes});
+    program.arena_bytes += (static_cast<std::size_t>(count * width) * size_of(dtype) + 63) / 64 * 64;
+    return id;
+  }
+
   [[nodiscard]] Piece piece(std::size_t tokens) {
     Piece made;
     for (std::size_t i = 0; i < tokens; ++i) {
@@ -111,20 +127,35 @@ class AttentionAlone {
     return made;
   }
 
-  /// Returns the float64 logits of one row of a sequence.
-  [[nodiscard]] std::vector<double> expected(const std::vector<std::int32_t>& tokens, std::size_t row) const {
+  /// Returns the row of a token, with coordinates.
+  [[nodiscard]] std::vector<float> given(std::int32_t token, float position, float window) const {
+    const auto first = rows_.begin() + std::ptrdiff_t{token} * kWidth;
+    std::vector<float> row(first, first + kWidth);
+    row.insert(row.end(), {position, window, -1.0F});
+    return row;
+  }
+
+  /// Returns the float64 logits of one row of a sequence. Rows attend only to keys [begin, end); they are
+  /// rotated by `positions`, if there are any.
+  [[nodiscard]] std::vector<double> expected(const std::vector<std::int32_t>& tokens, std::size_t row,
+                                             std::int64_t begin = 0, std::int64_t end = 1 << 20,
+                                             const std::vector<float>& positions = {}) const {
+    const auto place = [&](std::int64_t index) {
+      return positions.empty() ? static_cast<double>(index) : positions[static_cast<std::size_t>(index)];
+    };
     std::vector<double> out(kQuery, 0.0);
     const auto position = static_cast<std::int64_t>(row);
     const auto last = static_cast<std::int64_t>(tokens.size()) - 1;
     const std::int64_t reach = window_ == 0 ? last : window_ - 1;
     for (std::int64_t head = 0; head < kHeads; ++head) {
       const std::int64_t kv_head = head * kKvHeads / kHeads;
-      const auto query = rotated(tokens[row], head * kHeadDim, position);
-      const std::int64_t first = std::max<std::int64_t>(0, position - reach);
+      const auto query = rotated(tokens[row], head * kHeadDim, place(position));
+      const std::int64_t first = std::max(begin, position - reach);
       std::vector<double> weights;
       double total = sinks_ == nullptr ? 0.0 : std::exp(static_cast<double>(sinks_[head]));
-      for (std::int64_t key = first; key <= std::min(last, position + reach); ++key) {
-        const auto keys = rotated(tokens[static_cast<std::size_t>(key)], kQuery + kv_head * kHeadDim, key);
+      for (std::int64_t key = first; key <= std::min({last, end - 1, position + reach}); ++key) {
+        const auto keys =
+            rotated(tokens[static_cast<std::size_t>(key)], kQuery + kv_head * kHeadDim, place(key));
         double score = 0.0;
         for (std::size_t d = 0; d < keys.size(); ++d) score += query[d] * keys[d];
         score *= kScale;
@@ -151,14 +182,6 @@ class AttentionAlone {
  private:
   static constexpr float kScale = 0.3F;
 
-  BufferId buffer(DType dtype, RowKind rows, std::int64_t width) {
-    const std::int64_t count = rows == RowKind::kTokens ? program.max_num_tokens : program.max_batch_size;
-    const auto id = static_cast<BufferId>(program.buffers.size());
-    program.buffers.push_back({"b" + std::to_string(id), dtype, rows, width, program.arena_bytes});
-    program.arena_bytes += (static_cast<std::size_t>(count * width) * size_of(dtype) + 63) / 64 * 64;
-    return id;
-  }
-
   PanelMatrix identity(DType dtype) {
     std::vector<float> values(static_cast<std::size_t>(kQuery * kQuery), 0.0F);
     for (std::size_t i = 0; i < kQuery; ++i) values[i * (kQuery + 1)] = 1.0F;
@@ -168,11 +191,10 @@ class AttentionAlone {
   [[nodiscard]] double element(std::int32_t token, std::int64_t column) const {
     return rows_[static_cast<std::size_t>(token * (kQuery + 2 * kKey) + column)];
   }
-  [[nodiscard]] std::vector<double> rotated(std::int32_t token, std::int64_t column,
-                                            std::int64_t position) const {
+  [[nodiscard]] std::vector<double> rotated(std::int32_t token, std::int64_t column, double position) const {
     std::vector<double> head;
     for (std::int64_t d = 0; d < kHeadDim; ++d) head.push_back(element(token, column + d));
-    const double angle = frequency_ * static_cast<double>(position);
+    const double angle = frequency_ * position;
     const double first = head[0];
     head[0] = first * std::cos(angle) - head[1] * std::sin(angle);
     head[1] = head[1] * std::cos(angle) + first * std::sin(angle);
@@ -190,6 +212,17 @@ class AttentionAlone {
 
 std::unique_ptr<Engine> engine_of(const AttentionAlone& model, int threads, const KernelTable& kernels) {
   return make_cpu_engine(model.program, std::make_shared<ThreadPool>(threads), kernels);
+}
+
+bool says(const std::exception& error, const std::string& words) {
+  return std::string(error.what()).find(words) != std::string::npos;
+}
+
+void check_is_unusable(const Program& program, const std::string& words) {
+  const auto problems = program.validate();
+  BOOST_TEST_REQUIRE(!problems.empty());
+  BOOST_CHECK_EXCEPTION(problems.throw_if_any<EngineError>("program"), EngineError,
+                        [&](const auto& error) { return says(error, words); });
 }
 
 BOOST_AUTO_TEST_SUITE(bidirectional)
@@ -211,6 +244,169 @@ BOOST_DATA_TEST_CASE(rows_see_their_sequence_before_and_behind, data::make({0, 1
   }
 }
 
+/// Sequences whose rows are given, with random positions and windows.
+class GivenSequences {
+ public:
+  explicit GivenSequences(AttentionAlone& model) {
+    Random random(3);
+    for (const std::size_t length : {1U, 150U, 17U}) {
+      pieces.push_back(model.piece(length));
+      std::vector<std::int64_t> ends;
+      for (std::size_t end = 0; end < length; ends.push_back(static_cast<std::int64_t>(end)))
+        end = std::min(length, end + 1 + static_cast<std::size_t>(random.below(40)));
+      window_ends.push_back(ends);
+      positions.emplace_back();
+      std::size_t window = 0;
+      for (std::size_t i = 0; i < length; ++i) {
+        if (std::cmp_equal(i, ends[window])) ++window;
+        positions.back().push_back(static_cast<float>(random.below(30)));
+        rows_.push_back(
+            model.given(pieces.back().tokens[i], positions.back().back(), window % 2 == 0 ? 7.0F : 6.0F));
+      }
+    }
+  }
+
+  [[nodiscard]] StepArrays arrays() const {
+    StepArrays made(pieces);
+    for (std::size_t i = 0; i < rows_.size(); ++i) {
+      made.tokens[i] = 0;
+      made.prompt_embedding_rows.push_back(static_cast<std::int32_t>(i));
+      made.prompt_embeddings.push_back(rows_[i].data());
+    }
+    return made;
+  }
+
+  std::vector<Piece> pieces;
+  std::vector<std::vector<std::int64_t>> window_ends;
+  std::vector<std::vector<float>> positions;
+
+ private:
+  std::vector<std::vector<float>> rows_;
+};
+
+BOOST_AUTO_TEST_CASE(given_rows_have_positions_and_windows) {
+  AttentionAlone model({.rotated = true, .given = true});
+  BOOST_TEST(model.program.validate().empty());
+  const auto engine = engine_of(model, 2, find_kernels(""));
+  BOOST_TEST(engine->info().prompt_embedding_size == kWidth + 3);
+  BOOST_TEST(engine->info().num_coordinates == 3);
+  const GivenSequences sequences(model);
+  const auto logits = logits_of(engine.get(), sequences.arrays().input());
+  std::size_t at = 0;
+  for (std::size_t sequence = 0; sequence < sequences.pieces.size(); ++sequence) {
+    std::int64_t begin = 0;
+    for (const std::int64_t end : sequences.window_ends[sequence]) {
+      for (std::int64_t row = begin; row < end; ++row) {
+        for (const double expected :
+             model.expected(sequences.pieces[sequence].tokens, static_cast<std::size_t>(row), begin, end,
+                            sequences.positions[sequence])) {
+          BOOST_TEST_REQUIRE(std::abs(logits[at] - expected) < 2e-5,
+                             "row " << row << ": " << logits[at] << " is not " << expected);
+          ++at;
+        }
+      }
+      begin = end;
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(rows_without_coordinates_have_their_own_positions) {
+  AttentionAlone model({.rotated = true, .given = true});
+  const auto engine = engine_of(model, 2, find_kernels(""));
+  const Piece piece = model.piece(20);
+  StepArrays step({piece});
+  for (std::int32_t i = 0; i < 20; ++i) step.rotary_positions.push_back(3 * i);
+  // Only token 4 has a row, and the row has no position; its window is that of tokens without rows.
+  const auto row = model.given(piece.tokens[4], -1.0F, -1.0F);
+  step.tokens[4] = 0;
+  step.prompt_embedding_rows = {4};
+  step.prompt_embeddings = {row.data()};
+  const auto logits = logits_of(engine.get(), step.input());
+  std::vector<float> positions;
+  for (int i = 0; i < 20; ++i) positions.push_back(3.0F * static_cast<float>(i));
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < 20; ++i) {
+    for (const double expected : model.expected(piece.tokens, i, 0, 20, positions))
+      BOOST_TEST_REQUIRE(std::abs(logits[at++] - expected) < 2e-5);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(unusable_columns_are_found) {
+  const auto finds = [](const std::string& words, const auto& change) {
+    AttentionAlone model({.given = true});
+    change(model.program.body);
+    check_is_unusable(model.program, words);
+  };
+  finds("a column is 98; the coordinates of given rows are [96, 98)",
+        [](auto& body) { std::get<RopeTableOp>(body[1]).columns = {kWidth + 2}; });
+  finds("there are 2 columns; there must be 1",
+        [](auto& body) { std::get<RopeTableOp>(body[1]).columns = {kWidth, kWidth}; });
+  finds("window_column is 95", [](auto& body) { std::get<AttentionOp>(body[2]).window_column = kWidth - 1; });
+  finds("window_column is given, and it is causal or has a sliding window",
+        [](auto& body) { std::get<AttentionOp>(body[2]).sliding_window = 3; });
+  finds("num_coordinates is 17", [](auto& body) { std::get<EmbeddingOp>(body[0]).num_coordinates = 17; });
+  finds("num_later_elements is -1",
+        [](auto& body) { std::get<EmbeddingOp>(body[0]).num_later_elements = -1; });
+  finds("first_column is 96; the columns that given rows have for 'b0' are [96, 96)", [](auto& body) {
+    body.insert(body.begin() + 1, AddGivenColumnsOp{.output = 0, .first_column = kWidth});
+  });
+  finds("output 'b0' is 96 wide; it must be 192", [](auto& body) {
+    body.insert(body.begin() + 1, JoinNeighboursOp{.input = 0, .output = 0, .count = 2});
+  });
+  finds("count is 0", [](auto& body) {
+    body.insert(body.begin() + 1, JoinNeighboursOp{.input = 0, .output = 0, .count = 0});
+  });
+  finds("(join columns): belongs in the head",
+        [](auto& body) { body.push_back(JoinColumnsOp{.inputs = {3}, .output = 4}); });
+}
+
+BOOST_AUTO_TEST_CASE(rows_are_joined_and_added) {
+  AttentionAlone model({.given = true});
+  auto& embedding = std::get<EmbeddingOp>(model.program.body[0]);
+  embedding.num_later_elements = kWidth;
+  std::get<RopeTableOp>(model.program.body[1]).columns = {2 * kWidth};
+  std::get<AttentionOp>(model.program.body[2]).window_column = -1;
+  // The hidden states are the columns of two neighbours after the addition, twice.
+  const auto joined = model.buffer(DType::kFloat32, RowKind::kTokens, 2 * kWidth);
+  const auto hidden = model.buffer(DType::kFloat32, RowKind::kLogits, 4 * kWidth);
+  model.program.hidden = hidden;
+  model.program.body.insert(model.program.body.begin() + 1,
+                            AddGivenColumnsOp{.output = 0, .first_column = kWidth});
+  model.program.body.insert(model.program.body.begin() + 2,
+                            JoinNeighboursOp{.input = 0, .output = joined, .count = 2});
+  model.program.head.insert(model.program.head.begin(),
+                            JoinColumnsOp{.inputs = {joined, joined}, .output = hidden});
+  BOOST_TEST(model.program.validate().list() == std::vector<std::string>{}, boost::test_tools::per_element());
+  const auto engine = engine_of(model, 2, find_kernels(""));
+  const Piece first = model.piece(3);
+  const Piece second = model.piece(2);
+  StepArrays step({first, second});
+  std::vector<float> row(2 * kWidth, 0.5F);
+  row.insert(row.end(), {0.0F, 0.0F, -1.0F});
+  step.prompt_embedding_rows = {1};
+  step.prompt_embeddings = {row.data()};
+  step.hidden_rows = {0, 2, 3};
+  const auto hidden_rows = results_of(engine.get(), step.input()).hidden;
+  const auto row_of = [&](std::int32_t token) {
+    auto made = model.given(token, 0, 0);
+    made.resize(kWidth);
+    return made;
+  };
+  const std::vector<float> sums(kWidth, 1.0F);
+  const std::vector<float> none(kWidth, 0.0F);
+  std::vector<float> expected;
+  const auto add = [&](const std::vector<float>& a, const std::vector<float>& b) {
+    for (int i = 0; i < 2; ++i) {
+      expected.insert(expected.end(), a.begin(), a.end());
+      expected.insert(expected.end(), b.begin(), b.end());
+    }
+  };
+  add(row_of(first.tokens[0]), sums);
+  add(row_of(first.tokens[2]), none);
+  add(row_of(second.tokens[0]), row_of(second.tokens[1]));
+  BOOST_TEST(hidden_rows == expected, boost::test_tools::per_element());
+}
+
 BOOST_DATA_TEST_CASE(bits_do_not_depend_on_the_crowd,
                      kernel_tables() * data::make({0, 1, 2}) * data::make({0, 3, 4}), name, dtype_index,
                      number) {
@@ -226,17 +422,6 @@ BOOST_DATA_TEST_CASE(bits_do_not_depend_on_the_crowd,
     BOOST_TEST(std::memcmp(alone.data(), together.data() + at, alone.size() * sizeof(float)) == 0);
     at += alone.size();
   }
-}
-
-bool says(const std::exception& error, const std::string& words) {
-  return std::string(error.what()).find(words) != std::string::npos;
-}
-
-void check_is_unusable(const Program& program, const std::string& words) {
-  const auto problems = program.validate();
-  BOOST_TEST_REQUIRE(!problems.empty());
-  BOOST_CHECK_EXCEPTION(problems.throw_if_any<EngineError>("program"), EngineError,
-                        [&](const auto& error) { return says(error, words); });
 }
 
 BOOST_AUTO_TEST_CASE(unusable_biases_are_found) {

@@ -49,6 +49,7 @@ class StepArrays {
     return {.token_ids = tokens,
             .positions = positions,
             .token_types = token_types,
+            .rotary_positions = rotary_positions,
             .sequence_offsets = offsets,
             .prompt_lengths = prompt_lengths,
             .block_tables = tables,
@@ -69,6 +70,7 @@ class StepArrays {
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> positions;
   std::vector<std::int32_t> token_types;
+  std::vector<std::int32_t> rotary_positions;
   std::vector<std::int32_t> offsets;
   std::vector<std::int32_t> prompt_lengths;
   std::vector<std::int32_t> tables;

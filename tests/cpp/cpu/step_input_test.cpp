@@ -87,6 +87,11 @@ BOOST_AUTO_TEST_CASE(bad_embeddings_are_refused) {
   refuses("prompt_embedding_rows do not ascend", give({1, 1}, 2));
   refuses("token_types has 2 elements", [](StepArrays* a) { a->token_types = {0, 0}; });
   refuses("token 1 has type 1; the model has 1", [](StepArrays* a) { a->token_types = {0, 1, 0, 0, 0, 0}; });
+  refuses("rotary_positions has 1 elements, not 6", [](StepArrays* a) { a->rotary_positions = {0}; });
+  refuses("token 2 has rotary position -1; accepted: 0 to 16777216",
+          [](StepArrays* a) { a->rotary_positions = {0, 1, -1, 2, 0, 0}; });
+  refuses("token 5 has rotary position 16777217",
+          [](StepArrays* a) { a->rotary_positions = {0, 1, 1, 2, 0, 16777217}; });
   refuses("prompt_embedding_rows do not ascend", give({-1}, 1));
   refuses("prompt_embedding_rows do not ascend", give({6}, 1));
 }

@@ -102,6 +102,14 @@ BOOST_AUTO_TEST_CASE(tables_that_engines_do_not_take_are_told_by_name) {
   BOOST_TEST(problem_of(table_of({1, 2}, {2, 1})).starts_with("embedding_table is [2, 1]; accepted: "));
   BOOST_TEST(problem_of(table_of({1, 2}, {2})).starts_with("embedding_table is [2]; accepted: "));
   BOOST_TEST(problem_of({}).starts_with("embedding_table is [0, 0]; accepted: "));
+  EngineInfo with_coordinates = engine_of();
+  with_coordinates.num_coordinates = 1;
+  BOOST_TEST(problem_of(table_of({0.5F, -1, 0.5F, 1 << 23}, {2, 2}), with_coordinates).empty());
+  for (const float coordinate : {-2.0F, 0.5F, 8388610.0F}) {
+    BOOST_TEST(problem_of(table_of({0.5F, 1, 0.5F, coordinate}, {2, 2}), with_coordinates) ==
+               "embedding_table[1, 1] is " + std::to_string(coordinate) +
+                   "; accepted: a coordinate, a whole number from -1 to 8388608");
+  }
   BOOST_TEST(problem_of(table_of({1, 2}, {1, 2}, DType::kBFloat16), engine_of(DType::kBFloat16)).empty());
   BOOST_TEST(problem_of(table_of({1, 2}, {1, 2}), engine_of(DType::kBFloat16)).empty());
   BOOST_TEST(problem_of(table_of({1, 2}, {1, 2}, DType::kFloat16), engine_of(DType::kBFloat16)) ==

@@ -138,6 +138,7 @@ struct WholeStep {
   std::vector<std::int32_t> tokens = {11, 12, 13, 14, 15};
   std::vector<std::int32_t> positions = {0, 1, 2, 4, 5};
   std::vector<std::int32_t> types = {0, 1, 2, 1, 0};
+  std::vector<std::int32_t> rotary_positions = {0, 1, 1, 3, 4};
   std::vector<std::int32_t> offsets = {0, 3, 5};
   std::vector<std::int32_t> prompts = {3, 6};
   std::vector<std::int32_t> tables = {0, -1, -1, 1, 2, -1};
@@ -161,6 +162,7 @@ struct WholeStep {
     return {.token_ids = tokens,
             .positions = positions,
             .token_types = types,
+            .rotary_positions = rotary_positions,
             .sequence_offsets = offsets,
             .prompt_lengths = prompts,
             .block_tables = tables,
@@ -212,6 +214,7 @@ BOOST_AUTO_TEST_CASE(every_field_of_an_engine_arrives) {
   // tokens.
   info.kv_identity.clear();
   info.prompt_embedding_size = 0;
+  info.num_coordinates = 0;
   info.finds_best_tokens = false;
   BOOST_TEST(described(served.remote->info()) == described(info), boost::test_tools::per_element());
   BOOST_TEST(described(info).size() > 50U);

@@ -40,10 +40,10 @@ struct KeyGroup {
 /// Queries that share a key-value head, and the state of their online softmax.
 ///
 /// Row r belongs to position first_position + r / rows_per_position. A row attends to the keys from
-/// sliding_window - 1 positions before its own (all, if sliding_window is 0) to `look_ahead` positions after
-/// it. Other slots may have any keys, but their values must be finite. A row's results depend only on its
-/// position and on the keys and values that it attends to, provided that a sequence is always split into the
-/// same tiles.
+/// sliding_window - 1 positions before its own (from first_key on, if sliding_window is 0) to `look_ahead`
+/// positions after it. Other slots may have any keys, but their values must be finite. A row's results depend
+/// only on its position and on the keys and values that it attends to, provided that a sequence is always
+/// split into the same tiles.
 struct AttentionRows {
   /// [rows, head_dim], in activation_dtype, multiplied by the score scale and by log2(e).
   const void* queries = nullptr;
@@ -51,6 +51,7 @@ struct AttentionRows {
   std::int64_t rows_per_position = 1;
   std::int64_t first_position = 0;
   std::int64_t sliding_window = 0;  ///< 0: no window
+  std::int64_t first_key = 0;  ///< position of the first key that rows attend to without a sliding window
   std::int64_t look_ahead = 0;
   /// Scores s, scaled like the queries, become softcap * tanh(s / softcap); 0: no softcap.
   float softcap = 0.0F;

@@ -55,6 +55,8 @@ struct EngineInfo {
   std::int64_t hidden_size = 0;
   /// Width of StepInput::prompt_embeddings; 0: the engine takes none.
   std::int64_t prompt_embedding_size = 0;
+  /// Number of coordinates, the last elements of each of StepInput::prompt_embeddings (see EmbeddingOp).
+  std::int32_t num_coordinates = 0;
   /// Number of token types of the model; StepInput::token_types are below it.
   std::int64_t num_token_types = 1;
   /// False: the model has no lm_head; it returns hidden states and no logits.
@@ -84,6 +86,9 @@ struct EngineInfo {
   [[nodiscard]] bool has_states() const { return state_bytes > 0; }
 };
 
+/// Limit of StepInput::rotary_positions. All of them are exact in float32.
+inline constexpr std::int32_t kMaxRotaryPosition = 1 << 24;
+
 /// N whole encoder inputs with E tokens in total, one after the other. Their keys and values are stored in
 /// separate blocks.
 struct EncoderInputs {
@@ -104,6 +109,8 @@ struct StepInput {
   std::span<const std::int32_t> token_ids;         // [T]
   std::span<const std::int32_t> positions;         // [T], consecutive within a sequence
   std::span<const std::int32_t> token_types = {};  // [T], below num_token_types; empty: all 0
+  /// [T] positions by which tokens are rotated, from 0 to kMaxRotaryPosition; empty: `positions`.
+  std::span<const std::int32_t> rotary_positions = {};
   std::span<const std::int32_t> sequence_offsets;  // [S + 1], 0 .. T
   std::span<const std::int32_t> prompt_lengths;    // [S], of the request as it was submitted
   /// [S, max_blocks_per_sequence]; unused entries are -1. Ignored without a KV cache.

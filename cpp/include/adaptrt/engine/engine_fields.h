@@ -61,6 +61,10 @@ constexpr auto fields_of(const EngineInfo* type) {
                        "be read."},
                  Field{"prompt_embedding_size", &C::prompt_embedding_size,
                        "Width of PromptTuningConfig.embedding_table; 0: the engine takes none."},
+                 Field{"num_coordinates", &C::num_coordinates,
+                       "Number of coordinates at the end of each row of PromptTuningConfig.embedding_table: "
+                       "whole numbers from -1 on. The last one is the rotary position of a text token after "
+                       "the row, the others are the row's own; -1: as without coordinates."},
                  Field{"finds_best_tokens", &C::finds_best_tokens,
                        "True if the engine finds the most likely tokens on its device, so that their rows of "
                        "logits need not be copied to the host."}});
@@ -90,6 +94,7 @@ inline constexpr std::array kStepInputArrays = {
     StepInputArray{&StepInput::token_ids, StepAxis::kTokens},
     StepInputArray{&StepInput::positions, StepAxis::kTokens},
     StepInputArray{&StepInput::token_types, StepAxis::kTokens},
+    StepInputArray{&StepInput::rotary_positions, StepAxis::kTokens},
     StepInputArray{&StepInput::sequence_offsets, StepAxis::kOffsets},
     StepInputArray{&StepInput::prompt_lengths, StepAxis::kSequences},
     StepInputArray{&StepInput::block_tables, StepAxis::kBlocks},

@@ -35,6 +35,9 @@ class EmbeddingTable {
   [[nodiscard]] std::int64_t num_rows() const { return tensor().shape.empty() ? 0 : tensor().shape.front(); }
   /// float32 [EngineInfo::prompt_embedding_size]
   [[nodiscard]] const float* row(std::int64_t index) const;
+  /// The last coordinate of a row: the rotary position of a text token that follows it; negative: there is
+  /// none. The engine must have coordinates.
+  [[nodiscard]] std::int32_t next_position(std::int64_t index) const;
   /// Returns the digest of each row's bytes. The first call computes them; any thread may call.
   [[nodiscard]] std::span<const Sha256Digest> digests() const;
 

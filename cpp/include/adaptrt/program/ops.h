@@ -42,6 +42,11 @@ struct VectorView {
 ///
 /// An adapter replaces the table's row by (row + B A[:, token]) * magnitude + shift. For a token beyond the
 /// vocabulary, the adapter has the row. StepInput::prompt_embeddings replace table[token_ids[T]] * scale.
+///
+/// Each of these has hidden elements, then num_later_elements, which later ops add (AddGivenColumnsOp), then
+/// num_coordinates. Coordinates are whole numbers: positions and windows of the row (RopeTableOp::columns,
+/// AttentionOp::window_column), and last the rotary position of a text token that follows it. Negative: there
+/// is none, so the token is treated as without coordinates.
 struct EmbeddingOp {
   PanelMatrix table;
   BufferId output = kNoBuffer;  // float32, kTokens
@@ -52,6 +57,34 @@ struct EmbeddingOp {
   PanelMatrix types = {};
   /// Index into LoraLayout::sites of the vocabulary's first slice; -1: adapters do not apply.
   std::int32_t lora_site = -1;
+  std::int64_t num_later_elements = 0;
+  std::int32_t num_coordinates = 0;
+
+  /// Width of StepInput::prompt_embeddings.
+  [[nodiscard]] std::int64_t given_size() const { return table.k + num_later_elements + num_coordinates; }
+};
+
+/// output[:] += the columns [first_column, first_column + width) of StepInput::prompt_embeddings, in rows
+/// that have one.
+struct AddGivenColumnsOp {
+  BufferId output = kNoBuffer;  // float32, kTokens
+  std::int64_t first_column = 0;
+};
+
+/// output = the columns of `count` neighbouring rows, one row after the other. Rows 0 to count - 1 of a
+/// sequence are neighbours, then the next `count` rows, and so on; each of them gets the same output. Missing
+/// neighbours after the end of a sequence are zeros.
+struct JoinNeighboursOp {
+  BufferId input = kNoBuffer;   // float32 or the activation type, kTokens
+  BufferId output = kNoBuffer;  // the input's type, count times as wide
+  std::int64_t count = 1;
+};
+
+/// output = the columns of all inputs, one after the other. Output row i is made of the input rows whose
+/// hidden states are row i of the slice.
+struct JoinColumnsOp {
+  std::vector<BufferId> inputs;  // activation type, kTokens
+  BufferId output = kNoBuffer;   // activation type, kLogits
 };
 
 /// output = input / sqrt(mean(input^2) + epsilon) * weight. The mean is over the width, in float32.
@@ -113,6 +146,9 @@ struct RopeTableOp {
   BufferId sine = kNoBuffer;    // float32, kTokens, rotary_dim / 2
   /// kLong only: [rotary_dim / 2], used for lengths above original_max_position.
   VectorView long_inverse_frequencies = {};
+  /// [rotary_dim / 2] or empty: for rows of StepInput::prompt_embeddings, the column that has the position of
+  /// each pair of elements.
+  std::vector<std::int32_t> columns = {};
 };
 
 /// The heads of one layer's attention.
@@ -182,6 +218,9 @@ struct AttentionOp {
   bool values_from_keys = false;
   /// An earlier layer whose keys and values the queries attend to; the op stores none. -1: there is none.
   std::int32_t shared_layer = -1;
+  /// kBidirectional only: column of StepInput::prompt_embeddings with the number of a row's window. A row
+  /// attends only to its window, which is a run of neighbours with equal numbers. -1: there are no windows.
+  std::int32_t window_column = -1;
 
   /// Layer whose keys and values are read.
   [[nodiscard]] std::int32_t kv_layer() const { return shared_layer < 0 ? layer : shared_layer; }
@@ -597,7 +636,8 @@ using Op = std::variant<EmbeddingOp, RopeTableOp, RmsNormOp, AttentionOp, Linear
                         LayerNormOp, CastOp, ExpertsOp, GatedAddOp, CrossKeysOp, CrossAttentionOp,
                         AllReduceOp, GatherOp, ReceiveOp, SendOp, AllHeadsNormOp, BroadcastOp, SigmoidGateOp,
                         GatedRmsNormOp, CausalConvolutionOp, GatedDeltaOp, GatedConvolutionOp,
-                        SelectiveScanOp, XieluOp, LatentQueriesOp, LatentValuesOp, GatedColumnsOp>;
+                        SelectiveScanOp, XieluOp, LatentQueriesOp, LatentValuesOp, GatedColumnsOp,
+                        AddGivenColumnsOp, JoinColumnsOp, JoinNeighboursOp>;
 
 /// Name of an op's kind for messages: "rms norm".
 [[nodiscard]] std::string_view name_of(const Op& op);

@@ -30,9 +30,40 @@ constexpr auto fields_of(const EmbeddingOp* /*type*/) {
       WrittenField{
           "lora_site", &C::lora_site,
           "Index into LoraLayout.sites of the first slice of the vocabulary; -1: adapters do not act."},
-      Field{"types", &C::types, "[token types, hidden_size], added; no rows: there are none."}};
+      Field{"types", &C::types, "[token types, hidden_size], added; no rows: there are none."},
+      Field{"num_later_elements", &C::num_later_elements,
+            "Number of elements of rows given in place of tokens that later ops add."},
+      Field{"num_coordinates", &C::num_coordinates,
+            "Number of coordinates at the end of rows given in place of tokens."}};
 }
 static_assert(lists_every_member<EmbeddingOp>());
+
+constexpr auto fields_of(const AddGivenColumnsOp* /*type*/) {
+  using C = AddGivenColumnsOp;
+  return std::tuple{
+      RequiredField{"output", &C::output, "Buffer: float32, RowKind.TOKENS.", FieldRole::kBuffer},
+      RequiredField{"first_column", &C::first_column,
+                    "First of the added columns of rows given in place of tokens."}};
+}
+static_assert(lists_every_member<AddGivenColumnsOp>());
+
+constexpr auto fields_of(const JoinNeighboursOp* /*type*/) {
+  using C = JoinNeighboursOp;
+  return std::tuple{RequiredField{"input", &C::input, "Buffer: RowKind.TOKENS.", FieldRole::kBuffer},
+                    RequiredField{"output", &C::output, "Buffer: of the input's type, `count` times as wide.",
+                                  FieldRole::kBuffer},
+                    RequiredField{"count", &C::count, "Number of rows that are joined."}};
+}
+static_assert(lists_every_member<JoinNeighboursOp>());
+
+constexpr auto fields_of(const JoinColumnsOp* /*type*/) {
+  using C = JoinColumnsOp;
+  return std::tuple{
+      RequiredField{"inputs", &C::inputs, "Buffers: the engine's activation type.", FieldRole::kBuffer},
+      RequiredField{"output", &C::output, "Buffer: the engine's activation type, RowKind.LOGITS.",
+                    FieldRole::kBuffer}};
+}
+static_assert(lists_every_member<JoinColumnsOp>());
 
 constexpr auto fields_of(const LayerNormOp* /*type*/) {
   using C = LayerNormOp;
@@ -91,7 +122,10 @@ constexpr auto fields_of(const RopeTableOp* /*type*/) {
       RequiredField{"sine", &C::sine, "Buffer: float32, RowKind.TOKENS, rotary_dim / 2 wide.",
                     FieldRole::kBuffer},
       WrittenField{"long_inverse_frequencies", &C::long_inverse_frequencies,
-                   "RopeKind.LONG only: [rotary_dim / 2] of lengths above original_max_position."}};
+                   "RopeKind.LONG only: [rotary_dim / 2] of lengths above original_max_position."},
+      Field{"columns", &C::columns,
+            "[rotary_dim / 2] or empty: column with the position of each pair, in rows given in place of "
+            "tokens."}};
 }
 static_assert(lists_every_member<RopeTableOp>());
 
@@ -146,7 +180,10 @@ constexpr auto fields_of(const AttentionOp* /*type*/) {
       Field{"value_norm", &C::value_norm, "[head_dim] or empty: an RMS norm of each head of v."},
       Field{"values_from_keys", &C::values_from_keys, "True: v is k before its norm and its rotation."},
       Field{"shared_layer", &C::shared_layer,
-            "An earlier layer whose keys and values are read; -1: the layer stores its own."}};
+            "An earlier layer whose keys and values are read; -1: the layer stores its own."},
+      Field{"window_column", &C::window_column,
+            "Column with the number of a row's window, in rows given in place of tokens; -1: there are no "
+            "windows."}};
 }
 static_assert(lists_every_member<AttentionOp>());
 

@@ -52,7 +52,7 @@ template <class Block>
 inline void apply_mask(const AttentionTile& tile, Block* block) {
   const Simd::Vec hidden = Simd::set(-std::numeric_limits<float>::infinity());
   const auto first_visible = [&](std::int64_t position) {
-    return tile.sliding_window == 0 ? 0 : position + 1 - tile.sliding_window;
+    return tile.sliding_window == 0 ? tile.first_key : position + 1 - tile.sliding_window;
   };
   for (std::int64_t index = 0; index < block->num_groups; ++index) {
     const KeyGroup& group = tile.groups[index];

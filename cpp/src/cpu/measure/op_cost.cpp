@@ -303,6 +303,19 @@ OpCost cost_of(const GatedColumnsOp& op, const CpuContext& context, const Step& 
   return {.activation_bytes = 2 * num_bytes(op.gate, context, step) + num_bytes(op.output, context, step)};
 }
 
+OpCost cost_of(const AddGivenColumnsOp& op, const CpuContext& context, const Step& step) {
+  const auto given = static_cast<std::int64_t>(step.input.prompt_embedding_rows.size());
+  return {.activation_bytes = 3 * given * context.buffer(op.output).width * as_count(sizeof(float))};
+}
+
+OpCost cost_of(const JoinNeighboursOp& op, const CpuContext& context, const Step& step) {
+  return {.activation_bytes = num_bytes(op.input, context, step) + num_bytes(op.output, context, step)};
+}
+
+OpCost cost_of(const JoinColumnsOp& op, const CpuContext& context, const Step& step) {
+  return {.activation_bytes = 2 * num_bytes(op.output, context, step)};
+}
+
 OpCost cost_of(const GatedRmsNormOp& op, const CpuContext& context, const Step& step) {
   return {.weight_bytes = num_bytes(op.weight),
           .activation_bytes = 2 * num_bytes(op.input, context, step) + num_bytes(op.output, context, step)};

@@ -48,7 +48,7 @@ struct AttentionLayer {
         context(place.context),
         pool(pool_of(key_source, place.context)),
         layer(key_source == KeySource::kOwnRows ? pool.layer_like(op.shape) : pool.layer(op.kv_layer())),
-        tasks(place.rows.attention_plans.tasks_of(op.shape)),
+        tasks(place.rows.attention_plans.tasks_of(op.shape, op.window_column)),
         qkv(place.context.rows_of(op.qkv)),
         output(place.context.rows_of(op.output)),
         cosine(op.cosine == kNoBuffer ? Rows{} : place.context.rows_of(op.cosine)),
@@ -326,12 +326,13 @@ class AttentionRun {
 
   [[nodiscard]] DType query_type() const { return activation_dtype(pool_.dtype()); }
 
-  /// Keys of a task's sequence; the queries attend to some of them.
+  /// Keys of a task's sequence, up to the end of the window; the queries attend to some of them.
   [[nodiscard]] std::int64_t keys_of_task(const AttentionTask& task) const {
     if (is_causal()) return place_of(task.first_token + task.tokens - 1) + 1;
     if (of_.source == KeySource::kEncoderInput) {
       return step_.input.encoder_lengths[static_cast<std::size_t>(task.sequence)];
     }
+    if (op_.window_column >= 0) return task.end_key;
     const auto* offsets = step_.input.sequence_offsets.data() + task.sequence;
     return offsets[1] - offsets[0];
   }
@@ -381,7 +382,7 @@ class AttentionRun {
     const std::int64_t last = first + task.tokens - 1;
     // Queries attend to the whole encoder input, even if their positions are after its end.
     const std::int64_t first_key =
-        op_.sliding_window == 0 ? 0 : std::max<std::int64_t>(0, first + 1 - op_.sliding_window);
+        op_.sliding_window == 0 ? task.first_key : std::max<std::int64_t>(0, first + 1 - op_.sliding_window);
     return {.begin = group_of(first_key) / kTileGroups * kTileGroups,
             .end = group_of(std::min(last + look_ahead_of(keys), keys - 1)) + 1,
             .keys = keys};
@@ -402,6 +403,7 @@ class AttentionRun {
             .rows_per_position = group_,
             .first_position = place_of(task.first_token),
             .sliding_window = op_.sliding_window,
+            .first_key = task.first_key,
             .look_ahead = look_ahead_of(keys_of_task(task)),
             .softcap = op_.softcap * std::numbers::log2e_v<float>,
             .bias = of_.bias_of((task.first_head + head) * group_),

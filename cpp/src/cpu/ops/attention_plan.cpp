@@ -4,6 +4,8 @@
 #include <tuple>
 #include <variant>
 
+#include "given_rows.h"
+
 namespace adaptrt {
 namespace {
 
@@ -29,25 +31,57 @@ bool have_equal_tasks(const AttentionShape& a, const AttentionShape& b) {
   return a.num_attention_heads == b.num_attention_heads && key_heads(a) == key_heads(b);
 }
 
-void plan_attention(const StepInput& input, const AttentionShape& shape, int num_threads,
-                    std::vector<AttentionTask>* tasks) {
+/// Finds the windows of rows: runs of neighbours with the same number.
+class Windows {
+ public:
+  /// column: -1: each sequence is one window.
+  Windows(const StepInput& input, std::int32_t column) : column_(column), rows_(input, 0) {}
+
+  /// Returns the end of the window that begins at a token, up to the `end` of its sequence.
+  [[nodiscard]] std::int32_t end_of(std::int32_t token, std::int32_t end) {
+    if (column_ < 0) return end;
+    const float number = number_of(token);
+    while (++token < end && number_of(token) == number) {
+    }
+    return token;
+  }
+
+ private:
+  [[nodiscard]] float number_of(std::int32_t token) {
+    const float* row = rows_.of(token);
+    return row == nullptr ? -1.0F : row[column_];
+  }
+
+  std::int32_t column_;
+  GivenRows rows_;
+};
+
+void plan_attention(const StepInput& input, const AttentionShape& shape, std::int32_t window_column,
+                    int num_threads, std::vector<AttentionTask>* tasks) {
   const std::size_t sequences = input.prompt_lengths.size();
   const auto positions = static_cast<std::int32_t>(positions_per_task(shape));
   const auto kv_heads = static_cast<std::int32_t>(key_heads(shape));
   const auto together =
       static_cast<std::int32_t>(heads_per_task(static_cast<std::int64_t>(sequences), shape, num_threads));
+  const bool has_windows = window_column >= 0;
+  Windows windows(input, window_column);
   tasks->clear();
   for (std::size_t sequence = 0; sequence < sequences; ++sequence) {
     const std::int32_t begin = input.sequence_offsets[sequence];
     const std::int32_t end = input.sequence_offsets[sequence + 1];
     const std::int32_t heads = end - begin == 1 ? together : 1;
-    for (std::int32_t first = begin; first < end; first += positions) {
-      for (std::int32_t head = 0; head < kv_heads; head += heads) {
-        tasks->push_back({.sequence = static_cast<std::int32_t>(sequence),
-                          .first_token = first,
-                          .tokens = std::min(positions, end - first),
-                          .first_head = head,
-                          .heads = std::min(heads, kv_heads - head)});
+    for (std::int32_t window = begin, window_end = 0; window < end; window = window_end) {
+      window_end = windows.end_of(window, end);
+      for (std::int32_t first = window; first < window_end; first += positions) {
+        for (std::int32_t head = 0; head < kv_heads; head += heads) {
+          tasks->push_back({.sequence = static_cast<std::int32_t>(sequence),
+                            .first_token = first,
+                            .tokens = std::min(positions, window_end - first),
+                            .first_head = head,
+                            .heads = std::min(heads, kv_heads - head),
+                            .first_key = has_windows ? window - begin : 0,
+                            .end_key = has_windows ? window_end - begin : 0});
+        }
       }
     }
   }
@@ -82,22 +116,35 @@ const AttentionShape* shape_of(const Op& op) {
   return keys == nullptr ? nullptr : &keys->shape;
 }
 
+std::int32_t window_column_of(const Op& op) {
+  const auto* attention = std::get_if<AttentionOp>(&op);
+  return attention == nullptr ? -1 : attention->window_column;
+}
+
 AttentionPlans::AttentionPlans(const std::vector<Op>& ops) {
   for (const Op& op : ops) {
     const AttentionShape* shape = shape_of(op);
     if (shape == nullptr) continue;
-    const auto same = [&](const Plan& plan) { return have_equal_tasks(plan.shape, *shape); };
-    if (std::ranges::none_of(plans_, same)) plans_.push_back({.shape = *shape, .tasks = {}});
+    const std::int32_t column = window_column_of(op);
+    const auto same = [&](const Plan& plan) {
+      return plan.window_column == column && have_equal_tasks(plan.shape, *shape);
+    };
+    if (std::ranges::none_of(plans_, same)) {
+      plans_.push_back({.shape = *shape, .window_column = column, .tasks = {}});
+    }
   }
 }
 
 void AttentionPlans::make(const StepInput& input, int num_threads) {
-  for (Plan& plan : plans_) plan_attention(input, plan.shape, num_threads, &plan.tasks);
+  for (Plan& plan : plans_) plan_attention(input, plan.shape, plan.window_column, num_threads, &plan.tasks);
 }
 
-const std::vector<AttentionTask>& AttentionPlans::tasks_of(const AttentionShape& shape) const {
-  return std::ranges::find_if(plans_, [&](const Plan& plan) { return have_equal_tasks(plan.shape, shape); })
-      ->tasks;
+const std::vector<AttentionTask>& AttentionPlans::tasks_of(const AttentionShape& shape,
+                                                           std::int32_t window_column) const {
+  const auto has_tasks = [&](const Plan& plan) {
+    return plan.window_column == window_column && have_equal_tasks(plan.shape, shape);
+  };
+  return std::ranges::find_if(plans_, has_tasks)->tasks;
 }
 
 }  // namespace adaptrt

@@ -4,7 +4,9 @@
 #include <cmath>
 #include <cstring>
 #include <span>
+#include <vector>
 
+#include "given_rows.h"
 #include "lowered_op.h"
 #include "op_sizes.h"
 #include "ops/linear/linear_output.h"
@@ -352,6 +354,79 @@ class LoweredGatedRmsNorm final : public LoweredOp {
   Rows output_;
 };
 
+class LoweredJoinColumns final : public LoweredOp {
+ public:
+  LoweredJoinColumns(const JoinColumnsOp& op, const OpPlace& place)
+      : output_(place.context.rows_of(op.output)) {
+    for (const BufferId id : op.inputs) inputs_.push_back(place.context.rows_of(id));
+  }
+
+  void run(Step& step) override {
+    for (std::int64_t row = 0; row < step.rows; ++row) {
+      std::byte* to = output_.row(row);
+      for (const Rows& input : inputs_) {
+        std::memcpy(to, input.row(step.output_rows[static_cast<std::size_t>(row)]),
+                    static_cast<std::size_t>(input.row_bytes()));
+        to += input.row_bytes();
+      }
+    }
+  }
+
+ private:
+  std::vector<Rows> inputs_;
+  Rows output_;
+};
+
+class LoweredJoinNeighbours final : public LoweredOp {
+ public:
+  LoweredJoinNeighbours(const JoinNeighboursOp& op, const OpPlace& place)
+      : context_(place.context),
+        input_(place.context.rows_of(op.input)),
+        output_(place.context.rows_of(op.output)),
+        count_(op.count) {}
+
+  void run(Step& step) override {
+    const auto bytes = static_cast<std::size_t>(input_.row_bytes());
+    const auto body = [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t row = begin; row < end; ++row) {
+        const auto* bounds =
+            step.input.sequence_offsets.data() + step.sequence_of_token[static_cast<std::size_t>(row)];
+        const std::int64_t first = row - (row - bounds[0]) % count_;
+        const auto found = static_cast<std::size_t>(std::min<std::int64_t>(count_, bounds[1] - first));
+        std::memcpy(output_.row(row), input_.row(first), found * bytes);
+        std::memset(output_.row(row) + found * bytes, 0,
+                    static_cast<std::size_t>(output_.row_bytes()) - found * bytes);
+      }
+    };
+    context_.threads.parallel_for(step.rows, rows_per_chunk(output_.width), body);
+  }
+
+ private:
+  const CpuContext& context_;
+  Rows input_;
+  Rows output_;
+  std::int64_t count_;
+};
+
+class LoweredAddGivenColumns final : public LoweredOp {
+ public:
+  LoweredAddGivenColumns(const AddGivenColumnsOp& op, const OpPlace& place)
+      : op_(op), context_(place.context), output_(place.context.rows_of(op.output)) {}
+
+  void run(Step& step) override {
+    const auto rows = step.input.prompt_embedding_rows;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      context_.kernels.add(step.input.prompt_embeddings[i] + op_.first_column, output_.width,
+                           output_.float_row(rows[i]));
+    }
+  }
+
+ private:
+  const AddGivenColumnsOp& op_;
+  const CpuContext& context_;
+  Rows output_;
+};
+
 class LoweredRopeTable final : public LoweredOp {
  public:
   LoweredRopeTable(const RopeTableOp& op, const OpPlace& place)
@@ -362,15 +437,20 @@ class LoweredRopeTable final : public LoweredOp {
 
   void run(Step& step) override {
     const std::int64_t half = op_.inverse_frequencies.size;
+    const auto positions =
+        step.input.rotary_positions.empty() ? step.input.positions : step.input.rotary_positions;
     const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
       // The scratch of attention has room for a head, so it has room for the head's frequencies.
       Frequencies frequencies(op_, step, context_.scratch(thread));
+      GivenRows given(step.input, begin);
       for (std::int64_t t = begin; t < end; ++t) {
         const float* of_token = frequencies.of(static_cast<std::size_t>(t));
-        const auto position = static_cast<float>(step.input.positions[static_cast<std::size_t>(t)]);
+        const float* row = op_.columns.empty() ? nullptr : given.of(t);
+        const auto own = static_cast<float>(positions[static_cast<std::size_t>(t)]);
         float* cosine = cosine_.float_row(t);
         float* sine = sine_.float_row(t);
         for (std::int64_t i = 0; i < half; ++i) {
+          const float position = row == nullptr ? own : position_of(i, row, own);
           const auto angle = static_cast<double>(position * of_token[i]);
           cosine[i] = static_cast<float>(std::cos(angle)) * op_.attention_scaling;
           sine[i] = static_cast<float>(std::sin(angle)) * op_.attention_scaling;
@@ -381,6 +461,12 @@ class LoweredRopeTable final : public LoweredOp {
   }
 
  private:
+  /// Position of a pair of elements of a given `row`; `own` if the row has none.
+  [[nodiscard]] float position_of(std::int64_t pair, const float* row, float own) const {
+    const float found = row[op_.columns[static_cast<std::size_t>(pair)]];
+    return found < 0.0F ? own : found;
+  }
+
   /// The inverse frequencies of tokens. Tokens must be requested in order.
   class Frequencies {
    public:
@@ -476,6 +562,18 @@ LoweredOpPtr lower(const GatedColumnsOp& op, const OpPlace& place) {
 
 LoweredOpPtr lower(const GatedRmsNormOp& op, const OpPlace& place) {
   return std::make_unique<LoweredGatedRmsNorm>(op, place);
+}
+
+LoweredOpPtr lower(const AddGivenColumnsOp& op, const OpPlace& place) {
+  return std::make_unique<LoweredAddGivenColumns>(op, place);
+}
+
+LoweredOpPtr lower(const JoinNeighboursOp& op, const OpPlace& place) {
+  return std::make_unique<LoweredJoinNeighbours>(op, place);
+}
+
+LoweredOpPtr lower(const JoinColumnsOp& op, const OpPlace& place) {
+  return std::make_unique<LoweredJoinColumns>(op, place);
 }
 
 LoweredOpPtr lower(const RopeTableOp& op, const OpPlace& place) {
