@@ -113,7 +113,7 @@ def build(
         checkpoint = checkpoint.dequantized()
     tower = tower_of(checkpoint, config)
     if tower is not None:
-        checkpoint = with_tower(checkpoint)
+        checkpoint = with_tower(checkpoint, tower)
     plain = checkpoint.with_int8_kv_cache(False)
     if int8_kv_cache:
         if checkpoint.config.is_encoder_only:

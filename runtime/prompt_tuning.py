@@ -20,7 +20,10 @@ _KINDS: Final = {TENSORRT: "of TensorRT", CUDA: f"of backend {CUDA}"}
 
 
 def table_from_peft(directory: str | Path, engine: LoadedEngine | str | Path) -> npt.NDArray[np.float32]:
-    """Implements PromptTuningConfig.from_peft: returns float32 [virtual tokens, hidden_size]. Raises AdapterError."""
+    """Implements PromptTuningConfig.from_peft: returns float32 [virtual tokens, prompt_embedding_size].
+
+    Raises AdapterError.
+    """
     directory = Path(directory)
     loaded = engine if isinstance(engine, LoadedEngine) else load_engine(engine)
     if not is_prompt_tuned(directory):
@@ -45,7 +48,15 @@ def _table_of(directory: Path, engine: LoadedEngine) -> npt.NDArray[np.float32]:
             f"{directory}: is an adapter of virtual tokens, and {engine.directory} is an engine {kind}; accepted: "
             "native engines of one rank"
         )
-    return table
+    return _with_given_columns(table, engine)
+
+
+def _with_given_columns(table: npt.NDArray[np.float32], engine: LoadedEngine) -> npt.NDArray[np.float32]:
+    """Adds the columns of engines that take images: nothing for later layers, and no coordinates."""
+    num_later, num_coordinates = engine.config.network.given_columns
+    later = np.zeros((len(table), num_later), np.float32)
+    coordinates = np.full((len(table), num_coordinates), -1.0, np.float32)
+    return np.concatenate([table, later, coordinates], axis=1)
 
 
 def num_virtual_tokens(config: PromptTuningConfig) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 from ..._core import DType, RopeKind, RowKind
 from ...formats.checkpoint.rotary import DynamicScaling, LongRopeScaling
 from ...formats.engine.plan import (
+    AddGivenColumnsOp,
     AllHeadsNormOp,
     AllReduceOp,
     AttentionOp,
@@ -25,6 +26,8 @@ from ...formats.engine.plan import (
     GatedDeltaOp,
     GatedRmsNormOp,
     GatherOp,
+    JoinColumnsOp,
+    JoinNeighboursOp,
     LatentQueriesOp,
     LatentValuesOp,
     LayerNormOp,
@@ -151,6 +154,12 @@ class _Emitter:
             return self._scale(op)
         if isinstance(op, ops.LayerNorm):
             return self._layer_norm(op)
+        if isinstance(op, ops.AddGivenColumns):
+            return self._add_given_columns(op)
+        if isinstance(op, ops.JoinNeighbours):
+            return self._join_neighbours(op)
+        if isinstance(op, ops.JoinColumns):
+            return self._join_columns(op)
         if isinstance(op, ops.Attention):
             return self._attention(op)
         if isinstance(op, ops.Experts):
@@ -194,11 +203,28 @@ class _Emitter:
             positions=None if op.positions is None else self._weights.table(op.positions),
             types=None if op.types is None else self._weights.table(op.types),
             lora_site=first_site,
+            num_later_elements=op.num_later_elements,
+            num_coordinates=op.num_coordinates,
         )
         return EmittedOp(op=made, reads=(), writes=(op.output,), dtype=DType.FLOAT32, sites=sites)
 
+    def _add_given_columns(self, op: ops.AddGivenColumns) -> EmittedOp:
+        made = AddGivenColumnsOp(output=buffer_of(op.output), first_column=op.first_column)
+        return EmittedOp(op=made, reads=(op.add_to,), writes=(op.output,), dtype=DType.FLOAT32, in_place=op.add_to)
+
+    def _join_neighbours(self, op: ops.JoinNeighbours) -> EmittedOp:
+        made = JoinNeighboursOp(input=buffer_of(op.input), output=buffer_of(op.output), count=op.count)
+        dtype = DType.FLOAT32 if op.is_stream else self._activation
+        return EmittedOp(op=made, reads=(op.input,), writes=(op.output,), dtype=dtype)
+
+    def _join_columns(self, op: ops.JoinColumns) -> EmittedOp:
+        made = JoinColumnsOp(inputs=tuple(buffer_of(value) for value in op.inputs), output=buffer_of(op.output))
+        return EmittedOp(op=made, reads=op.inputs, writes=(op.output,), dtype=self._activation)
+
     def _rotary(self, op: ops.Rotary) -> EmittedOp:
-        frequencies, attention_scaling = inverse_frequencies(op.size, op.base, op.scaling)
+        halves = 2 if op.is_twice else 1
+        frequencies, attention_scaling = inverse_frequencies(op.size // halves, op.base, op.scaling)
+        frequencies = np.tile(frequencies, halves)
         kind, base, factor, original = RopeKind.STATIC, 1.0, 1.0, 0
         name, long_frequencies = "inverse_frequencies", None
         if name in self._weights.vectors:
@@ -220,6 +246,7 @@ class _Emitter:
             cosine=buffer_of(op.output.cosine),
             sine=buffer_of(op.output.sine),
             long_inverse_frequencies=long_frequencies,
+            columns=op.columns,
         )
         return EmittedOp(op=made, reads=(), writes=(op.output.cosine, op.output.sine), dtype=DType.FLOAT32)
 
@@ -303,6 +330,7 @@ class _Emitter:
             value_norm=self._ones(op.shape.head_dim) if op.normalizes_values else None,
             values_from_keys=op.values_from_keys,
             shared_layer=-1 if op.shared_layer is None else op.shared_layer,
+            window_column=-1 if op.window_column is None else op.window_column,
         )
         reads = (op.qkv, op.rotary.cosine, op.rotary.sine)
         return EmittedOp(op=made, reads=reads, writes=(op.output,), dtype=self._activation)

@@ -7,20 +7,31 @@ from itertools import chain
 
 from ..._core import DType
 from ...formats.engine.plan import (
+    AddGivenColumnsOp,
     AttentionOp,
     BufferName,
     CausalConvolutionOp,
     CrossAttentionOp,
     GatedConvolutionOp,
     GatedDeltaOp,
+    JoinNeighboursOp,
     KeepLogitRowsOp,
     SelectiveScanOp,
 )
 from ...formats.network.operands import Value
 from .emitted import EmittedOp
 
-_MIXES_ROWS = (AttentionOp, CrossAttentionOp, CausalConvolutionOp, GatedConvolutionOp, GatedDeltaOp, SelectiveScanOp)
-"""Ops whose output rows depend on other rows."""
+_MIXES_ROWS = (
+    AddGivenColumnsOp,
+    AttentionOp,
+    CausalConvolutionOp,
+    CrossAttentionOp,
+    GatedConvolutionOp,
+    GatedDeltaOp,
+    JoinNeighboursOp,
+    SelectiveScanOp,
+)
+"""Ops whose output rows depend on other rows, or that need all rows of the step."""
 
 
 def with_logit_rows_alone(body: Sequence[EmittedOp], head: Sequence[EmittedOp]) -> tuple[EmittedOp, ...]:

@@ -17,12 +17,15 @@ from ...formats.hugging_face.image_processor import PREPROCESSOR_FILE, ImageSett
 from ...formats.hugging_face.tower_images import TOWER_IMAGES
 from ...formats.models.registry import family_of
 from ...formats.models.seeing import SeeingConfig
+from ...formats.models.tower import TowerConfig
 from ..compile.native import compile_network
 from ..conversion.checkpoint import Checkpoint
 from .carried_adapters import with_adapters
 
 _TILES_PER_STEP: Final = 4
 """Maximum number of tiles that a step of the tower computes."""
+_TOKENS_PER_STEP: Final = 1 << 14
+"""Maximum number of tokens of several tiles in a step of the tower."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Tower:
         )
         own = BuildConfig(
             max_batch_size=_TILES_PER_STEP,
-            max_num_tokens=_TILES_PER_STEP * self.tokens_per_tile,
+            max_num_tokens=max(self.tokens_per_tile, min(_TILES_PER_STEP * self.tokens_per_tile, _TOKENS_PER_STEP)),
             max_input_len=self.tokens_per_tile,
             max_seq_len=self.tokens_per_tile,
             plugin_config=config.plugin_config,
@@ -80,10 +83,18 @@ def tower_of(checkpoint: Checkpoint, config: BuildConfig) -> Tower | None:
         return None
     fields = {**found, "dtype": dtype_name(checkpoint.config.dtype), "torch_dtype": None}
     tower = Checkpoint.of_model(HfConfig.read(ConfigFile(directory, fields)), keeps_published=False)
-    return Tower(tower, settings, images.tokens(settings, tower.config, directory))
+    assert isinstance(tower.config, TowerConfig)
+    tokens = images.tokens(settings, tower.config, directory)
+    if tower.config.tokens_per_row is not None:
+        # A larger image has no room in a prompt.
+        longest = config.max_input_len or config.max_seq_len or checkpoint.config.max_position_embeddings
+        tokens = min(tokens, longest * tower.config.tokens_per_row)
+    return Tower(tower, settings, tokens)
 
 
-def with_tower(checkpoint: Checkpoint) -> Checkpoint:
+def with_tower(checkpoint: Checkpoint, tower: Tower) -> Checkpoint:
     """Returns the language model's checkpoint for an engine with a tower."""
-    assert isinstance(checkpoint.config, SeeingConfig)
-    return checkpoint.with_config(replace(checkpoint.config, has_tower=True))
+    config, of_tower = checkpoint.config, tower.checkpoint.config
+    assert isinstance(config, SeeingConfig)
+    assert isinstance(of_tower, TowerConfig)
+    return checkpoint.with_config(config.with_tower(of_tower))

@@ -15,6 +15,7 @@ from ...formats.engine.build_config import BuildConfig
 from ...formats.engine.tensorrt.plan_config import kv_pool_out_name
 from ...formats.network.network import Network
 from ...formats.network.ops import (
+    AddGivenColumns,
     Attention,
     Cast,
     CausalConvolution,
@@ -27,6 +28,8 @@ from ...formats.network.ops import (
     GatedConvolution,
     GatedDelta,
     GatedRmsNorm,
+    JoinColumns,
+    JoinNeighbours,
     LatentQueries,
     LatentValues,
     LayerNorm,
@@ -49,11 +52,14 @@ from .onnx_rows import embedding, layer_norm, rms_norm
 from .onnx_values import Values
 
 _WITHOUT_NODES = (
+    AddGivenColumns,
     CausalConvolution,
     GatedColumns,
     GatedConvolution,
     GatedDelta,
     GatedRmsNorm,
+    JoinColumns,
+    JoinNeighbours,
     LatentQueries,
     LatentValues,
     Scale,
@@ -65,7 +71,9 @@ _WITHOUT_NODES = (
 parameters."""
 
 _FIELDS_WITHOUT_NODES: Final[Mapping[type[Op], tuple[str, ...]]] = {
-    Attention: ("normalizes_values", "values_from_keys", "shared_layer"),
+    Attention: ("normalizes_values", "values_from_keys", "shared_layer", "window_column"),
+    Embedding: ("num_later_elements", "num_coordinates"),
+    Rotary: ("columns", "is_twice"),
     RmsNorm: ("is_stream", "sum_scale"),
 }
 
@@ -145,7 +153,7 @@ def onnx_graph(network: Network, weights: Mapping[str, StoredTensor], options: N
 def _fields_without_nodes(op: Op) -> list[str]:
     """Fields of an op that are set and have no nodes."""
     names = next((names for kind, names in _FIELDS_WITHOUT_NODES.items() if isinstance(op, kind)), ())
-    return [f"{type(op).__name__}.{name}" for name in names if getattr(op, name) not in (None, False)]
+    return [f"{type(op).__name__}.{name}" for name in names if getattr(op, name) not in (None, False, 0, ())]
 
 
 def _is_causal(op: Op) -> TypeGuard[Attention]:

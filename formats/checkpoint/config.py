@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import Any, Final, TypeVar, get_type_hints
 
 from ..._core import CheckpointError, ConfigError, DType, dtype_from_name, dtype_name
@@ -420,11 +420,19 @@ def _read_own(source: JsonFields, config_class: type[CheckpointConfig]) -> dict[
         tuple[float, ...]: source.numbers,
     }
     own = [
-        each.name
+        each
         for each in fields(config_class)
         if each.name not in common and (each.name in source or not each.metadata.get(_ADDED_LATER))
     ]
-    return {name: readers[hints[name]](name) for name in own}
+    return {
+        each.name: source.integer(each.name, minimum=0) if _may_be_zero(each) else readers[hints[each.name]](each.name)
+        for each in own
+    }
+
+
+def _may_be_zero(field: Field[Any]) -> bool:
+    """True for an integer whose default is 0; other integers are sizes."""
+    return type(field.default) is int and field.default == 0
 
 
 def _read_dtype(source: JsonFields, name: str) -> DType:

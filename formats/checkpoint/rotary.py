@@ -147,12 +147,11 @@ def read_rotary_scaling(
     return _read_yarn(fields, factor, original)
 
 
-def read_mrope_sections(fields: JsonFields, rotary_size: int) -> None:
-    """Checks mrope_section and mrope_interleaved, which assign pairs of a head to time, height and width.
+def read_mrope_sections(fields: JsonFields, rotary_size: int) -> tuple[int, ...]:
+    """Returns mrope_section, which assigns pairs of a head to time, height and width.
 
     A text token has one number for all three positions (only tokens of images and videos differ), so the sections do
-    not
-    matter: text has plain rotary positions.
+    not matter without images: text has plain rotary positions.
 
     rotary_size: number of rotated elements of a head.
     """
@@ -164,6 +163,7 @@ def read_mrope_sections(fields: JsonFields, rotary_size: int) -> None:
             f"is {list(sections)}; expected three integers whose sum is half of the head's rotated elements, "
             f"{rotary_size // 2}",
         )
+    return sections
 
 
 def _read_longrope(fields: JsonFields, max_position_embeddings: int, beside: int | None) -> LongRopeScaling:

@@ -327,6 +327,7 @@ def _read_rope(fields: JsonFields, family: ModelFamily, max_position_embeddings:
         fields.problem("rope_scaling", "is given together with rope_parameters; expected one of them")
     scaling = None
     beta = 0.0
+    sections: tuple[int, ...] = ()
     for nested in given:
         nested_partial = nested.optional_number("partial_rotary_factor")
         if not can_be_partial and nested_partial not in (None, 1.0):
@@ -342,7 +343,7 @@ def _read_rope(fields: JsonFields, family: ModelFamily, max_position_embeddings:
         # transformers has sections of its own for families whose rotation may be partial.
         if family.mrope and ("mrope_section" in nested or not can_be_partial):
             share = family.partial_rotary_factor if partial is None else partial
-            read_mrope_sections(nested, head_size if share is None else int(head_size * share))
+            sections = read_mrope_sections(nested, head_size if share is None else int(head_size * share))
         if family.query_scaling:
             beta = nested.optional_number("llama_4_scaling_beta") or 0.0
             nested.discard(("max_position_embeddings",))  # transformers does not read it here
@@ -355,6 +356,8 @@ def _read_rope(fields: JsonFields, family: ModelFamily, max_position_embeddings:
         rope["rotary_pct"] = family.partial_rotary_factor if partial is None else partial
     if family.query_scaling:
         rope["query_scaling_beta"] = beta
+    if hasattr(family.config_class, "mrope_section"):
+        rope["mrope_section"] = sections
     return rope
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..models.clip import ClipConfig
+from ..models.qwen_tower import QwenTowerConfig
 from ..models.siglip import SiglipConfig
 from .crop_processor import crop_tokens, read_crop_settings
 from .image_processor import ImageSettings, read_tile_settings, tile_tokens
+from .patch_processor import patch_tokens, read_patch_settings
 
 
 @dataclass(frozen=True)
@@ -29,5 +31,6 @@ class TowerImages:
 TOWER_IMAGES: Final[Mapping[type, TowerImages]] = {
     SiglipConfig: TowerImages(read_tile_settings, tile_tokens),
     ClipConfig: TowerImages(read_crop_settings, crop_tokens),
+    QwenTowerConfig: TowerImages(read_patch_settings, patch_tokens),
 }
 """Image processors by the class of the tower's config."""

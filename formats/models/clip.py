@@ -143,7 +143,7 @@ def _declare(net: Network, c: ClipConfig) -> None:
     x = net.layer_norm(x, f"{TOWER_PATH}.pre_layrnorm", "pre_layernorm", is_stream=True)
     rotary = net.no_rotation()
     for layer in net.layers():
-        x = vision_layer(net, c, x, f"{TOWER_PATH}.encoder.layers.{layer}", rotary, partial(_mlp, net, c))
+        x = vision_layer(net, c, x, f"{TOWER_PATH}.encoder.layers.{layer}", rotary, partial(quick_mlp, net, c))
     with net.scope("head"):
         net.hidden = net.scaled(_connector(net, c, x), logit_rows=True)
     for layer in range(c.num_hidden_layers, c.num_hidden_layers + (c.num_unused_layers or 0)):
@@ -168,7 +168,8 @@ def _connector(net: Network, c: ClipConfig, x: Value) -> Value:
     return x
 
 
-def _mlp(net: Network, c: ClipConfig, h: Value, x: Value, path: str) -> Value:
+def quick_mlp(net: Network, c: TowerConfig, h: Value, x: Value, path: str) -> Value:
+    """Declares `x` plus the output of an MLP of two layers, fc1 and fc2, whose activation may be quick GELU."""
     if Activation(c.hidden_act) is not Activation.QUICK_GELU:
         return plain_mlp(net, c, h, x, path, ("fc1", "fc2"))
     up = whole(f"{path}.fc1", "mlp_h_to_4h", c.intermediate_size)

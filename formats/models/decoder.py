@@ -91,18 +91,35 @@ def plain_mlp(
     return net.linear(made, "mlp.proj", [down], split=Split.ROW, bias=c.mlp_bias, add_to=x)
 
 
+@dataclass(frozen=True, kw_only=True)
+class GivenRows:
+    """Elements of rows that are given in place of tokens, after the first hidden_size."""
+
+    num_layers: int = 0
+    """Number of first layers after which hidden_size elements of such a row are added."""
+    num_coordinates: int = 0
+    axes: tuple[int, ...] = ()
+    """For each pair of a head: the number of the coordinate with its rotary position."""
+
+    def columns(self, hidden_size: int) -> tuple[int, ...]:
+        """Returns the columns with the rotary positions of pairs."""
+        return tuple((1 + self.num_layers) * hidden_size + axis for axis in self.axes)
+
+
 Mlp = Callable[[int, Value, Value], Value]
 """Arguments: a layer's number, its normalised rows, and the residual stream, to which it adds."""
 
 
-def _rotary_tables(net: Network, c: CheckpointConfig, bases: Sequence[float]) -> list[RotaryTable]:
+def _rotary_tables(
+    net: Network, c: CheckpointConfig, bases: Sequence[float], columns: Sequence[int]
+) -> list[RotaryTable]:
     """Declares the rotation of each layer; layers with the same base share a table."""
     tables: dict[float, RotaryTable] = {}
     for base in sorted(set(bases), reverse=True):
         if base == 0.0:
             tables[base] = net.no_rotation()
         elif base == c.rotary_base:
-            tables[base] = net.rotary()
+            tables[base] = net.rotary(columns=columns)
         else:
             tables[base] = net.rotary(base=base, scaling=c.rotary_scaling, scope=f"rotary_{len(tables)}")
     return [tables[base] for base in bases]
@@ -126,6 +143,7 @@ def declare_llama_like(
     sinks: bool = False,
     bases: Sequence[float] = (),
     query_scaling: QueryScaling | None = None,
+    given: GivenRows | None = None,
 ) -> None:
     """Declares Llama's network, or that of a family that differs only in CheckpointConfig and in these arguments.
 
@@ -142,12 +160,23 @@ def declare_llama_like(
     sinks: True adds a learned score to each head's softmax.
     bases: rotary base of each layer, 0 for layers whose attention does not depend on positions; (): the config's base.
     query_scaling: scores depend on the position of the query.
+    given: rows that are given in place of tokens have more elements than the embedding.
     """
     factors = factors or Multipliers()
+    given = given or GivenRows()
     query, key, _ = (part.outputs for part in qkv_parts(c, ""))
-    x = net.embedding(f"{decoder}.embed_tokens", scale=factors.embedding, inputs_embeds_scale=factors.inputs_embeds)
+    x = net.embedding(
+        f"{decoder}.embed_tokens",
+        scale=factors.embedding,
+        inputs_embeds_scale=factors.inputs_embeds,
+        num_later_elements=given.num_layers * c.hidden_size,
+        num_coordinates=given.num_coordinates,
+    )
     tables = _rotary_tables(
-        net, c, bases or [0.0 if layer in unrotated else c.rotary_base for layer in range(c.num_hidden_layers)]
+        net,
+        c,
+        bases or [0.0 if layer in unrotated else c.rotary_base for layer in range(c.num_hidden_layers)],
+        given.columns(c.hidden_size),
     )
 
     def attention(layer: int, h: Value, x: Value) -> Value:
@@ -189,6 +218,8 @@ def declare_llama_like(
         with net.scope("mlp"):
             h = net.rms_norm(x, f"{p}.{layer_norms[1]}", "post_layernorm", plus_one=plus_one)
             x = dense_mlp(net, c, h, x, f"{p}.mlp", factors.residual) if mlp is None else mlp(layer, h, x)
+        if layer < given.num_layers:
+            x = net.add_given_columns(x, (1 + layer) * c.hidden_size)
     with net.scope("head"):
         h = net.rms_norm(x, f"{decoder}.{last_norm}", "transformer.ln_f", plus_one=plus_one, logit_rows=True)
         net.lm_head(h, "lm_head", f"{decoder}.embed_tokens", scale=factors.logits)

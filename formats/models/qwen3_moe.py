@@ -1,18 +1,18 @@
-"""Qwen 3 with experts, and the text of Qwen3-VL with experts."""
+"""Qwen 3 and Qwen3-VL with experts."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 
 from ...common.json_fields import JsonFields
 from ..checkpoint.stacked_experts import CONSECUTIVE_EXPERTS
 from ..network.network import Network
 from ..network.operands import Value
-from .decoder import MODEL, declare_llama_like, dense_mlp
+from .decoder import MODEL, GivenRows, declare_llama_like, dense_mlp
 from .family import Features, ModelFamily
 from .mixture import ROUTER_FIELDS, MixtureConfig, add_experts, layers_without_experts, number_of_experts
-from .qwen_vl import QWEN3_VL, VISION_DECODER, vision_of
+from .qwen_tower import QWEN3_TOWER, VISION_DECODER, qwen3_tower_fields
+from .qwen_vl import QWEN3_VL, QwenVlConfig, image_rows, vision_of
 
 
 def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
@@ -40,14 +40,23 @@ def _read_vision_features(fields: JsonFields, num_hidden_layers: int) -> Feature
     return {**_read_features(fields, num_hidden_layers), "moe_normalised": True}
 
 
-def _declare(net: Network, c: MixtureConfig, *, decoder: str = MODEL) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Qwen3VlMoeConfig(QwenVlConfig, MixtureConfig):
+    """Config of Qwen3-VL with experts."""
+
+
+def _declare(net: Network, c: MixtureConfig, *, decoder: str = MODEL, given: GivenRows | None = None) -> None:
     def mlp(layer: int, h: Value, x: Value) -> Value:
         block = f"{decoder}.layers.{layer}.mlp"
         if layer in c.dense_layers:
             return dense_mlp(net, c, h, x, block)
         return add_experts(net, c, h, x, block, c.routing())
 
-    declare_llama_like(net, c, decoder=decoder, mlp=mlp)
+    declare_llama_like(net, c, decoder=decoder, mlp=mlp, given=given)
+
+
+def _declare_vision(net: Network, c: Qwen3VlMoeConfig) -> None:
+    _declare(net, c, decoder=VISION_DECODER, given=image_rows(net, c))
 
 
 QWEN3_MOE = ModelFamily(
@@ -65,10 +74,10 @@ QWEN3_MOE = ModelFamily(
 QWEN3_VL_MOE = replace(
     QWEN3_VL,
     architecture="Qwen3VLMoeForConditionalGeneration",
-    config_class=MixtureConfig,
+    config_class=Qwen3VlMoeConfig,
     read_features=_read_vision_features,
-    declare=partial(_declare, decoder=VISION_DECODER),
-    vision=vision_of("qwen3_vl_moe"),
+    declare=_declare_vision,
+    vision=vision_of("qwen3_vl_moe", QWEN3_TOWER, qwen3_tower_fields),
     harmless_fields=ROUTER_FIELDS,
     neutral_fields={"mlp_bias": False, **QWEN3_VL.neutral_fields},
     # Published files are [experts, in, out], files of transformers 5 are [experts, out, in].

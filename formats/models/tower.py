@@ -32,6 +32,11 @@ class TowerConfig(EncoderConfig):
         """Number of patches in a row of patches of an image of the trained size."""
         return self.image_size // self.patch_size
 
+    @property
+    def tokens_per_row(self) -> int | None:
+        """Number of the tower's tokens for each row of the language model, if images have different sizes."""
+        return None
+
     def inconsistencies(self) -> list[str]:
         """Lists contradictions between fields that are each acceptable."""
         found = super().inconsistencies()

@@ -22,8 +22,14 @@ class DeclaredAttention(DeclaredOps):
         scaling: RotaryScaling | ProportionalScaling | None = None,
         *,
         scope: str = "rotary",
+        columns: Sequence[int] = (),
+        is_twice: bool = False,
     ) -> RotaryTable:
-        """Declares the rotation of the first `size` elements of a head; defaults come from the config."""
+        """Declares the rotation of the first `size` elements of a head; defaults come from the config.
+
+        columns: of rows that are given in place of tokens, one for each pair of elements: those with its position.
+        is_twice: True: the frequencies are those of size / 2 elements, twice.
+        """
         config = self.config
         if base is None:
             base, scaling = config.rotary_base, config.rotary_scaling
@@ -38,6 +44,8 @@ class DeclaredAttention(DeclaredOps):
                     base=base,
                     scaling=scaling,
                     max_position_embeddings=config.max_position_embeddings,
+                    columns=tuple(columns),
+                    is_twice=is_twice,
                 )
             )
         return table
@@ -72,6 +80,7 @@ class DeclaredAttention(DeclaredOps):
         normalizes_values: bool = False,
         values_from_keys: bool = False,
         shared_layer: int | None = None,
+        window_column: int | None = None,
     ) -> Value:
         """Declares attention over the heads of `qkv`; scores are multiplied by `scale`, by default 1 / sqrt(head_size).
 
@@ -79,6 +88,7 @@ class DeclaredAttention(DeclaredOps):
         normalizes_values: True normalises each head of v, without a weight.
         values_from_keys: True takes k, before its norm and its rotation, as v.
         shared_layer: an earlier layer whose keys and values are used.
+        window_column: of rows that are given in place of tokens: that with the number of a row's window.
 
         If it is not causal, each row attends to all rows of its sequence, so steps must contain whole sequences.
         """
@@ -107,6 +117,7 @@ class DeclaredAttention(DeclaredOps):
                 normalizes_values=normalizes_values,
                 values_from_keys=values_from_keys,
                 shared_layer=shared_layer,
+                window_column=window_column,
             )
         )
         return output

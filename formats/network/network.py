@@ -16,11 +16,14 @@ from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD, LM_HEAD_MODULE
 from .declared_latent import DeclaredLatent
 from .operands import Routing, Value
 from .ops import (
+    AddGivenColumns,
     Cast,
     Embedding,
     Experts,
     GatedAdd,
     GatedColumns,
+    JoinColumns,
+    JoinNeighbours,
     LayerNorm,
     Linear,
     Op,
@@ -98,6 +101,8 @@ class Network(DeclaredLatent):
         types: str | None = None,
         num_types: int = 0,
         adapted: bool = True,
+        num_later_elements: int = 0,
+        num_coordinates: int = 0,
     ) -> Value:
         """Declares the residual stream: rows of `source`.weight [vocab_size, hidden_size] * `scale`, in float32.
 
@@ -107,6 +112,8 @@ class Network(DeclaredLatent):
         positions: adds the rows of `positions`.weight [rows_before + max_position_embeddings, hidden_size], for models
             with learned positions.
         adapted: False if adapters do not act on the table.
+        num_later_elements, num_coordinates: number of elements of rows that are given in place of tokens, after the
+            first hidden_size: those of add_given_columns(), then coordinates.
         """
         config = self.config
         as_linear = LinearWeight(
@@ -141,6 +148,8 @@ class Network(DeclaredLatent):
                         (num_types, config.hidden_size),
                     ),
                     as_linear=as_linear if adapted and not config.num_encoder_layers else None,
+                    num_later_elements=num_later_elements,
+                    num_coordinates=num_coordinates,
                 )
             )
         return output
@@ -257,6 +266,30 @@ class Network(DeclaredLatent):
                 is_stream=is_stream,
             )
         )
+        return output
+
+    def add_given_columns(self, x: Value, first_column: int) -> Value:
+        """Declares `x` plus the columns from `first_column` on of the rows that are given in place of tokens."""
+        output = self._value("sum", x.width, x.rows)
+        add_to = self._overwrite(x)
+        self.ops.append(AddGivenColumns(scope=self._scope, output=output, add_to=add_to, first_column=first_column))
+        return output
+
+    def join_neighbours(self, x: Value, count: int, *, is_stream: bool = False) -> Value:
+        """Declares the columns of `count` neighbouring rows of `x`, as an input of linear layers.
+
+        is_stream: True if `x` is in float32; the output is too.
+        """
+        output = self._value("joined", x.width * count, x.rows)
+        read = self._read(x)
+        self.ops.append(JoinNeighbours(scope=self._scope, input=read, output=output, count=count, is_stream=is_stream))
+        return output
+
+    def join_columns(self, inputs: Sequence[Value]) -> Value:
+        """Declares the columns of all inputs, for the rows of logits: the end of a network without a last norm."""
+        output = self._value("hidden", sum(value.width for value in inputs), RowKind.LOGITS)
+        read = tuple(self._read(self.cast(value)) for value in inputs)
+        self.ops.append(JoinColumns(scope=self._scope, inputs=read, output=output))
         return output
 
     def cast(self, x: Value) -> Value:
@@ -545,6 +578,15 @@ class Network(DeclaredLatent):
     def leave_aside(self, source: str) -> None:
         """Ignores the linear layer `source`: AdaptRT does not use it, and changes of adapters to it have no effect."""
         self.ignored.add(source)
+
+    @property
+    def given_columns(self) -> tuple[int, int]:
+        """Number of elements of rows that are given in place of tokens, after the first hidden_size.
+
+        These are elements that later ops add, and coordinates.
+        """
+        embedding = next(op for op in self.ops if isinstance(op, Embedding))
+        return embedding.num_later_elements, embedding.num_coordinates
 
     @property
     def outside_layers(self) -> list[PoolingLayer | PatchEmbedding]:

@@ -47,6 +47,10 @@ class Embedding:
 
     None if adapters do not act on it: an encoder and a decoder share it.
     """
+    num_later_elements: int = 0
+    """Rows that are given in place of tokens have so many elements after the first hidden_size: see AddGivenColumns."""
+    num_coordinates: int = 0
+    """These rows end with so many coordinates. The last one is the rotary position of a text token after the row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +63,10 @@ class Rotary:
     base: float
     scaling: RotaryScaling | ProportionalScaling | None
     max_position_embeddings: int
+    columns: tuple[int, ...] = ()
+    """For rows that are given in place of tokens: the column with the position of each pair; (): the token's own."""
+    is_twice: bool = False
+    """True: the frequencies are those of size / 2 elements, twice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +128,37 @@ class Cast:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AddGivenColumns:
+    """output = add_to + columns of the rows that are given in place of tokens; other rows stay as they are."""
+
+    scope: str
+    output: Value
+    add_to: Value
+    first_column: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinNeighbours:
+    """output = the columns of `count` neighbouring rows of a sequence; each of them gets the same output."""
+
+    scope: str
+    input: Value
+    output: Value
+    count: int
+    is_stream: bool
+    """True if the input is in float32, False if it has the dtype that linear layers read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinColumns:
+    """output = the columns of all inputs, in the dtype that linear layers read, for the rows of logits."""
+
+    scope: str
+    inputs: tuple[Value, ...]
+    output: Value
+
+
+@dataclass(frozen=True, kw_only=True)
 class Attention:
     """Attention of one layer over [q | k | v]: causal with the layer's KV pool, or as its kind says.
 
@@ -156,6 +195,11 @@ class Attention:
     """True if v is k before its norm and its rotation; `qkv` is [q | k]."""
     shared_layer: int | None = None
     """An earlier layer whose keys and values are used; `qkv` is q."""
+    window_column: int | None = None
+    """For rows that are given in place of tokens: the column with the number of the row's window.
+
+    Rows attend only to their window, a run of neighbours with equal numbers. None: there are no windows.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -491,6 +535,9 @@ Op = (
     | LayerNorm
     | Scale
     | Cast
+    | AddGivenColumns
+    | JoinNeighbours
+    | JoinColumns
     | Attention
     | Linear
     | Experts
@@ -543,7 +590,7 @@ class PatchEmbedding:
     """[hidden_size, channels, patch_size, patch_size]."""
     bias: Tensor | None
     """[hidden_size]."""
-    positions: Tensor
+    positions: Tensor | None
     """[positions of the trained size, hidden_size]."""
     first: Tensor | None = None
     """[hidden_size]: a row before those of the patches, which has the first position."""

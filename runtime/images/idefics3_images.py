@@ -48,7 +48,7 @@ class Idefics3Images(ImageModel):
         positions = positions_of(pixels.shape[1] // self._config.patch_size, self._config.patches_per_side)
         return np.ascontiguousarray(self._patches.of(pixels) + self._positions[positions], np.float32)
 
-    def rows(self, encoded: FloatArray, projection: FloatArray | None) -> FloatArray:
+    def rows(self, encoded: FloatArray, projection: FloatArray | None, pixels: FloatArray) -> FloatArray:
         """Joins neighbouring rows and projects them."""
         assert projection is not None
         made: FloatArray = merged_rows(encoded, self._config.merge_size) @ projection.T

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ..._core import RequestError
+from ..._core import PromptTuningConfig, RequestError
 from ...formats.models.tower import TowerConfig
+from .prompt import PromptImages
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -59,8 +60,10 @@ class ImageModel(ABC):
         """Returns the rows [tokens, width] of the tower's prompt for a tile [channels, height, width]."""
 
     @abstractmethod
-    def rows(self, encoded: FloatArray, projection: FloatArray | None) -> FloatArray:
+    def rows(self, encoded: FloatArray, projection: FloatArray | None, pixels: FloatArray) -> FloatArray:
         """Returns a tile's rows [rows, hidden size of the language model] from the tower's output [tokens, width].
+
+        pixels: of the tile, [channels, height, width].
 
         projection: [outputs, inputs] of the layer outside of the program, with a request's adapter; None: there is no
         such layer.
@@ -69,6 +72,10 @@ class ImageModel(ABC):
     @abstractmethod
     def num_rows(self, tiles: Tiles) -> int:
         """Returns the number of rows of the language model that an image becomes."""
+
+    def prompt_images(self, rows: FloatArray, tiles: Sequence[Tiles]) -> PromptImages:
+        """Returns the `rows` of all images of a prompt, in the form in which the language model reads them."""
+        return PromptImages(PromptTuningConfig(rows), self.config.image_token_id)
 
     @abstractmethod
     def text(self, tiles: Tiles) -> str:

@@ -47,7 +47,7 @@ class LlavaImages(ImageModel):
         rows = np.concatenate([self._first[None], self._patches.of(pixels)])
         return np.ascontiguousarray(rows + self._positions, np.float32)
 
-    def rows(self, encoded: FloatArray, projection: FloatArray | None) -> FloatArray:
+    def rows(self, encoded: FloatArray, projection: FloatArray | None, pixels: FloatArray) -> FloatArray:
         """Returns the rows, without the class token's by default: the connector is a part of the tower's program."""
         return encoded if self._config.keeps_class else encoded[1:]
 

@@ -28,6 +28,7 @@ from ...formats.adapter.one_version import one_version
 from ...formats.adapter.peft_reader import acts_on, read_pooler
 from ...formats.adapter.recognise import CONFIG_FILE, MAX_CONFIG_BYTES
 from ...formats.models.clip import ClipConfig
+from ...formats.models.qwen_tower import QwenTowerConfig
 from ...formats.models.siglip import SiglipConfig
 from ...formats.models.tower import TowerConfig
 from ...formats.network.ops import PatchEmbedding
@@ -38,9 +39,14 @@ from ..pooled import rows_of
 from .idefics3_images import Idefics3Images
 from .image_model import FloatArray, ImageModel, Tiles
 from .llava_images import LlavaImages
+from .qwen_images import QwenImages
 from .row_cache import RowCache
 
-_MODELS: Final[dict[type[TowerConfig], type[ImageModel]]] = {SiglipConfig: Idefics3Images, ClipConfig: LlavaImages}
+_MODELS: Final[dict[type[TowerConfig], type[ImageModel]]] = {
+    SiglipConfig: Idefics3Images,
+    ClipConfig: LlavaImages,
+    QwenTowerConfig: QwenImages,
+}
 
 MAX_CACHED_BYTES: Final = 256 << 20
 """Maximum size of all rows that are kept for later requests."""
@@ -103,16 +109,22 @@ class TowerRunner:
 
         Raises AdapterError for an adapter that the tower cannot use, RequestError if the tower fails.
         """
-        content = hashlib.sha256(tiles.pixels.data).digest()
+        content = hashlib.sha256(f"{tiles.pixels.shape}".encode() + tiles.pixels.tobytes()).digest()
         key = content, self._part_of(adapter).key
         return self.cache.rows(key, lambda: self._encoded(tiles, adapter))
 
     def _encoded(self, tiles: Tiles, adapter: NamedAdapter | None) -> FloatArray:
         began = time.monotonic()
         patches = [self.model.patches(tile) for tile in tiles.pixels]
+        longest = self._executor.engine_info.max_input_len
+        if any(len(rows) > longest for rows in patches):
+            raise RequestError(
+                f"an image has {max(map(len, patches))} patches; the engine was built for prompts with images of up to "
+                f"{longest}"
+            )
         part, numbers = self._enqueued(patches, adapter)
         encoded = [self._result(number) for number in numbers]
-        rows = [self.model.rows(one, part.projection) for one in encoded]
+        rows = [self.model.rows(one, part.projection, tile) for one, tile in zip(encoded, tiles.pixels, strict=True)]
         made = np.ascontiguousarray(np.concatenate(rows), np.float32)
         with self._lock:
             self.seconds += time.monotonic() - began

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..._core import ExecutorConfig, PromptTuningConfig, RequestError
+from ..._core import ExecutorConfig, RequestError
 from ...common.shown_value import shown
 from ...formats.engine.engine_config import VISION_DIRECTORY
 from ...formats.models.seeing import SeeingConfig
@@ -113,7 +113,7 @@ class Vision:
                 "with the model's image tokens, and no such tokens in texts"
             )
         rows = np.concatenate([tower.rows(one, adapter) for one in tiles])
-        return ids, PromptImages(PromptTuningConfig(rows), image_token)
+        return ids, model.prompt_images(rows, tiles)
 
     def check(self, num_images: int) -> None:
         """Raises RequestError if the engine has no tower, or for more images than a request may have."""

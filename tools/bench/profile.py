@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from ..._core import RankWork, StepRecord, StepSection, lora_modules
 from ...formats.engine.plan import (
+    AddGivenColumnsOp,
     AllHeadsNormOp,
     AllReduceOp,
     AttentionOp,
@@ -29,6 +30,8 @@ from ...formats.engine.plan import (
     GatedDeltaOp,
     GatedRmsNormOp,
     GatherOp,
+    JoinColumnsOp,
+    JoinNeighboursOp,
     KeepLogitRowsOp,
     LatentQueriesOp,
     LatentValuesOp,
@@ -113,6 +116,9 @@ _KIND_NAMES: Final[dict[type, str]] = {
     SelectiveScanOp: "selective_scan",
     XieluOp: "xielu",
     GatedColumnsOp: "gated_columns",
+    AddGivenColumnsOp: "add_given_columns",
+    JoinColumnsOp: "join_columns",
+    JoinNeighboursOp: "join_neighbours",
     LatentQueriesOp: "latent_queries",
     LatentValuesOp: "latent_values",
     RopeTableOp: "rope_table",

@@ -31,7 +31,8 @@ def virtual_tokens(directory: Path, count: int) -> Path:
 
 @pytest.fixture
 def store(tmp_path: Path) -> AdapterStore:
-    config = SimpleNamespace(build_config=BuildConfig(), adapter_checksums=(), source=None)
+    network = SimpleNamespace(given_columns=(0, 0))
+    config = SimpleNamespace(build_config=BuildConfig(), adapter_checksums=(), source=None, network=network)
     engine: Any = SimpleNamespace(directory=tmp_path, config=config, num_ranks=1, adapted_modules=None, adapters={})
     return AdapterStore(engine)
 

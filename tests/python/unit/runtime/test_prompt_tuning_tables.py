@@ -18,8 +18,12 @@ from adaptrt.runtime.prompt_tuning import prompt_of_directory, table_from_peft
 TABLE = np.ones((3, 8), np.float32)
 
 
-ENGINE: Any = SimpleNamespace(directory=Path("engine"), config=SimpleNamespace(build_config=BuildConfig()), num_ranks=1,
-                              adapted_modules=None)  # fmt: skip
+def engine_with(given_columns: tuple[int, int]) -> Any:
+    config = SimpleNamespace(build_config=BuildConfig(), network=SimpleNamespace(given_columns=given_columns))
+    return SimpleNamespace(directory=Path("engine"), config=config, num_ranks=1, adapted_modules=None)
+
+
+ENGINE = engine_with((0, 0))
 
 
 def adapter_of(directory: Path, peft_type: str) -> Path:
@@ -47,6 +51,12 @@ def test_a_lora_has_no_virtual_tokens(tmp_path: Path, read: list[Path]) -> None:
         table_from_peft(lora, "engine")
     assert prompt_of_directory(lora, ENGINE) is None
     assert read == []
+
+
+def test_engines_that_take_images_get_rows_without_coordinates(tmp_path: Path) -> None:
+    config = prompt_of_directory(adapter_of(tmp_path / "tuned", "PROMPT_TUNING"), engine_with((2, 4)))
+    assert config is not None
+    np.testing.assert_array_equal(config.embedding_table, [[*[1] * 8, 0, 0, *[-1] * 4]] * 3)
 
 
 def test_virtual_tokens_are_those_of_the_directory(tmp_path: Path, read: list[Path]) -> None:

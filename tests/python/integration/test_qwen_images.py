@@ -1,0 +1,126 @@
+"""Prompts with images for Qwen-VL against transformers + PEFT in float32, with adapters on all parts of the models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from adaptrt import LLM, RequestError, SamplingParams
+from adaptrt.runtime.images.opened import ImageLimits, open_image
+from support.seeing import engine_of_model, question, random_image
+from support.seeing_qwen import ADAPTERS, QwenReference, save_adapters, save_model
+
+# The tower's rows and the model's logits are sums in float32, in another order than torch's.
+TOLERANCE = 1e-4
+LENGTH = 6
+GREEDY = SamplingParams(max_tokens=LENGTH, temperature=0, logprobs=0, ignore_eos=True)
+WIDE, SMALL, TALL = random_image(61, 37, 1), random_image(5, 9, 2, "L"), random_image(3, 90, 3)
+QUESTION = question("what is this ", WIDE, " and ", SMALL, " red")
+
+
+ADAPTERS_OF = {
+    "qwen2-vl": ["everything"],
+    "qwen2.5-vl": list(ADAPTERS),
+    "qwen3-vl": list(ADAPTERS),
+    "qwen3-vl-moe": ["everything"],
+}
+"""Models, with adapters that are compared. Those with one adapter have the parts of the others."""
+BOTH = pytest.mark.parametrize("seeing", ["qwen2.5-vl", "qwen3-vl"], indirect=True, scope="module")
+
+
+class Seeing:
+    """A model, its engine and its adapters."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self.model = save_model(name, directory / "model")
+        self.engine = engine_of_model(self.model, directory / "engine")
+        self.adapters = save_adapters(self.model, directory / "adapters", ADAPTERS_OF[name])
+
+    def reference(self, adapter: str | None) -> QwenReference:
+        return QwenReference(self.model, None if adapter is None else self.adapters[adapter])
+
+
+@pytest.fixture(scope="module")
+def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seeing:
+    return Seeing(request.param, tmp_path_factory.mktemp("seeing"))
+
+
+@pytest.fixture(scope="module")
+def llm(seeing: Seeing) -> Iterator[LLM]:
+    with LLM(seeing.engine) as made:
+        for name, directory in seeing.adapters.items():
+            made.load_lora(name, directory)
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("seeing", "adapter"),
+    [(name, adapter) for name, adapters in ADAPTERS_OF.items() for adapter in (None, *adapters)],
+    indirect=["seeing"],
+    scope="module",
+)
+def test_rows_and_answers_are_those_of_transformers(seeing: Seeing, llm: LLM, adapter: str | None) -> None:
+    reference = seeing.reference(adapter)
+    tower = llm._vision._running()
+    for image in (WIDE, TALL):
+        tiles = tower.model.tiles(open_image(image, "image", ImageLimits()), "image")
+        rows = tower.rows(tiles, None if adapter is None else llm.executor.adapters.get(adapter))
+        expected = reference.rows(image)
+        assert np.abs(rows - expected).max() <= TOLERANCE * np.ptp(expected)
+    prompt, tokens, scores = reference.answer(QUESTION, LENGTH)
+    found = llm.chat(QUESTION, GREEDY, lora=adapter)
+    assert list(found.prompt_token_ids) == prompt
+    assert list(found.token_ids) == tokens
+    np.testing.assert_allclose([one.log_prob for one in found.log_probs], scores, atol=TOLERANCE)
+
+
+@BOTH
+def test_a_crowd_changes_no_bit(seeing: Seeing, llm: LLM) -> None:
+    """Prompts are longer than a step, so they are computed in chunks."""
+    conversations = [
+        QUESTION,
+        question("what is this"),
+        question(SMALL, "red"),
+        question(TALL),
+        question(random_image(30, 90, 3), SMALL, SMALL),
+    ]
+    names: list[Any] = [None, "everything", "tower", "dora", "merger"]
+    together = llm.chat(conversations, GREEDY, lora=names)
+    with LLM(seeing.engine) as other:
+        for name in names[1:]:
+            other.load_lora(name, seeing.adapters[name])
+        for conversation, name, found in zip(conversations, names, together, strict=True):
+            alone = other.chat(conversation, GREEDY, lora=name)
+            assert alone.token_ids == found.token_ids
+            assert [one.log_prob for one in alone.log_probs] == [one.log_prob for one in found.log_probs]
+
+
+@BOTH
+def test_prefixes_with_images_are_reused_by_content_and_shape(llm: LLM) -> None:
+    def ask(image: Any) -> Any:
+        return llm.chat(question(image, " what is this red and blue"), GREEDY)
+
+    once = ask(random_image(61, 37, 11))
+    again = ask(random_image(61, 37, 11))
+    assert (again.num_cached_tokens or 0) >= 20
+    assert again.token_ids == once.token_ids
+    assert (ask(random_image(61, 37, 12)).num_cached_tokens or 0) < 8
+    # The rows of images of one colour are equal, but not their positions.
+    ask(Image.new("RGB", (8, 32)))
+    assert (ask(Image.new("RGB", (16, 16))).num_cached_tokens or 0) < 4
+
+
+@BOTH
+def test_videos_and_narrow_images_are_refused(llm: LLM) -> None:
+    for conversation, complaint in (
+        (question(random_image(201, 1)), "expected a side up to 200 times as long"),
+        ([{"role": "user", "content": [{"type": "video", "video": "x"}]}], "video"),
+        (question(SMALL, "what <|image_pad|>"), "for 1 images"),
+    ):
+        with pytest.raises(RequestError, match=complaint):
+            llm.chat(conversation, GREEDY)
