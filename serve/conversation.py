@@ -26,6 +26,7 @@ from .openai_requests import (
     text_request,
     truncation_of,
 )
+from .prompts import MarkedImages
 from .service import Service
 from .time_slices import TimeSlices
 
@@ -96,15 +97,27 @@ class Conversation:
         return cls(adapter, tokenizer, request, form.make_splitter, form.has_reasoning)
 
     @classmethod
-    async def of_prompt(cls, service: Service, fields: CompletionRequest, max_tokens: int | None) -> Conversation:
+    async def of_prompt(
+        cls,
+        service: Service,
+        fields: CompletionRequest,
+        max_tokens: int | None,
+        images: MarkedImages | None = None,
+    ) -> Conversation:
         """Makes a conversation of the only prompt of a completion, which no template writes. Raises like of().
 
-        max_tokens: of the answer, cut to the context; None: the rest of the context.
+        max_tokens: of the answer, cut to the context; None: the rest of the context. images: in the prompt's text.
         """
         adapter = await adapter_of(service, fields)
         own = await service.tokenizers.of(adapter)
         (prompt,) = fields.prompt
-        if isinstance(prompt, str):
+        rows = None
+        if isinstance(prompt, str) and images is not None:
+            rendered = await service.prompts.tokenize_marked(
+                prompt, images, adapter, add_special_tokens=fields.add_special_tokens, param="prompt"
+            )
+            prompt, rows = rendered.ids, rendered.images
+        elif isinstance(prompt, str):
             prompt = await service.prompts.tokenize(
                 prompt, adapter, add_special_tokens=fields.add_special_tokens, param="prompt"
             )
@@ -121,6 +134,7 @@ class Conversation:
             max_tokens=answer_length(service, len(prompt), max_tokens, lengths=lengths, param="prompt"),
             top_log_probs=fields.logprobs,
             guide=guide_of(fields),
+            virtual_prompt=None if rows is None else rows.within(prompt, await service.vocab_size_of(adapter)),
         )
         return cls(adapter, own, request, PlainText)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
 
 from pydantic import Field, PlainValidator, model_validator
 
@@ -12,11 +13,34 @@ from ..runtime.sampling_fields import INT32_MAX, LOGIT_BIASES, MAX_LOG_PROBS, MA
 from .llama_sampling import LlamaSampling
 from .openai_fields import CompletionRequest, Fields, LoraScale, ModelFields, never, only
 
+MEDIA_MARKER: Final = "<__media__>"
+"""Place of an image in a prompt's text."""
 _FIXED_STEPS = "penalties, temperature, top_k, top_p and min_p are always applied in this order"
 _NO_TIMES = "the last event has the timings"
 
 
+@dataclass(frozen=True)
+class MarkedPrompt:
+    """A text with images, which are at its markers."""
+
+    text: str
+    images: tuple[str, ...]
+    """Files in base64, one for each MEDIA_MARKER of the text."""
+
+
+def _marked(value: dict[str, Any]) -> MarkedPrompt:
+    text, data = value.get("prompt_string"), value.get("multimodal_data", [])
+    is_known = set(value) <= {"prompt_string", "multimodal_data"} and isinstance(data, list)
+    if not isinstance(text, str) or not is_known or not all(isinstance(one, str) for one in data):
+        raise ValueError(f'is {shown(value)}; expected {{"prompt_string": TEXT, "multimodal_data": [BASE64, ...]}}')
+    if (count := text.count(MEDIA_MARKER)) != len(data):
+        raise ValueError(f"has {count} times {MEDIA_MARKER} for {len(data)} images; expected it once for each image")
+    return MarkedPrompt(text, tuple(data))
+
+
 def _prompt(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _marked(value)
     is_tokens = isinstance(value, list) and value and all(type(token) is int for token in value)
     if isinstance(value, str) or is_tokens:
         return value
@@ -43,7 +67,7 @@ Number = Annotated[int, Field(ge=-1, le=INT32_MAX)]
 class LlamaCompletionRequest(ModelFields, LlamaSampling):
     """Body of POST /completion and /completions."""
 
-    prompt: Annotated[str | list[int], PlainValidator(_prompt)]
+    prompt: Annotated[str | list[int] | MarkedPrompt, PlainValidator(_prompt)]
     n_predict: Number | None = None
     """Maximum number of tokens of the answer, cut to the context; -1: the rest of the context."""
     stream: bool = False
@@ -109,7 +133,7 @@ def completion_of(fields: LlamaCompletionRequest) -> CompletionRequest:
     content: dict[str, Any] = {
         **{name: getattr(fields, name) for name in ModelFields.model_fields},
         **fields.sampling(),
-        "prompt": fields.prompt,
+        "prompt": fields.prompt.text if isinstance(fields.prompt, MarkedPrompt) else fields.prompt,
         "stream": fields.stream,
         "ignore_eos": fields.ignore_eos,
         "logit_bias": fields.logit_bias,

@@ -20,10 +20,12 @@ from .generation import TextGeneration
 from .http import EventStream, parse_json, read_body, read_json, unless_disconnected, validation_error
 from .json_answer import JsonAnswer, frame
 from .llama_answer import LlamaAnswer
-from .llama_fields import LlamaCompletionRequest, LoraScales, completion_of
+from .llama_fields import MEDIA_MARKER, LlamaCompletionRequest, LoraScales, MarkedPrompt, completion_of
 from .openai_fields import LoraScale
 from .openai_requests import adapter_of_scales
+from .prompts import MarkedImages
 from .service import Service
+from .turns import image_of_base64
 from .work import WorkKind
 
 PATHS: Final = ("/completion", "/completions")
@@ -104,9 +106,12 @@ async def _answered(service: Service, fields: LlamaCompletionRequest) -> Respons
         completion = completion_of(fields)
     except ValidationError as error:
         raise validation_error(error) from error
-    conversation = await Conversation.of_prompt(service, completion, fields.answer_tokens)
+    given, marked = fields.prompt, None
+    if isinstance(given, MarkedPrompt) and given.images:
+        marked = MarkedImages(MEDIA_MARKER, [image_of_base64(image).image_url.url for image in given.images])
+    prompt = given.text if isinstance(given, MarkedPrompt) else given
+    conversation = await Conversation.of_prompt(service, completion, fields.answer_tokens, marked)
     tokens = conversation.request.prompt
-    prompt = fields.prompt
     if not isinstance(prompt, str):
         decode = conversation.tokenizer.tokenizer.decode_batch
         (prompt,) = await service.executor.work.run(WorkKind.TEXTS, decode, [prompt], skip_special_tokens=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tokenizers import Encoding
@@ -13,7 +13,7 @@ from .._core import ConfigError, RequestError
 from ..runtime.adapter_store import AdapterStore
 from ..runtime.adapter_tokenizers import Truncation
 from ..runtime.chat_template import ChatTemplate, special_tokens
-from ..runtime.images.prompt import RenderedPrompt, take_images
+from ..runtime.images.prompt import PreparedMessages, RenderedPrompt, take_images
 from ..runtime.images.vision import Vision
 from ..runtime.named_adapter import AdapterSum, NamedAdapter
 from ..runtime.pooled import PromptTokens
@@ -32,6 +32,15 @@ MAX_TEMPLATES: Final = 256
 """Maximum number of adapters' templates in memory."""
 MAX_REQUEST_TEMPLATES: Final = 16
 """Maximum number of requests' templates in memory."""
+
+
+@dataclass(frozen=True)
+class MarkedImages:
+    """Images of a text that no template writes."""
+
+    marker: str
+    """Place of each image in the text."""
+    urls: Sequence[str]
 
 
 class Prompts:
@@ -208,6 +217,34 @@ class Prompts:
             taken = replace(taken, images=[files.get(url, url) for url in taken.images])
             return RenderedPrompt(*self._vision.prompt(taken, adapter, render, tokens, paths=False))
 
+        return await self._seen(made, urls, "messages")
+
+    async def tokenize_marked(
+        self, text: str, images: MarkedImages, adapter: str | None, *, add_special_tokens: bool, param: str
+    ) -> RenderedPrompt:
+        """Returns the tokens of a text with images, and the rows of the images. param: request field of the text.
+
+        Raises ApiError for images that cannot be used, and as tokenize() does.
+        """
+        own = await self._tokenizers.of(adapter)
+
+        def tokens(text: str) -> list[int]:
+            return list(own.encode(text, self._max_tokens, param, add_special_tokens=add_special_tokens).ids)
+
+        def made(files: Mapping[str, bytes]) -> RenderedPrompt:
+            places = [f"image {number} of {param}" for number in range(1, len(images.urls) + 1)]
+            taken = PreparedMessages([], [files.get(url, url) for url in images.urls], places)
+            place = self._vision.place
+            return RenderedPrompt(
+                *self._vision.prompt(taken, adapter, lambda _: text.replace(images.marker, place), tokens, paths=False)
+            )
+
+        return await self._seen(made, images.urls, param)
+
+    async def _seen(
+        self, made: Callable[[Mapping[str, bytes]], RenderedPrompt], urls: Sequence[str], param: str
+    ) -> RenderedPrompt:
+        """Calls `made` in a thread with the files of URLs that are elsewhere."""
         work = self._executor.work
         try:
             self._vision.check(len(urls))
@@ -216,7 +253,7 @@ class Prompts:
                 files = await work.run(WorkKind.DOWNLOADS, self._image_urls.read, urls)
             return await work.run(WorkKind.IMAGES, made, files)
         except RequestError as error:
-            raise ApiError(str(error), param="messages") from error
+            raise ApiError(str(error), param=param) from error
 
     async def template_for(self, fields: TemplateFields, adapter: str | None) -> ChatTemplate | None:
         """Returns the template of a request: its own, or else that of template_of(). Raises like tokenize_chat().

@@ -132,6 +132,11 @@ class Vision:
                 self._tower.shutdown()
 
     @property
+    def place(self) -> str:
+        """Text that stands for an image in rendered prompts. Loads the tower."""
+        return self._running().model.place
+
+    @property
     def takes_images(self) -> bool:
         """True if the engine has a tower."""
         config = self._engine.config.pretrained_config

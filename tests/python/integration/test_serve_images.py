@@ -23,6 +23,8 @@ from support.seeing import engine_of_model, question, random_image, save_adapter
 from support.served_app import AppClient, AppPlace, run_app
 
 LENGTH = 5
+END = "<end_of_utterance>\nAssistant:"
+"""End of a user's turn, and the beginning of the answer."""
 SETTINGS = {"max_tokens": LENGTH, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 
 
@@ -97,6 +99,13 @@ def test_other_apis_answer_as_chats_do(place: AppPlace) -> None:
             assert ("".join(one["message"]["content"] for one in found), found[-1]["prompt_eval_count"]) == expected
             found = await lines("/api/generate", prompt=turn["content"], images=turn["images"], stream=is_stream)
             assert ("".join(one["response"] for one in found), found[-1]["prompt_eval_count"]) == expected
+        prompt = {"prompt_string": f"User:<__media__>what is this{END}", "multimodal_data": [base64_of(image)]}
+        llama = {"model": "tower", "prompt": prompt, "temperature": 0, "n_predict": LENGTH}
+        made = (await client.post("/completion", **llama)).json()
+        assert (made["content"], made["tokens_evaluated"]) == expected
+        answer = await client.post("/completion", **llama | {"prompt": {**prompt, "multimodal_data": ["AAAA"]}})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+        assert "image 1 of prompt cannot be read as an image" in answer.json()["error"]["message"]
         assert "vision" in (await client.post("/api/show", model="tower")).json()["capabilities"]
         assert (await client.http.get("/props")).json()["modalities"]["vision"] is True
 
