@@ -7,7 +7,6 @@ from typing import Any, cast
 import pytest
 
 import adaptrt
-from adaptrt.runtime import native_engine
 from adaptrt.runtime.native_engine import NativeEngine
 
 
@@ -28,7 +27,7 @@ def test_threads_are_the_cpus_that_this_process_may_use(
         def _start(self, config: Any, num_threads: int, *_: Any) -> int:
             return num_threads
 
-    monkeypatch.setattr(native_engine.os, "sched_getaffinity", cpus)
+    monkeypatch.setattr("os.sched_getaffinity", cpus)
     config = adaptrt.ExecutorConfig(num_threads=asked)
     assert NativeEngine.start(cast(Any, Engine()), config) == threads
     assert set(processes) <= {0}  # 0 is this process; other CPUs do not count

@@ -111,7 +111,7 @@ def test_flags_are_those_of_the_command() -> None:
         ({"num_threads": "many"}, "num_threads: it is many; expected an integer from 1"),
         ({"port": 8000}, "port is given; Serve's proxies listen"),
         ({"kv_cache_dir": "/x"}, "kv_cache_dir is given; only one server may use its file"),
-        ({"numreplicas": 2}, "'numreplicas' is not known; accepted: adapter_affinity, adapter_queue_slack"),
+        ({"numreplicas": 2}, "'numreplicas' is not known; accepted: adapter_affinity, adapter_niceness"),
         ({"enable_lora_loading": "yes"}, "enable_lora_loading is 'yes'; accepted: true, false"),
         ({"adapter_root": []}, "adapter_root is []; accepted: a list"),
         ({"kernels": ["a"]}, "kernels is ['a']; accepted: a text or a number"),
