@@ -225,6 +225,8 @@ class _Emitter:
         halves = 2 if op.is_twice else 1
         frequencies, attention_scaling = inverse_frequencies(op.size // halves, op.base, op.scaling)
         frequencies = np.tile(frequencies, halves)
+        if op.is_in_turn:
+            frequencies = np.concatenate([frequencies[0::2], frequencies[1::2]])
         kind, base, factor, original = RopeKind.STATIC, 1.0, 1.0, 0
         name, long_frequencies = "inverse_frequencies", None
         if name in self._weights.vectors:

@@ -19,6 +19,7 @@ from ...formats.checkpoint.config_file import ConfigFile
 from ...formats.checkpoint.fused_layers import layers_apart
 from ...formats.checkpoint.heads_apart import heads_apart
 from ...formats.checkpoint.hf_weights import HfWeights
+from ...formats.checkpoint.joined_rows import with_rows_in_order
 from ...formats.checkpoint.joined_tensors import with_joined
 from ...formats.checkpoint.planned_tensor import PlannedTensor
 from ...formats.checkpoint.quantization import QuantConfig
@@ -29,6 +30,7 @@ from ...formats.hugging_face.hf_config import HfConfig
 from ...formats.hugging_face.published.formats import QuantizedMatrix
 from ...formats.hugging_face.published.gguf_blocks import gguf_blocks
 from ...formats.models.registry import declare, family_of
+from ...formats.network.adapter_sites import adapter_sites
 from ...formats.network.network import Network
 from ...formats.network.weights import name_now
 from ..network.checkpoint_tensors import hf_tensor_shapes, lm_head_tensors, plan_rank, tied_lm_head
@@ -104,6 +106,7 @@ class HfModel:
             weights = weights.with_matrices(published.matrices(weights))
         weights = layers_apart(weights, family.fused_layers)
         weights = with_joined(weights, family.joined_tensors)
+        weights = with_rows_in_order(weights, _layers_of_joined_rows(source.network), now)
         weights = experts_apart(weights, family.stacked_experts, config.hidden_size).renamed(now)
         weights = heads_apart(weights, config.layer_of_heads)
         if family.lm_head_is_embedding is not None:
@@ -156,6 +159,12 @@ class HfModel:
             return KeptTensors(self._weights, self.plans[rank], self.numpy_dtype, self.kept)
         plain = ModelTensors(self._weights, self.plans[rank], self.numpy_dtype)
         return QuantizingTensors(plain, self.config.quantization)
+
+
+def _layers_of_joined_rows(network: Network) -> dict[str, int]:
+    """Numbers of joined rows that linear layers read, by path; without layers that read single rows."""
+    parts = (part for site in adapter_sites(network) for part in site.parts)
+    return {part.source: part.joined_rows for part in parts if part.joined_rows > 1}
 
 
 def _in_whole_model(expected: Collection[str]) -> Callable[[str], str]:

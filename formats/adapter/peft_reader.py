@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import numpy as np
 
 from ..._core import AdapterError
 from ...common.safetensors_stream import SafetensorsReader
+from ..checkpoint.joined_rows import in_order_of_rows
 from ..gguf.adapter_directory import PAIRS, ROW_ORDER_KEY
 from ..network.adapter_sites import HEAD_MODULES, AdaptedModules
-from .adapter import MAGNITUDES_KEY, MAGNITUDES_NORMALIZED, Adapter, Array, TokenRows, WholeWeight
+from .adapter import MAGNITUDES_KEY, MAGNITUDES_NORMALIZED, Adapter, Array, ModuleTensors, TokenRows, WholeWeight
 from .biases import add_trained_biases, is_trained_bias, path_of_bias, trained_biases
 from .classifier_head import ClassifierHead, fields_without_head, head_of, is_classifier, tensors_without_head
 from .expert_parameters import split_expert_parameters
@@ -107,7 +109,7 @@ def read_peft_adapter(
         raise AdapterError("; ".join(problems))
     try:
         served = folding.fold(_source(tensors, found, config, modules, parameters), found)
-        served = add_trained_biases(served, biases, modules)
+        served = add_trained_biases(_inputs_in_order(served, modules), biases, modules)
     except AdapterError as error:
         raise AdapterError(f"{file}: {error}") from None
     return Adapter(
@@ -150,6 +152,17 @@ def _put_rows_in_order(found: Mapping[ModuleKey, ModuleParts], order: str, modul
         pairs = rows.reshape(module.heads, -1, 2, rows.shape[1])
         parts.arrays[Role.B] = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
     return []
+
+
+def _inputs_in_order(
+    served: dict[ModuleKey, ModuleTensors], modules: AdaptedModules | None
+) -> dict[ModuleKey, ModuleTensors]:
+    """Puts the inputs of layers that read joined rows in the order of the rows, as the network has them."""
+    for key, tensors in served.items():
+        module = None if modules is None else modules.find(key.path)
+        if module is not None and module.joined_rows > 1:
+            served[key] = replace(tensors, a=in_order_of_rows(tensors.a, module.joined_rows))
+    return served
 
 
 def read_classifier_head(directory: Path, fields: Mapping[str, Any]) -> ClassifierHead:

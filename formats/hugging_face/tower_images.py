@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..models.clip import ClipConfig
+from ..models.pixtral import PixtralConfig
 from ..models.qwen_tower import QwenTowerConfig
 from ..models.siglip import SiglipConfig
 from .crop_processor import crop_tokens, read_crop_settings
 from .image_processor import ImageSettings, read_tile_settings, tile_tokens
+from .longest_edge import longest_edge_tokens, read_longest_edge
 from .patch_processor import patch_tokens, read_patch_settings
 
 
@@ -31,6 +33,7 @@ class TowerImages:
 TOWER_IMAGES: Final[Mapping[type, TowerImages]] = {
     SiglipConfig: TowerImages(read_tile_settings, tile_tokens),
     ClipConfig: TowerImages(read_crop_settings, crop_tokens),
+    PixtralConfig: TowerImages(read_longest_edge, longest_edge_tokens),
     QwenTowerConfig: TowerImages(read_patch_settings, patch_tokens),
 }
 """Image processors by the class of the tower's config."""

@@ -80,7 +80,7 @@ def tower_fields(model: Mapping[str, Any], text: CheckpointConfig) -> dict[str, 
     if own.get("model_type", _MODEL_TYPE) != _MODEL_TYPE:
         return None
     num_positions = 1 + patches_of(own)
-    used = _used_layers(model.get("vision_feature_layer", _LAYER), own["num_hidden_layers"])
+    used = used_layers(model.get("vision_feature_layer", _LAYER), own["num_hidden_layers"])
     return {
         **own,
         "num_hidden_layers": used,
@@ -98,7 +98,7 @@ _OF_MODEL: Final = ("vision_feature_select_strategy", "projector_hidden_act", "m
 """Fields next to vision_config that the tower needs."""
 
 
-def _used_layers(stated: Any, num_layers: Any) -> int:
+def used_layers(stated: Any, num_layers: Any) -> int:
     """Returns the number of layers up to the one whose rows are read; negative numbers count from the last layer."""
     is_number = isinstance(stated, int) and not isinstance(stated, bool)
     used = 0

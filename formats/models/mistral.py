@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 from ...common.json_fields import JsonFields
@@ -15,9 +14,12 @@ from ..checkpoint.config import CheckpointConfig, added_later
 from ..checkpoint.rotary import YarnScaling
 from ..network.network import Network
 from ..network.operands import QueryScaling
+from .clip import CONNECTOR_PATH, TOWER_PATH
 from .decoder import MODEL, declare_llama_like
 from .family import ModelFamily, VisionTower, sliding_window_of_all_layers
 from .llava import LLAVA_DECODER, LLAVA_OLDER_NAMES, LLAVA_TOWERS
+from .pixtral import PIXTRAL_TOWER, tower_fields
+from .seeing import SeeingConfig
 
 MISTRAL = ModelFamily(
     architecture="MistralForCausalLM",
@@ -78,6 +80,17 @@ class Ministral3Config(CheckpointConfig):
         return found
 
 
+@dataclass(frozen=True, kw_only=True)
+class Mistral3Config(Ministral3Config, SeeingConfig):
+    """Config of Mistral's and Ministral's models that see."""
+
+
+def _declare_mistral3(net: Network, c: Mistral3Config) -> None:
+    for path in (TOWER_PATH, CONNECTOR_PATH) if c.has_tower else ():
+        net.leave_to_other(path)
+    _declare_ministral3(net, c, decoder=LLAVA_DECODER)
+
+
 def _declare_ministral3(net: Network, c: Ministral3Config, *, decoder: str = MODEL) -> None:
     declare_llama_like(net, c, decoder=decoder, query_scaling=c.query_scaling)
 
@@ -100,7 +113,8 @@ MISTRAL3 = replace(
     MINISTRAL3,
     architecture="Mistral3ForConditionalGeneration",
     fill_in=lambda fields: _fill_in(fields) if fields.raw("model_type") == _MINISTRAL3 else {},
-    declare=partial(_declare_ministral3, decoder=LLAVA_DECODER),
+    config_class=Mistral3Config,
+    declare=_declare_mistral3,
     older_names=LLAVA_OLDER_NAMES,
     vision=VisionTower(
         tensor_prefixes=LLAVA_TOWERS,
@@ -111,6 +125,8 @@ MISTRAL3 = replace(
             """.split()  # noqa: SIM905
         ),
         text_model_types=frozenset({"mistral", _MINISTRAL3}),
+        family=PIXTRAL_TOWER,
+        tower_fields=tower_fields,
     ),
 )
 """Mistral Small 3.1 and 3.2, and Ministral 3."""

@@ -73,6 +73,8 @@ class AdaptedModule:
     """Path of the embedding whose weight it shares."""
     heads: int = 1
     """Number of heads that the outputs consist of; 1 for layers without heads and for fused ones."""
+    joined_rows: int = 1
+    """Number of rows that the inputs were joined from (Part.joined_rows)."""
 
     @property
     def is_of_vocabulary(self) -> bool:
@@ -319,6 +321,7 @@ def _adapted_modules(network: Network) -> Iterator[tuple[str, AdaptedModule]]:
                     has_bias=any(weight.bias for weight in site.weights if parts[0] in weight.parts),
                     expert=site.expert,
                     heads=parts[0].units if module in HEAD_MODULES and len(named) == 1 else 1,
+                    joined_rows=parts[0].joined_rows,
                 ),
             )
 

@@ -24,11 +24,13 @@ class DeclaredAttention(DeclaredOps):
         scope: str = "rotary",
         columns: Sequence[int] = (),
         is_twice: bool = False,
+        is_in_turn: bool = False,
     ) -> RotaryTable:
         """Declares the rotation of the first `size` elements of a head; defaults come from the config.
 
         columns: of rows that are given in place of tokens, one for each pair of elements: those with its position.
         is_twice: True: the frequencies are those of size / 2 elements, twice.
+        is_in_turn: True: the first half of the pairs has the frequencies of even pairs, the second half of odd pairs.
         """
         config = self.config
         if base is None:
@@ -46,6 +48,7 @@ class DeclaredAttention(DeclaredOps):
                     max_position_embeddings=config.max_position_embeddings,
                     columns=tuple(columns),
                     is_twice=is_twice,
+                    is_in_turn=is_in_turn,
                 )
             )
         return table

@@ -67,6 +67,8 @@ class Rotary:
     """For rows that are given in place of tokens: the column with the position of each pair; (): the token's own."""
     is_twice: bool = False
     """True: the frequencies are those of size / 2 elements, twice."""
+    is_in_turn: bool = False
+    """True: the first half of the pairs has the frequencies of even pairs, the second half those of odd pairs."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,6 +72,9 @@ class Part:
     source_outputs: int
     transposed: bool = False
     """True if the source is transformers' Conv1D, whose weight is [in, out]."""
+    joined_rows: int = 1
+    """Number of rows that the inputs were joined from. The source has the elements of each column one after another,
+    the network those of each row."""
     first_output: int = 0
     """Start of a rank's share in the whole model's part."""
     num_remote_outputs: int = 0
@@ -149,7 +152,15 @@ def name_now(name: str, older_names: Mapping[str, str], older_endings: Mapping[s
     return name
 
 
-def whole(source: str, module: str | None, outputs: int, units: int | None = None, **settings: bool) -> Part:
+def whole(
+    source: str,
+    module: str | None,
+    outputs: int,
+    units: int | None = None,
+    *,
+    transposed: bool = False,
+    joined_rows: int = 1,
+) -> Part:
     """Returns a part that is a whole linear layer of the Hugging Face model; units: by default, every output is one."""
     return Part(
         source=source,
@@ -158,7 +169,8 @@ def whole(source: str, module: str | None, outputs: int, units: int | None = Non
         units=outputs if units is None else units,
         rows=(range(outputs),),
         source_outputs=outputs,
-        **settings,
+        transposed=transposed,
+        joined_rows=joined_rows,
     )
 
 

@@ -28,6 +28,7 @@ from ...formats.adapter.one_version import one_version
 from ...formats.adapter.peft_reader import acts_on, read_pooler
 from ...formats.adapter.recognise import CONFIG_FILE, MAX_CONFIG_BYTES
 from ...formats.models.clip import ClipConfig
+from ...formats.models.pixtral import PixtralConfig
 from ...formats.models.qwen_tower import QwenTowerConfig
 from ...formats.models.siglip import SiglipConfig
 from ...formats.models.tower import TowerConfig
@@ -39,12 +40,14 @@ from ..pooled import rows_of
 from .idefics3_images import Idefics3Images
 from .image_model import FloatArray, ImageModel, Tiles
 from .llava_images import LlavaImages
+from .pixtral_images import PixtralImages
 from .qwen_images import QwenImages
 from .row_cache import RowCache
 
 _MODELS: Final[dict[type[TowerConfig], type[ImageModel]]] = {
     SiglipConfig: Idefics3Images,
     ClipConfig: LlavaImages,
+    PixtralConfig: PixtralImages,
     QwenTowerConfig: QwenImages,
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.llava.processing_llava import LlavaProcessor
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from adaptrt import DType
@@ -49,7 +50,17 @@ class SeeingModel:
     marks: Sequence[str] = ("<end_of_utterance>",)
     """Special tokens, in addition to the image token."""
     image_token: str = "<image>"
-    template: str = TEMPLATE
+    place: str = "<image>"
+    """Token of an image in the chat template."""
+    vision: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of vision_config in which the model differs from support/families.py."""
+    image_settings: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments with which transformers' processor calls the image processor."""
+
+    @property
+    def template(self) -> str:
+        """The chat template."""
+        return TEMPLATE.replace("<image>", self.place)
 
 
 def adapters(tower: str, connector: str, text: str) -> dict[str, dict[str, Any]]:
@@ -85,12 +96,54 @@ LLAVA = SeeingModel(
         r".*vision_tower.*(q_proj|fc1|out_proj)", r".*projector.*linear_.", r".*language_model.*(q_proj|down_proj)"
     ),
 )
+
+
+class PixtralStandIn:
+    """transformers' PixtralProcessor, which needs torchvision."""
+
+    def __init__(self, images: Any, tokenizer: Any) -> None:
+        self.image_processor, self.tokenizer = images, tokenizer
+        tokenizer.chat_template = PIXTRAL.template
+
+    def apply_chat_template(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool) -> str:
+        made = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
+        return str(made)
+
+    def __call__(self, images: list[list[Any]], text: str, return_tensors: str) -> dict[str, Any]:
+        (given,) = images
+        found = self.image_processor(given, return_tensors=return_tensors, **PIXTRAL.image_settings)
+        first, *others = text.split("[IMG]")
+        for (height, width), other in zip(found["image_sizes"].tolist(), others, strict=True):
+            lines = ["[IMG]" * (width // PIXTRAL_SQUARE)] * (height // PIXTRAL_SQUARE)
+            first += "[IMG_BREAK]".join(lines) + "[IMG_END]" + other
+        return {**self.tokenizer(first, return_tensors=return_tensors), **found}
+
+
+PIXTRAL_SQUARE = 14
+"""Height and width of the pixels that become a row."""
+PIXTRAL = SeeingModel(
+    "mistral3",
+    PixtralImageProcessorPil(size={"longest_edge": 50}, patch_size={"height": 7, "width": 7}),
+    PixtralStandIn,
+    adapters(
+        r".*vision_tower.*(q_proj|gate_proj|o_proj)",
+        r".*projector.*(linear_.|merging_layer)",
+        r".*language_model.*(q_proj|down_proj)",
+    ),
+    ("[IMG_BREAK]", "[IMG_END]", "<end_of_utterance>"),
+    image_token="[IMG]",
+    place="[IMG]",
+    vision={"num_hidden_layers": 2, "patch_size": 7, "hidden_act": "silu"},
+    image_settings={"patch_size": {"height": PIXTRAL_SQUARE, "width": PIXTRAL_SQUARE}},
+)
 ADAPTERS = SMOLVLM.adapters
 
 
 def save_model(directory: Path, seeing: SeeingModel = SMOLVLM) -> Path:
     """Writes the model as a Hugging Face directory."""
-    save_family(RELATIVES[seeing.family], directory)
+    family = RELATIVES[seeing.family]
+    vision = {**family.fields["vision_config"], **seeing.vision}
+    save_family(replace(family, fields={**family.fields, "vision_config": vision}), directory)
     vocabulary = {word: number for number, word in enumerate([*WORDS, *seeing.marks])}
     vocabulary[seeing.image_token] = IMAGE_TOKEN
     vocabulary |= {f"w{number}": number for number in range(61) if number not in vocabulary.values()}
@@ -154,6 +207,7 @@ class SeeingReference:
         tokenizer = transformers.PreTrainedTokenizerFast(
             tokenizer_file=str(model / "tokenizer.json"), eos_token="</s>", unk_token="[UNK]"
         )
+        self.seeing = seeing
         self.processor = seeing.processor(seeing.image_processor, tokenizer)
 
     def answer(self, messages: Sequence[dict[str, Any]], length: int) -> tuple[list[int], list[int], list[float]]:
@@ -177,8 +231,9 @@ class SeeingReference:
 
     def rows(self, image: Image.Image) -> np.ndarray:
         """Returns the language model's rows of an image."""
-        pixels = self.processor.image_processor(image, return_tensors="pt")["pixel_values"]
+        inputs = self.seeing.image_processor(image, return_tensors="pt", **self.seeing.image_settings)
+        arguments = {name: inputs[name] for name in ("pixel_values", "image_sizes") if name in inputs}
         inner = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
         with torch.no_grad():
-            found = inner.get_image_features(pixels).pooler_output
+            found = inner.get_image_features(**arguments).pooler_output
         return torch.cat(list(found)).numpy()
