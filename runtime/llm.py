@@ -20,6 +20,7 @@ from .._core import (
     DraftTargetDecodingConfig,
     ExecutorConfig,
     GuidedDecodingParams,
+    PromptTuningConfig,
     SamplingConfig,
 )
 from ..builder.model_cache.options import EngineOptions
@@ -455,6 +456,27 @@ class LLM(PooledTexts):
                 rendered, held.names[0], options, guided_decoding_params, _MAX_CHAT_TOKENS, streaming=True
             )
         )
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        lora: Lora | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> tuple[list[int], PromptTuningConfig | None]:
+        """Returns a conversation as a Request takes it: input_token_ids, and the prompt_tuning_config with the rows of
+        its images, or None if it has no images.
+
+        The arguments are those of chat(). The rows of images are made with the adapter `lora`, so the request needs the
+        same one (`executor.enqueue_request(request, adapter=...)`). Raises the errors of chat() for messages.
+        """
+        held = self._hold(1, lora)
+        rendered = self._render(messages, held.names[0], tools, template_variables)
+        if rendered.images is None:
+            return rendered.ids, None
+        made = rendered.images.within(rendered.ids, self._requests.vocab_size_of(held.names[0]))
+        return made.ids, made.rows
 
     def chat_template(self, lora: Lora | None = None) -> ChatTemplate:
         """Returns the chat template of an adapter, or else of the model.

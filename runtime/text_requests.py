@@ -125,7 +125,7 @@ class TextRequests:
         # Answer removes from the output again.
         end_id = form.end_ids[0] if form.end_ids and not form.include_end_in_tokens else None
         stop_ids = [token for token in (*form.end_ids, *form.stop_token_ids) if token != end_id]
-        seen = None if images is None else images.within(prompt, self._vocab_size(lora))
+        seen = None if images is None else images.within(prompt, self.vocab_size_of(lora))
         tokens = prompt if seen is None else seen.ids
         request = Request(
             tokens if start is None else start,
@@ -180,9 +180,9 @@ class TextRequests:
         """Returns what is added to the logits, float32 [vocab_size] with the adapter's new tokens; None: nothing."""
         if params.logit_bias is None and params.allowed_token_ids is None:
             return None
-        return logit_bias_row(params.logit_bias or {}, params.allowed_token_ids, self._vocab_size(lora))
+        return logit_bias_row(params.logit_bias or {}, params.allowed_token_ids, self.vocab_size_of(lora))
 
-    def _vocab_size(self, lora: str | None) -> int:
+    def vocab_size_of(self, lora: str | None) -> int:
         """Returns the size of the vocabulary, with the adapter's new tokens."""
         vocab_size = self._executor.engine_info.vocab_size
         return vocab_size if lora is None else vocab_size + self._executor.adapters.terms_of(lora).vocabulary_change

@@ -78,6 +78,17 @@ def test_rows_are_those_of_transformers(seeing: Seeing, llm: LLM, adapter: str |
     assert np.abs(rows - expected).max() <= TOLERANCE * np.ptp(expected)
 
 
+def test_a_request_of_the_executor_has_images(llm: LLM) -> None:
+    expected = llm.chat(QUESTION, GREEDY, lora="everything")
+    ids, rows = llm.chat_prompt(QUESTION, lora="everything")
+    assert len(ids) == len(expected.prompt_token_ids)
+    request = adaptrt.Request(ids, LENGTH, prompt_tuning_config=rows)
+    (response,) = llm.executor.await_responses(llm.executor.enqueue_request(request, adapter="everything"))
+    assert response.result.output_token_ids[0][len(ids) :] == list(expected.token_ids)
+    text = question("what is this")
+    assert llm.chat_prompt(text) == (list(llm.chat(text, GREEDY).prompt_token_ids), None)
+
+
 def test_a_crowd_changes_no_bit(seeing: Seeing, llm: LLM) -> None:
     conversations = [
         QUESTION,

@@ -69,7 +69,7 @@ def test_a_failure_is_not_kept() -> None:
 
 
 def test_the_least_recently_used_rows_leave() -> None:
-    cache = RowCache(40)
+    cache = RowCache(32)
     for key in "ab":
         cache.rows(key, lambda: rows(1))
     cache.rows("a", never)

@@ -127,12 +127,17 @@ def test_other_urls_are_refused(port: int) -> None:
         ("http://" + "a" * 9000, "at most 8192 characters"),
     ):
         assert said in refused(urls, url), url
-    assert "more than 150 bytes" in refused(urls, f"{base}/file/80", f"{base}/file/90")
+    assert "more than 150 bytes" in refused(urls, f"{base}/file/80", f"{base}/file/71")
+    assert len(urls.read([f"{base}/file/80", f"{base}/file/70"])) == 2
+    with socket.socket() as bound:  # refuses connections, because it does not listen
+        bound.bind(("127.0.0.1", 0))
+        closed = f"127.0.0.1:{bound.getsockname()[1]}"
+        assert "Connection refused" in refused(urls_of(closed), f"http://{closed}/")
     assert "without --allowed_media_domains" in refused(urls_of(), f"{base}/file/1")
 
 
 def test_slow_hosts_do_not_hold_a_thread(port: int) -> None:
-    limits = ServerLimits(image_fetch_seconds=0.2)
+    limits = ServerLimits(image_fetch_seconds=0.5)
     said = refused(urls_of(f"127.0.0.1:{port}", limits=limits), f"http://127.0.0.1:{port}/drip/")
     assert "the time for downloads is over" in said or "timed out" in said
 
@@ -153,10 +158,12 @@ def test_private_addresses_are_not_public(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_entries_are_names_addresses_and_networks() -> None:
-    hosts = MediaHosts.of_entries(["A.example.", "b.example:8080", "10.0.0.0/30", "::1", "[fd00::1]:81", "10.9.0.1:90"])
+    hosts = MediaHosts.of_entries(
+        ["A.example.", "b.example:8080", "10.0.0.0/30", "::1", "[fd00::1]:81", "10.9.0.1:90", "c.example:1"]
+    )
     for host, port in (
         *(("a.example", 80), ("a.example", 443), ("a.example.", 80), ("b.example", 8080), ("10.0.0.2", 80)),
-        *(("::1", 443), ("0:0:0:0:0:0:0:1", 80), ("fd00::1", 81), ("10.9.0.1", 90)),
+        *(("::1", 443), ("0:0:0:0:0:0:0:1", 80), ("fd00::1", 81), ("10.9.0.1", 90), ("c.example", 1)),
     ):
         assert hosts.accepts(host, port), (host, port)
     for host, port in (

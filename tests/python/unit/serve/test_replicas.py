@@ -206,6 +206,10 @@ def test_a_log_keeps_loads_of_old_versions_within_the_limits() -> None:
     assert numbers(log) == [7, 9, 10, 11]
     log.add(sent(12, "a", "y", 3))
     assert numbers(log) == [7, 12]  # the old version z is too large
+    by_size = ChangeLog(VersionLimits(max_versions=9, max_bytes=7))
+    for number, (digest, size) in enumerate((("v", 4), ("w", 4), ("x", 3), ("y", 1)), start=1):
+        by_size.add(sent(number, "a", digest, size))
+    assert numbers(by_size) == [2, 3, 4]  # only as many end as must
 
 
 ROW = {
@@ -261,7 +265,7 @@ def test_lists_of_adapters_are_merged() -> None:
 
 
 def test_each_replica_is_asked_for_all_rows() -> None:
-    asked = {b"": b"limit=1000", b"first=3&name=a%26b&limit=7": b"limit=1000&name=a%26b"}
+    asked = {b"": b"limit=1000", b"first=3&name=a%26b&limit=7": b"limit=1000&name=a%26b", b"name=": b"limit=1000&name="}
     asked |= {query: query for query in (b"first=a", b"first=1&first=1", b"other=1")}
     for query, expected in asked.items():
         request = ForwardedRequest("GET", "/v1/adapters", query, (), None, b"")

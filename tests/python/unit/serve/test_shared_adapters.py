@@ -182,6 +182,8 @@ def test_sent_adapters_reach_all_replicas_and_are_stored_once(executor: adaptrt.
             assert (await adapters.follow([sent(number, "x", root / name)])).refusal is None
         (path,) = [one.path for one in adapters.list()]
         assert not path.is_relative_to(root)
+        await adapters.follow([sent(2, "x", root / "b")])  # a change may arrive twice
+        assert [one.path for one in adapters.list()] == [path]
         # Its log has no bytes; a new coordinator gets them from the stored files.
         assert [one.files for one in adapters.followed.changes] == [(), ()]
         assert await adapters.changes() == (
