@@ -124,3 +124,10 @@ def test_videos_and_narrow_images_are_refused(llm: LLM) -> None:
     ):
         with pytest.raises(RequestError, match=complaint):
             llm.chat(conversation, GREEDY)
+
+
+@pytest.mark.parametrize("seeing", ["qwen3-vl"], indirect=True, scope="module")
+def test_images_that_no_prompt_has_room_for_are_refused(seeing: Seeing, tmp_path: Path) -> None:
+    engine = engine_of_model(seeing.model, tmp_path / "engine", max_seq_len=16)
+    with LLM(engine) as llm, pytest.raises(RequestError, match=r"has 72 patches; .* of up to 64"):
+        llm.chat(question(WIDE), GREEDY)

@@ -50,7 +50,10 @@ def model_of(settings: PatchSettings, directory: Path, **fields: Any) -> QwenIma
     if side := fields.get("positions_per_side", 0):
         tensors["positions"] = random.standard_normal((side * side, 6)).astype(np.float32)
     config = SimpleNamespace(
-        patch_size=settings.patch_size, merge_size=settings.merge_size, image_token_id=7, has_windows=False, **fields
+        patch_size=settings.patch_size,
+        merge_size=settings.merge_size,
+        image_token_id=7,
+        **{"has_windows": False, **fields},
     )
     return QwenImages(directory, config, tensors)
 
@@ -128,6 +131,15 @@ def test_positions_in_prompts_are_those_of_transformers() -> None:
     places = np.flatnonzero(np.array(prompt) == image)
     np.testing.assert_array_equal(found[:, 2:5], expected[:, 0, places].numpy().T)
     assert found[-1, 5] - (places[-1] + 1) == delta.item()
+
+
+def test_rows_are_in_the_order_of_the_image(tmp_path: Path) -> None:
+    model = model_of(settings_of(SMALL, tmp_path), tmp_path, has_windows=True, window_rows=2)
+    pixels = np.zeros((3, 5 * 8, 3 * 8), np.float32)
+    order = qwen_images._Grid(10, 6, 2, 2).squares
+    encoded = np.repeat(order.astype(np.float32), 4)[:, None]
+    assert (np.diff(order) != 1).any()
+    np.testing.assert_array_equal(model.rows(encoded, None, pixels), np.arange(15)[:, None])
 
 
 def test_narrow_images_are_refused(tmp_path: Path) -> None:
