@@ -9,13 +9,13 @@ from .._core import RequestError
 from ..common.shown_value import shown
 from .vllm_arguments import Accepted, is_among, listed
 
-_TEXT_ONLY: Final = "models read text only"
+_ONE_WAY: Final = "images are read as the model's image processor does"
 _BY_TOKENIZER: Final = "give token ids as prompts for other tokens than the tokenizer's"
 
 _EITHER: Final[Mapping[str, Accepted]] = {
     "priority": Accepted((0,), "a Request of the executor takes priority"),
     "tokenization_kwargs": Accepted(({},), _BY_TOKENIZER),
-    "mm_processor_kwargs": Accepted(({},), _TEXT_ONLY),
+    "mm_processor_kwargs": Accepted(({},), _ONE_WAY),
 }
 _GENERATE: Final[Mapping[str, Accepted]] = {
     **_EITHER,
@@ -32,7 +32,7 @@ _CHAT: Final[Mapping[str, Accepted]] = {
 }
 _POOLED: Final[Mapping[str, Accepted]] = {
     "tokenization_kwargs": Accepted(({},), "texts are tokenised as the tokenizer says"),
-    "mm_processor_kwargs": Accepted(({},), _TEXT_ONLY),
+    "mm_processor_kwargs": Accepted(({},), _ONE_WAY),
     "truncate_prompt_tokens": Accepted((), "texts are used whole"),
     "priority": Accepted((0,), "a Request of the executor takes priority"),
 }

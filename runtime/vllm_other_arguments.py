@@ -56,7 +56,7 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "use_tqdm_on_load": _ANY, "pt_load_map_location": ("cpu",), "model_class_overrides": ({},),
         "weight_transfer_config": _UNSET,
     },
-    "models read and write text only; leave it out": {
+    "images are read in one way, and models write text; leave it out": {
         "allowed_local_media_path": ("",), "allowed_media_domains": _UNSET, "language_model_only": _ANY,
         "enable_mm_embeds": _NO, "interleave_mm_strings": _NO, "media_io_kwargs": ({},), "mm_processor_kwargs": ({},),
         "mm_processor_cache_gb": (0, 4), "mm_processor_cache_type": ("lru",), "mm_hasher_algorithm": ("blake3",),

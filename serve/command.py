@@ -67,9 +67,9 @@ _ROOTS: Final = "a directory, s3://BUCKET/PREFIX, or hf://ORGANISATION/NAME[@REV
 MAX_TEMPLATE_FILE_BYTES: Final = 1 << 22
 """Maximum size of the file of --chat_template."""
 MAX_WORK_THREADS: Final = 256
+"""Maximum number of threads for one kind of slow work."""
 MAX_NICENESS: Final = 19
 """Linux's maximum."""
-"""Maximum number of threads for one kind of slow work."""
 WORK_LIMITS: Final = (
     "max_batch_files",
     "max_batch_bytes",
@@ -86,6 +86,7 @@ WORK_LIMITS: Final = (
     "max_images",
     "max_image_bytes",
     "max_image_pixels",
+    "max_all_image_pixels",
     "image_fetch_seconds",
     "download_threads",
     "max_download_bytes",
@@ -373,6 +374,7 @@ def _add_limits(group: Any) -> None:
         ("max_images", integer(0), "maximum number of images in one request"),
         ("max_image_bytes", integer(1), "maximum size of an image's file"),
         ("max_image_pixels", integer(1), "maximum number of an image's pixels"),
+        ("max_all_image_pixels", integer(1), "maximum number of pixels of all images of a request together"),
         ("image_fetch_seconds", seconds(above_zero=True), "time limit to download all images of a request"),
         ("download_threads", integer(1, MAX_WORK_THREADS), "threads that download adapters and images for requests"),
         ("max_download_bytes", integer(1), "maximum size of an adapter that is downloaded for a request"),

@@ -106,6 +106,8 @@ class ServerLimits:
     """Size of an image's file."""
     max_image_pixels: int = ImageLimits.max_pixels
     """Number of an image's pixels."""
+    max_all_image_pixels: int = ImageLimits.max_all_pixels
+    """Number of pixels of all images of a request together."""
     image_fetch_seconds: float = 10.0
     """Time to download all images of a request."""
     download_threads: int = 4
@@ -146,7 +148,12 @@ class ServerLimits:
     @property
     def images(self) -> ImageLimits:
         """Limits of a request's images."""
-        return ImageLimits(self.max_image_bytes, self.max_image_pixels, self.max_images)
+        return ImageLimits(
+            max_bytes=self.max_image_bytes,
+            max_pixels=self.max_image_pixels,
+            max_images=self.max_images,
+            max_all_pixels=self.max_all_image_pixels,
+        )
 
     @property
     def template(self) -> TemplateLimits:

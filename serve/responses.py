@@ -220,7 +220,9 @@ class Responses:
         """Stores a response that has ended if it should be. Returns its body."""
         body = b"".join(await json_parts(made.answer.body()))
         if made.is_stored:
-            is_long = made.num_prompt_tokens > LONG_PROMPT or len(made.chat.messages) > MANY_MESSAGES
+            messages = made.chat.messages
+            is_long = made.num_prompt_tokens > LONG_PROMPT or len(messages) > MANY_MESSAGES
+            is_long = is_long or any(message.image_urls for message in messages)  # files in base64
             stored = await asyncio.to_thread(made.stored, body) if is_long else made.stored(body)
             self._store.put(made.answer.response_id, stored)
             self._running.pop(made.answer.response_id, None)

@@ -9,7 +9,7 @@ from ..common.shown_value import shown
 from ..runtime.sampling_fields import MAX_LOG_PROBS
 from ..runtime.vllm_arguments import Accepted, is_among, listed
 
-_TEXT_ONLY: Final = "models read text only"
+_ONE_WAY: Final = "images are read as the model's image processor does"
 _LIKELY: Final = f"logprobs and prompt_logprobs give up to {MAX_LOG_PROBS} of the most likely tokens"
 _ONE_MACHINE: Final = "prompts are computed where answers are generated"
 _ONLY_TEXTS: Final = "give the text in input; /tokenize renders conversations"
@@ -23,8 +23,8 @@ GENERATION_FIELDS: Final[Mapping[str, Accepted]] = {
     "routed_experts_prompt_start": Accepted((0,), "answers have no data about experts"),
     "return_token_offsets": Accepted(_NO, "text_offset of logprobs has the tokens' positions"),
     "return_prompt_text": Accepted(_NO, "return_token_ids gives the prompt's tokens, and /detokenize their text"),
-    "return_mm_kwargs": Accepted((True, False), "it concerns rendered images, which there are not"),
-    "media_io_kwargs": Accepted(({},), _TEXT_ONLY),
+    "return_mm_kwargs": Accepted((True, False), "answers have no rendered images"),
+    "media_io_kwargs": Accepted(({},), _ONE_WAY),
     "prompt_embeds": Accepted((), "give the prompt as a text or as token ids"),
     "kv_transfer_params": Accepted(({},), _ONE_MACHINE),
     "ec_transfer_params": Accepted(({},), _ONE_MACHINE),
@@ -40,8 +40,8 @@ COMPLETION_FIELDS: Final[Mapping[str, Accepted]] = {
 
 POOLED_FIELDS: Final[Mapping[str, Accepted]] = {
     "padding": Accepted(("do_not_pad",), "texts are not padded"),
-    "mm_processor_kwargs": Accepted(({},), _TEXT_ONLY),
-    "media_io_kwargs": Accepted(({},), _TEXT_ONLY),
+    "mm_processor_kwargs": Accepted(({},), _ONE_WAY),
+    "media_io_kwargs": Accepted(({},), _ONE_WAY),
     "embed_dtype": Accepted(("float32",), "embeddings are float32"),
     "endianness": Accepted(("little",), "encoding_format base64 has little-endian numbers"),
     "use_activation": Accepted((), "the model's files decide, or --normalize_embeddings of the server"),

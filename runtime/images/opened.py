@@ -39,7 +39,10 @@ class ImageLimits:
     max_bytes: int = 20 << 20
     """Maximum size of a file."""
     max_pixels: int = 64 << 20
+    """Maximum number of pixels of an image."""
     max_images: int = 32
+    max_all_pixels: int = 256 << 20
+    """Maximum number of pixels of all images together: large images of one colour are small files."""
 
 
 def open_image(source: Any, subject: str, limits: ImageLimits) -> Image:

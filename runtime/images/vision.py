@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -19,10 +19,13 @@ from ...formats.models.seeing import SeeingConfig
 from ..adapter_store import AdapterStore
 from ..loaded_engine import LoadedEngine
 from ..named_adapter import NamedAdapter
-from .image_model import Tiles
+from .image_model import ImageModel, Tiles
 from .opened import ImageLimits, open_image
 from .prompt import PreparedMessages, PromptImages, expand
 from .tower import TowerRunner
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 _DATA: Final = "data:"
 _BASE64: Final = ";base64"
@@ -99,10 +102,7 @@ class Vision:
         self.check(len(prepared.images))
         tower = self._running()
         adapter = self._adapter(lora)
-        tiles = [
-            self._tiles(image, place, tower, paths=paths)
-            for image, place in zip(prepared.images, prepared.places, strict=True)
-        ]
+        tiles = self._tiles(prepared, tower.model, paths=paths)
         model = tower.model
         ids = tokens(expand(render(prepared.messages), model.place, [model.text(one) for one in tiles]))
         expected = sum(map(model.num_rows, tiles))
@@ -156,7 +156,23 @@ class Vision:
             raise RequestError(f"lora is '{lora}', a weighted sum; expected one adapter for prompts with images")
         return found
 
-    def _tiles(self, image: Any, subject: str, tower: TowerRunner, *, paths: bool) -> Tiles:
+    def _tiles(self, prepared: PreparedMessages, model: ImageModel, *, paths: bool) -> list[Tiles]:
+        limit = self._limits.max_all_pixels
+        made: list[Tiles] = []
+        num_pixels = 0
+        for image, place in zip(prepared.images, prepared.places, strict=True):
+            opened = self._opened(image, place, paths=paths)
+            num_pixels += opened.width * opened.height
+            if num_pixels > limit:
+                raise RequestError(f"the images have more than {limit} pixels together, the maximum")
+            made.append(model.tiles(opened, place))
+        with self._lock:
+            self._num_images += len(made)
+            self._num_pixels += num_pixels
+        return made
+
+    def _opened(self, image: Any, subject: str, *, paths: bool) -> Image:
+        """Returns an image in mode RGB."""
         if isinstance(image, str) and image.startswith(_DATA):
             image = decode_data_url(image, subject, self._limits)
         elif not paths and not isinstance(image, bytes):
@@ -165,11 +181,7 @@ class Vision:
             raise RequestError(f"{subject} is {shown(image)}; expected a data: URL or the path of a file")
         elif isinstance(image, str):
             image = Path(image)
-        opened = open_image(image, subject, self._limits)
-        with self._lock:
-            self._num_images += 1
-            self._num_pixels += opened.width * opened.height
-        return tower.model.tiles(opened, subject)
+        return open_image(image, subject, self._limits)
 
 
 def decode_data_url(url: str, subject: str, limits: ImageLimits) -> bytes:

@@ -149,7 +149,7 @@ def test_flags_of_vllms_machinery(capsys: pytest.CaptureFixture[str]) -> None:
         ("--moe-backend triton", "it is triton; expected auto: kernels are chosen for the machine"),
         ("--all2all-backend=pplx", "it is pplx; expected allgather_reducescatter: convert-checkpoint divides"),
         ("--enable-eplb", "argument --enable_eplb: not supported; convert-checkpoint divides"),
-        ("--media-io-kwargs {}", "argument --media_io_kwargs: not supported; models read and write text only"),
+        ("--media-io-kwargs {}", "argument --media_io_kwargs: not supported; images are read in one way"),
         (
             "--spec-method ngram",
             "not supported; drafts are configured by speculative_config of LLM(), or by --draft_mo",
