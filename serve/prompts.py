@@ -214,7 +214,9 @@ class Prompts:
 
         def made(files: Mapping[str, bytes]) -> RenderedPrompt:
             taken = take_images([_template_message(message) for message in fields.messages])
-            taken = replace(taken, images=[files.get(url, url) for url in taken.images])
+            # Other APIs than OpenAI's have images at other places, but in the same order.
+            places = _places(len(taken.images), "the request")
+            taken = replace(taken, images=[files.get(url, url) for url in taken.images], places=places)
             return RenderedPrompt(*self._vision.prompt(taken, adapter, render, tokens, paths=False))
 
         return await self._seen(made, urls, "messages")
@@ -232,8 +234,8 @@ class Prompts:
             return list(own.encode(text, self._max_tokens, param, add_special_tokens=add_special_tokens).ids)
 
         def made(files: Mapping[str, bytes]) -> RenderedPrompt:
-            places = [f"image {number} of {param}" for number in range(1, len(images.urls) + 1)]
-            taken = PreparedMessages([], [files.get(url, url) for url in images.urls], places)
+            urls = images.urls
+            taken = PreparedMessages([], [files.get(url, url) for url in urls], _places(len(urls), param))
             place = self._vision.place
             return RenderedPrompt(
                 *self._vision.prompt(taken, adapter, lambda _: text.replace(images.marker, place), tokens, paths=False)
@@ -303,6 +305,11 @@ class Prompts:
             if len(self._own) > MAX_TEMPLATES:
                 self._own.popitem(last=False)
         return self._base if template is None else template
+
+
+def _places(num_images: int, whole: str) -> list[str]:
+    """Returns names of a request's images for errors."""
+    return [f"image {number} of {whole}" for number in range(1, num_images + 1)]
 
 
 def _length(message: Message) -> int:

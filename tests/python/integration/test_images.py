@@ -153,9 +153,14 @@ def test_other_images_do_not_wait_for_an_adapter(seeing: Seeing, llm: LLM, monke
     assert answer.token_ids == llm.chat(question(SMALL, "red"), GREEDY, lora="tower").token_ids
 
 
-def test_all_images_together_have_a_limit(seeing: Seeing) -> None:
+def test_the_tower_is_loaded_when_asked_and_all_images_together_have_a_limit(seeing: Seeing) -> None:
     with LLM(seeing.engine) as llm:
+        llm._vision._limits = ImageLimits(max_images=0)
+        llm._vision.load()
+        assert llm._vision._tower is None
         llm._vision._limits = ImageLimits(max_all_pixels=61 * 47 + 45)
+        llm._vision.load()
+        assert llm._vision._tower is not None
         assert llm.chat(QUESTION, GREEDY).token_ids
         with pytest.raises(RequestError, match="more than 2912 pixels together"):
             llm.chat(question(LARGE, random_image(46, 1)), GREEDY)

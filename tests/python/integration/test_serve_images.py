@@ -192,7 +192,7 @@ def test_images_that_cannot_be_used_are_400(place: AppPlace) -> None:
         assert "expected a data: URL" in await refused(messages=asked("http://127.0.0.1/image.png"))
         assert "expected a data: URL" in await refused(messages=asked("/etc/passwd"))
         assert "expected a data: URL" in await refused(messages=asked("file:///etc/passwd"))
-        assert "is not base64" in await refused(messages=asked(image[:61]))
+        assert "image 1 of the request is not base64" in await refused(messages=asked(image[:61]))
         assert "cannot be read as an image" in await refused(messages=asked("data:image/png;base64,AAAA"))
         assert "expected data:image/png;base64" in await refused(messages=asked("data:text/html;base64,AAAA"))
         assert "2 tokens <image> for 1 images" in await refused(messages=asked(image, "<image>"))
