@@ -164,5 +164,24 @@ def test_settings_that_cannot_be_used_are_refused(fields: dict[str, Any], compla
         read_patch_settings(tmp_path)
 
 
+def test_older_files_bound_pixels_by_fields_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "preprocessor_config.json"
+    for fields, expected in (({}, (3136, 1003520)), ({"min_pixels": 784, "max_pixels": 1568}, (784, 1568))):
+        file.write_text(json.dumps(fields))
+        found = read_patch_settings(tmp_path)
+        assert found is not None
+        assert (found.min_pixels, found.max_pixels) == expected
+        assert (found.resample, found.patch_size, found.merge_size, found.num_frames) == (3, 14, 2, 2)
+
+
+def test_no_image_has_more_squares_than_its_settings_allow(tmp_path: Path) -> None:
+    settings = settings_of({"patch_size": 4, "min_pixels": 3000, "max_pixels": 3000}, tmp_path)
+    squares = []
+    for size in [(1, 200), (199, 1), (3, 3), (500, 500), (4000, 20)]:
+        width, height = smart_size(size, settings, "image")
+        squares.append(width * height // settings.factor**2)
+    assert max(squares) <= settings.max_squares < 2 * max(squares)
+
+
 def test_models_without_settings_have_none(tmp_path: Path) -> None:
     assert read_patch_settings(tmp_path) is None
