@@ -1,9 +1,11 @@
 """Installs a wheel into an empty environment where no compiler is found, and runs the demo with it.
 
     python deploy/wheel/try_wheel.py build/wheels/adaptrt-*.whl
+    python deploy/wheel/try_wheel.py build/wheels/adaptrt-*.whl script.py argument
 
-The demo builds an engine, serves a batch with several adapters and checks the answers. Exits with a nonzero status if
-the wheel cannot be installed or the demo fails. Needs the standard library only.
+The demo builds an engine, serves a batch with several adapters and checks the answers. A script runs
+after it, in the same environment. Exits with a nonzero status if the wheel cannot be installed, or the demo or the
+script fails. Needs the standard library only.
 """
 
 from __future__ import annotations
@@ -30,12 +32,14 @@ def main() -> int:
     """Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheel", type=Path)
+    parser.add_argument("script", nargs="*", help="a Python script of the repository, and its arguments")
     arguments = parser.parse_args()
     wheel = arguments.wheel.resolve(strict=True)
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         python = install(wheel, home / "environment")
-        for name, command in CHECKS:
+        scripts = [(arguments.script[0], arguments.script)] if arguments.script else []
+        for name, command in (*CHECKS, *scripts):
             print(f"== {name}", flush=True)
             if subprocess.run([python, *command], cwd=ROOT, env=bare(python), check=False).returncode != 0:
                 print(f"{wheel.name}: {name} failed", file=sys.stderr)
