@@ -33,12 +33,20 @@ from .chat_template import ChatTemplate
 from .engine import load_engine
 from .executor import Executor
 from .first_use import ModelOrEngine, make_engines
-from .images.prompt import RenderedPrompt, has_images, take_images
+from .images.prompt import PreparedMessages, RenderedPrompt, has_images, take_images
 from .images.vision import Vision
 from .llm_adapters import Lora
 from .llm_config import with_chunks, with_kernels, with_lora_storage, with_speculation, with_weight_memory
 from .llm_options import CompletionOptions, combined, combined_for_each, recommended_sampling
-from .llm_prompts import Prompt, has_idle_temperature, is_conversation, is_one_prompt, listed_prompts, text_or_ids
+from .llm_prompts import (
+    Prompt,
+    SeeingText,
+    has_idle_temperature,
+    is_conversation,
+    is_one_prompt,
+    listed_prompts,
+    text_or_ids,
+)
 from .memory_adapters import MemoryAdapters
 from .options.speculative import LookaheadDecodingConfig
 from .orchestrator.mode import with_workers
@@ -245,7 +253,9 @@ class LLM(PooledTexts):
     ) -> Any:
         """Completes one prompt, or several in one batch. In an encoder-decoder model, the encoder reads the prompt.
 
-        prompts: texts, lists of token ids, or dictionaries {"prompt": text} or {"prompt_token_ids": ids}.
+        prompts: texts, lists of token ids, or dictionaries {"prompt": text} or {"prompt_token_ids": ids}. For a model
+            that sees, {"prompt": text, "multi_modal_data": {"image": images}} has one or a list of images as in chat(),
+            and the text has the model's own mark, such as "<image>", at the place of each.
         sampling_params: options with vLLM's names, for all prompts or a list of one per prompt. An option may not be
             given a second time as one of the arguments below.
         lora: an adapter for all prompts, or one (or None) per prompt: its name; its directory or name in the Hub, which
@@ -273,10 +283,7 @@ class LLM(PooledTexts):
             len(listed), sampling_params, sampling_config, self._recommended, max_tokens=max_tokens, stop=stop, n=n
         )
         self._warn_if_idle(sampling_config)
-        prompts_of_ids = (
-            RenderedPrompt(self._requests.prompt_ids(given, name))
-            for given, name in zip(listed, held.names, strict=True)
-        )
+        prompts_of_ids = (self._prompt_of(given, name) for given, name in zip(listed, held.names, strict=True))
         completions = self._complete(prompts_of_ids, held.names, options, guided_decoding_params, _MAX_TOKENS, progress)
         return completions[0] if is_one else completions
 
@@ -298,7 +305,7 @@ class LLM(PooledTexts):
         options = combined(sampling_params, sampling_config, self._recommended, max_tokens=max_tokens, stop=stop)
         self._warn_if_idle(sampling_config)
         held = self._hold(1, lora)
-        ids = RenderedPrompt(self._requests.prompt_ids(text_or_ids(prompt, "prompt"), held.names[0]))
+        ids = self._prompt_of(text_or_ids(prompt, "prompt"), held.names[0])
         return AnswerStream(
             lambda: self._ask(ids, held.names[0], options, guided_decoding_params, _MAX_TOKENS, streaming=True)
         )
@@ -326,7 +333,7 @@ class LLM(PooledTexts):
         options = combined(sampling_params, sampling_config, self._recommended, max_tokens=max_tokens, stop=stop)
         self._warn_if_idle(sampling_config)
         held = self._hold(1, lora)
-        ids = RenderedPrompt(self._requests.prompt_ids(text_or_ids(prompt, "prompt"), held.names[0]))
+        ids = self._prompt_of(text_or_ids(prompt, "prompt"), held.names[0])
         answer = self._ask(ids, held.names[0], options, guided_decoding_params, _MAX_TOKENS, streaming=streaming)
         return AsyncAnswer(answer, self._workers)
 
@@ -582,6 +589,16 @@ class LLM(PooledTexts):
                 "likely token is taken each time, as in TensorRT-LLM; give top_p=1.0, or sampling_params, to sample",
                 stacklevel=3,
             )
+
+    def _prompt_of(self, given: str | list[int] | SeeingText, lora: str | None) -> RenderedPrompt:
+        if not isinstance(given, SeeingText):
+            return RenderedPrompt(self._requests.prompt_ids(given, lora))
+        prepared = PreparedMessages([], given.images, given.places)
+
+        def tokens(text: str) -> list[int]:
+            return self._requests.token_ids(text, lora)
+
+        return RenderedPrompt(*self._vision.prompt(prepared, lora, lambda _: given.text, tokens, paths=True))
 
     def _render(
         self,

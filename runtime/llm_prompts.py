@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Final, TypeAlias
 
@@ -10,10 +11,22 @@ from .._core import RequestError, SamplingConfig
 from ..common.shown_value import shown
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}."""
+"""A text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; a text may have "multi_modal_data" with images."""
 
 _TEXT: Final = "prompt"
 _IDS: Final = "prompt_token_ids"
+_DATA: Final = "multi_modal_data"
+_IMAGES: Final = "image"
+
+
+@dataclass(frozen=True, eq=False)
+class SeeingText:
+    """A text with the model's own marks for images, and the images in their order."""
+
+    text: str
+    images: list[Any]
+    places: list[str]
+    """Place of each image, for errors."""
 
 
 def is_one_prompt(prompts: Any) -> bool:
@@ -28,8 +41,8 @@ def is_conversation(messages: Any) -> bool:
     return not messages or not isinstance(messages, Sequence) or isinstance(messages[0], Mapping)
 
 
-def listed_prompts(prompts: Any) -> list[str | list[int]]:
-    """Returns each prompt's text or token ids. Raises RequestError for anything else."""
+def listed_prompts(prompts: Any) -> list[str | list[int] | SeeingText]:
+    """Returns each prompt's text or token ids, or its text with images. Raises RequestError for anything else."""
     if is_one_prompt(prompts):
         return [text_or_ids(prompts, "prompts")]
     if not isinstance(prompts, Iterable):
@@ -37,8 +50,10 @@ def listed_prompts(prompts: Any) -> list[str | list[int]]:
     return [text_or_ids(prompt, f"prompts[{i}]") for i, prompt in enumerate(prompts)]
 
 
-def text_or_ids(prompt: Any, name: str) -> str | list[int]:
-    """Returns the text or the token ids of one prompt. name: for errors. Raises RequestError for anything else.
+def text_or_ids(prompt: Any, name: str) -> str | list[int] | SeeingText:
+    """Returns the text or the token ids of one prompt, or its text with images. name: for errors.
+
+    Raises RequestError for anything else.
 
     If a dictionary has both, the ids count, because the text is only their source.
     """
@@ -46,6 +61,8 @@ def text_or_ids(prompt: Any, name: str) -> str | list[int]:
         return prompt
     if isinstance(prompt, Mapping):
         given = {key: value for key, value in prompt.items() if value is not None}
+        if data := given.pop(_DATA, None):
+            return _seeing(given, data, name)
         if unknown := sorted(map(str, given.keys() - {_TEXT, _IDS})):
             raise RequestError(f"{name} has the key {unknown[0]!r}; expected '{_TEXT}' or '{_IDS}'")
         if _IDS in given:
@@ -54,6 +71,18 @@ def text_or_ids(prompt: Any, name: str) -> str | list[int]:
             raise RequestError(f"{name} is {shown(prompt)}; expected a text as '{_TEXT}', or '{_IDS}'")
         return str(given[_TEXT])
     return _ids(prompt, name)
+
+
+def _seeing(given: Mapping[str, Any], data: Any, name: str) -> SeeingText:
+    """given: the prompt without its multi_modal_data."""
+    if not isinstance(data, Mapping) or set(data) != {_IMAGES}:
+        raise RequestError(
+            f"{name}['{_DATA}'] is {shown(data)}; expected {{'{_IMAGES}': an image or a list of images}}"
+        )
+    if set(given) != {_TEXT} or not isinstance(given[_TEXT], str):
+        raise RequestError(f"{name} has '{_DATA}' with {shown(sorted(map(str, given)))}; expected a text as '{_TEXT}'")
+    images = data[_IMAGES] if isinstance(data[_IMAGES], list) else [data[_IMAGES]]
+    return SeeingText(given[_TEXT], images, [f"{name}['{_DATA}']['{_IMAGES}'][{i}]" for i in range(len(images))])
 
 
 def is_greedy(sampling: SamplingConfig) -> bool:

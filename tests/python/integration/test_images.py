@@ -89,6 +89,18 @@ def test_a_request_of_the_executor_has_images(llm: LLM) -> None:
     assert llm.chat_prompt(text) == (list(llm.chat(text, GREEDY).prompt_token_ids), None)
 
 
+def test_prompts_of_vllm_have_images(llm: LLM) -> None:
+    expected = llm.chat(QUESTION, GREEDY, lora="dora")
+    text = "User:<image>what is this<image>and red<end_of_utterance>\nAssistant:"
+    prompt = {"prompt": text, "multi_modal_data": {"image": [LARGE, SMALL]}}
+    found = llm.generate([prompt, "what is this"], GREEDY, lora="dora")[0]
+    assert (found.prompt_token_ids, found.token_ids) == (expected.prompt_token_ids, expected.token_ids)
+    assert "".join(llm.stream(prompt, GREEDY, lora="dora")) == expected.text
+    one = {"prompt": "<image>", "multi_modal_data": {"image": 5}}
+    with pytest.raises(RequestError, match=r"prompts\['multi_modal_data'\]\['image'\]\[0\] is 5; expected an image"):
+        llm.generate(one, GREEDY)
+
+
 def test_a_crowd_changes_no_bit(seeing: Seeing, llm: LLM) -> None:
     conversations = [
         QUESTION,

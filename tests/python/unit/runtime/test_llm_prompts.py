@@ -52,8 +52,12 @@ def test_forms_of_prompts(prompts: Any, is_one: bool, listed: list[Any]) -> None
         ({}, "prompts is {}; expected a text as 'prompt', or 'prompt_token_ids'"),
         ({"prompt": 3}, "prompts is {'prompt': 3}; expected a text as 'prompt'"),
         (
-            {"prompt": "a", "multi_modal_data": {"image": 1}},
-            "prompts has the key 'multi_modal_data'; expected",
+            {"prompt": "a", "multi_modal_data": {"video": 1}},
+            "prompts['multi_modal_data'] is {'video': 1}; expected {'image': an image or a list of images}",
+        ),
+        (
+            {"prompt_token_ids": [4], "multi_modal_data": {"image": 1}},
+            "prompts has 'multi_modal_data' with ['prompt_token_ids']; expected a text as 'prompt'",
         ),
         ([{"text": "a"}], "prompts[0] has the key 'text'; expected 'prompt' or 'prompt_token_ids'"),
         ({"prompt_token_ids": "a"}, "prompts['prompt_token_ids'] is 'a'; expected"),
