@@ -112,7 +112,8 @@ async def _counted(service: Service, fields: CountRequest) -> Response:
     # The limit is higher than for a prompt: clients count a conversation's tokens before they cut it.
     max_tokens = max(service.options.limits.max_tokenize_tokens, max_prompt_tokens(service.engine_info))
     tools = [tool.for_template() for tool in chat.called_tools] or None
-    tokens = await service.prompts.tokenize_chat(chat, await adapter_of(service, chat), tools, max_tokens=max_tokens)
+    adapter = await adapter_of(service, chat)
+    tokens = await service.prompts.tokenize_chat(chat, adapter, tools, max_tokens=max_tokens, with_rows=False)
     if len(tokens.ids) > max_tokens:
         raise ApiError(f"messages have {len(tokens.ids)} tokens; expected at most {max_tokens}", param="messages")
     return JSONResponse({"input_tokens": len(tokens.ids)})

@@ -117,7 +117,10 @@ def routes(service: Service) -> APIRouter:
             )
         else:
             tools = [tool.model_dump(exclude_unset=True) for tool in fields.tools or ()]
-            tokens = (await service.prompts.tokenize_chat(fields, adapter, tools, max_tokens=max_tokens)).ids
+            rendered = await service.prompts.tokenize_chat(
+                fields, adapter, tools, max_tokens=max_tokens, with_rows=False
+            )
+            tokens = rendered.ids
         if len(tokens) > max_tokens:
             raise ApiError(
                 f"the text has {len(tokens)} tokens; expected at most {max_tokens}",

@@ -149,12 +149,13 @@ class Prompts:
         *,
         max_tokens: int | None = None,
         truncation: Truncation | None = None,
+        with_rows: bool = True,
     ) -> RenderedPrompt:
         """Returns the tokens of a conversation, and the rows of its images.
 
         The request's template writes it, or else the adapter's or the model's.
 
-        max_tokens, truncation: as in tokenize().
+        max_tokens, truncation: as in tokenize(). with_rows: False: the rows are not computed, for counting.
 
         Raises ApiError without a template and for a request's template that may not or cannot be used, RequestError if
         the template rejects the messages, ConfigError for an adapter's template that cannot be used, and
@@ -170,7 +171,9 @@ class Prompts:
             )
         urls = [url for message in fields.messages for url in message.image_urls]
         if urls:
-            return await self._with_images(fields, adapter, tools, template, max_tokens, truncation, urls)
+            return await self._with_images(
+                fields, adapter, tools, template, max_tokens, truncation, urls, with_rows=with_rows
+            )
         length = sum(_length(message) for message in fields.messages)
         length += sum(len(text) for document in fields.documents or () for text in document.values())
         if template is self._base and length <= LONG_TEXT:
@@ -197,6 +200,8 @@ class Prompts:
         max_tokens: int | None,
         truncation: Truncation | None,
         urls: Sequence[str],
+        *,
+        with_rows: bool,
     ) -> RenderedPrompt:
         if truncation is not None:
             raise ApiError(
@@ -217,7 +222,9 @@ class Prompts:
             # Other APIs than OpenAI's have images at other places, but in the same order.
             places = _places(len(taken.images), "the request")
             taken = replace(taken, images=[files.get(url, url) for url in taken.images], places=places)
-            return RenderedPrompt(*self._vision.prompt(taken, adapter, render, tokens, paths=False))
+            return RenderedPrompt(
+                *self._vision.prompt(taken, adapter, render, tokens, paths=False, with_rows=with_rows)
+            )
 
         return await self._seen(made, urls, "messages")
 

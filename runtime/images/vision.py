@@ -91,10 +91,12 @@ class Vision:
         tokens: Callable[[str], list[int]],
         *,
         paths: bool,
-    ) -> tuple[list[int], PromptImages]:
+        with_rows: bool = True,
+    ) -> tuple[list[int], PromptImages | None]:
         """Returns the tokens of a conversation with images, and the images' rows.
 
         render: returns the text of messages; tokens: returns the tokens of a text. paths: True accepts paths of files.
+        with_rows: False: the tower does not run, and no rows are returned.
 
         Raises RequestError for images that cannot be used, and for engines without a tower; AdapterError for an adapter
         that the tower cannot use.
@@ -112,6 +114,8 @@ class Vision:
                 f"the prompt has {count} tokens {image_token} for {expected} rows of images; expected a tokenizer "
                 "with the model's image tokens, and no such tokens in texts"
             )
+        if not with_rows:
+            return ids, None
         rows = np.concatenate([tower.rows(one, adapter) for one in tiles])
         return ids, model.prompt_images(rows, tiles)
 

@@ -135,8 +135,9 @@ def test_answers_are_those_of_llm(place: AppPlace) -> None:
         lines = (await client.http.get("/metrics")).text.splitlines()
         pairs = (line.split(" ") for line in lines if line.startswith("adaptrt_image"))
         metrics = {name: float(value) for name, value in pairs}
+        # Counting tokens needs no rows.
         names = ("images", "image_pixels", "image_cache_misses", "image_cache_hits")
-        assert [metrics[f"adaptrt_{name}_total"] for name in names] == [4, 4 * 61 * 47, 3, 1]
+        assert [metrics[f"adaptrt_{name}_total"] for name in names] == [4, 4 * 61 * 47, 3, 0]
         assert metrics["adaptrt_image_encoder_seconds_total"] > 0
 
     run_app(place, body)
