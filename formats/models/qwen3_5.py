@@ -17,8 +17,8 @@ from ..checkpoint.stacked_experts import CONSECUTIVE_EXPERTS
 from ..network.network import Network
 from ..network.operands import DeltaShape, RotaryTable, Value
 from ..network.weights import Part, Split, whole
-from .decoder import MODEL, dense_mlp, qkv_parts
-from .family import FULL_ATTENTION, ROTARY_BUFFERS, Features, ModelFamily, PartialRotaryConfig, VisionTower
+from .decoder import MODEL, GivenRows, dense_mlp, qkv_parts
+from .family import FULL_ATTENTION, ROTARY_BUFFERS, Features, ModelFamily, PartialRotaryConfig
 from .mixture import (
     ROUTER_FIELDS,
     MixtureConfig,
@@ -27,6 +27,8 @@ from .mixture import (
     layers_without_experts,
     number_of_experts,
 )
+from .qwen_tower import QWEN3_5_TOWER, qwen3_5_tower_fields
+from .qwen_vl import QwenVlConfig, image_rows, vision_of
 from .recurrent import RecurrentConfig
 
 LINEAR_ATTENTION: Final = "linear_attention"
@@ -78,6 +80,16 @@ class Qwen35Config(RecurrentConfig, PartialRotaryConfig):
 @dataclass(frozen=True, kw_only=True)
 class Qwen35MoeConfig(Qwen35Config, MixtureConfig):
     """Fields of Qwen3.5 with experts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen35VlConfig(QwenVlConfig, Qwen35Config):
+    """Fields of Qwen3.5 with a vision tower."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen35VlMoeConfig(QwenVlConfig, Qwen35MoeConfig):
+    """Fields of Qwen3.5 with experts and a vision tower."""
 
 
 def linear_layers(fields: JsonFields, num_hidden_layers: int) -> tuple[int, ...]:
@@ -235,9 +247,17 @@ def _mlp(net: Network, c: Qwen35Config, layer: int, h: Value, x: Value, block: s
     return add_shared_expert(net, h, x, f"{block}.shared_expert", inner, f"{block}.shared_expert_gate")
 
 
-def _declare(net: Network, c: Qwen35Config, *, decoder: str = MODEL, parts: LinearParts = _linear_parts) -> None:
-    x = net.embedding(f"{decoder}.embed_tokens")
-    rotary = net.rotary()
+def _declare(
+    net: Network,
+    c: Qwen35Config,
+    *,
+    decoder: str = MODEL,
+    parts: LinearParts = _linear_parts,
+    given: GivenRows | None = None,
+) -> None:
+    given = given or GivenRows()
+    x = net.embedding(f"{decoder}.embed_tokens", num_coordinates=given.num_coordinates)
+    rotary = net.rotary(columns=given.columns(c.hidden_size))
     for layer in net.layers():
         p = f"{decoder}.layers.{layer}"
         with net.scope("attention"):
@@ -254,27 +274,25 @@ def _declare(net: Network, c: Qwen35Config, *, decoder: str = MODEL, parts: Line
         net.lm_head(h, "lm_head", f"{decoder}.embed_tokens")
 
 
+def _declare_vision(net: Network, c: Qwen35VlConfig) -> None:
+    _declare(net, c, decoder=_VISION_DECODER, given=image_rows(net, c))
+
+
 _TEXT_NAMES: Final = {f"{MODEL}.{name}.": f"{_VISION_DECODER}.{name}." for name in ("embed_tokens", "layers", "norm")}
 """Names of the text alone, which its adapters have."""
 
 
-def _in_vision_model(text: ModelFamily, architecture: str, model_type: str) -> ModelFamily:
+def _in_vision_model(
+    text: ModelFamily, architecture: str, model_type: str, config_class: type[CheckpointConfig]
+) -> ModelFamily:
     """Returns the family of a vision-language model with this text."""
-    vision = VisionTower(
-        tensor_prefixes=("model.visual.",),
-        fields=frozenset(
-            """
-            vision_config image_token_id video_token_id vision_start_token_id vision_end_token_id
-            """.split()  # noqa: SIM905
-        ),
-        text_model_types=frozenset({f"{model_type}_text"}),
-    )
     return replace(
         text,
         architecture=architecture,
-        declare=partial(_declare, decoder=_VISION_DECODER),
+        config_class=config_class,
+        declare=_declare_vision,
         older_names=_TEXT_NAMES,
-        vision=vision,
+        vision=vision_of(model_type, QWEN3_5_TOWER, qwen3_5_tower_fields),
     )
 
 
@@ -291,7 +309,7 @@ QWEN3_5 = ModelFamily(
     partial_rotary_factor=0.25,
     mrope=True,
 )
-QWEN3_5_VISION = _in_vision_model(QWEN3_5, "Qwen3_5ForConditionalGeneration", "qwen3_5")
+QWEN3_5_VISION = _in_vision_model(QWEN3_5, "Qwen3_5ForConditionalGeneration", "qwen3_5", Qwen35VlConfig)
 
 QWEN3_5_MOE = replace(
     QWEN3_5,
@@ -303,7 +321,9 @@ QWEN3_5_MOE = replace(
     stacked_experts=CONSECUTIVE_EXPERTS,
 )
 
-QWEN3_5_MOE_VISION = _in_vision_model(QWEN3_5_MOE, "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe")
+QWEN3_5_MOE_VISION = _in_vision_model(
+    QWEN3_5_MOE, "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", Qwen35VlMoeConfig
+)
 
 QWEN3_NEXT = replace(
     QWEN3_5,

@@ -1,4 +1,4 @@
-"""Vision towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, with the mergers that make rows of the language model.
+"""Vision towers of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5, with the mergers that make rows of the language model.
 
 A tower reads the patches of one image, in squares of merge_size * merge_size patches. Each patch has coordinates: row,
 column, and the number of its window. A merger joins the rows of a square. Mergers are layers after those of the tower.
@@ -352,6 +352,17 @@ QWEN3_TOWER: Final = replace(
     declare=_declare_qwen3,
     activations=GELUS,
 )
+QWEN3_5_TOWER: Final = replace(
+    QWEN3_TOWER,
+    architecture="Qwen3_5VisionModel",
+    # Heads that predict several tokens are not used.
+    ignored_tensors=(*QWEN3_TOWER.ignored_tensors, r"mtp\..+"),
+)
 qwen2_tower_fields = partial(tower_fields, architecture=QWEN2_TOWER.architecture, defaults=_QWEN2_DEFAULTS)
 qwen2_5_tower_fields = partial(tower_fields, architecture=QWEN2_5_TOWER.architecture, defaults=_QWEN2_5_DEFAULTS)
 qwen3_tower_fields = partial(tower_fields, architecture=QWEN3_TOWER.architecture, defaults=_QWEN3_DEFAULTS)
+qwen3_5_tower_fields = partial(
+    tower_fields,
+    architecture=QWEN3_5_TOWER.architecture,
+    defaults={name: value for name, value in _QWEN3_DEFAULTS.items() if name != "deepstack_visual_indexes"},
+)

@@ -29,6 +29,8 @@ from .tower import TowerConfig
 
 _AXES: Final = 3
 """Number of an image row's rotary positions: time, height and width."""
+_SECTIONS: Final = (11, 11, 10)
+"""transformers' default of mrope_section in Qwen3.5; other models state it."""
 NUM_TEXT_COORDINATES: Final = _AXES + 1
 """Of an image's row: these positions, and that of a text token after it."""
 
@@ -98,7 +100,7 @@ def image_rows(net: Network, c: QwenVlConfig, axes: Axes = axes_in_turn) -> Give
     return GivenRows(
         num_layers=c.num_deepstack_layers,
         num_coordinates=NUM_TEXT_COORDINATES,
-        axes=axes(c.mrope_section, c.rotary_size // 2),
+        axes=axes(c.mrope_section or _SECTIONS, c.rotary_size // 2),
     )
 
 

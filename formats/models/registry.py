@@ -139,6 +139,7 @@ TOWERS: Final = Families(
         "Qwen2VisionTransformerPretrainedModel": "qwen_tower.QWEN2_TOWER",
         "Qwen2_5_VisionTransformerPretrainedModel": "qwen_tower.QWEN2_5_TOWER",
         "Qwen3VLVisionModel": "qwen_tower.QWEN3_TOWER",
+        "Qwen3_5VisionModel": "qwen_tower.QWEN3_5_TOWER",
     }
 )
 """Vision towers, by the class of their part of a model."""

@@ -28,6 +28,8 @@ ADAPTERS_OF = {
     "qwen2.5-vl": list(ADAPTERS),
     "qwen3-vl": list(ADAPTERS),
     "qwen3-vl-moe": ["everything"],
+    "qwen3.5-vl": ["everything"],
+    "qwen3.5-moe-vl": ["everything"],
 }
 """Models, with adapters that are compared. Those with one adapter have the parts of the others."""
 BOTH = pytest.mark.parametrize("seeing", ["qwen2.5-vl", "qwen3-vl"], indirect=True, scope="module")

@@ -15,7 +15,7 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from support.families import RELATIVES, save_family
+from support.families import RECURRENT, RELATIVES, save_family
 from support.models import EAGER
 
 IMAGE_TOKEN = 57
@@ -35,6 +35,8 @@ VISION: dict[str, dict[str, Any]] = {
     "qwen2.5-vl": {**TOWER, "window_size": 16, "fullatt_block_indexes": [1]},
     "qwen3-vl": {**TOWER, "depth": 4, "deepstack_visual_indexes": [0, 2]},
     "qwen3-vl-moe": {**TOWER, "deepstack_visual_indexes": [2]},
+    "qwen3.5-vl": TOWER,
+    "qwen3.5-moe-vl": TOWER,
 }
 """Fields of vision_config in which the models differ from support/families.py."""
 ADAPTERS: dict[str, dict[str, Any]] = {
@@ -48,7 +50,7 @@ ADAPTERS: dict[str, dict[str, Any]] = {
 
 def save_model(name: str, directory: Path) -> Path:
     """Writes a model of support/families.py as a Hugging Face directory."""
-    family = RELATIVES[name]
+    family = {**RECURRENT, **RELATIVES}[name]
     fields = {**family.fields, "vision_config": {**family.fields["vision_config"], **VISION[name]}}
     save_family(dataclasses.replace(family, fields=fields), directory)
     vocabulary = {word: number for number, word in enumerate(WORDS)} | MARKS
