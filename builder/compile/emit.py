@@ -332,6 +332,7 @@ class _Emitter:
             value_norm=self._ones(op.shape.head_dim) if op.normalizes_values else None,
             values_from_keys=op.values_from_keys,
             shared_layer=-1 if op.shared_layer is None else op.shared_layer,
+            joint_column=-1 if op.joint_column is None else op.joint_column,
             window_column=-1 if op.window_column is None else op.window_column,
         )
         reads = (op.qkv, op.rotary.cosine, op.rotary.sine)

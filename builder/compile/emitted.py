@@ -180,7 +180,10 @@ class Weights:
     def values(self, tensor: Tensor) -> None:
         """A tensor that the program does not refer to, stored row by row in float32."""
         name, rows = str(tensor.name), range(tensor.shape[0])
-        self.vectors[name] = (Vector(tensor=name, size=math.prod(tensor.shape)), WeightRows(name, rows))
+        self.vectors[name] = (
+            Vector(tensor=name, size=math.prod(tensor.shape)),
+            WeightRows(name, rows, tensor.plus_one),
+        )
 
     def constant(self, name: str, value: Array) -> Vector:
         """A constant as an engine vector."""

@@ -71,7 +71,7 @@ _WITHOUT_NODES = (
 parameters."""
 
 _FIELDS_WITHOUT_NODES: Final[Mapping[type[Op], tuple[str, ...]]] = {
-    Attention: ("normalizes_values", "values_from_keys", "shared_layer", "window_column"),
+    Attention: ("normalizes_values", "values_from_keys", "shared_layer", "window_column", "joint_column"),
     Embedding: ("num_later_elements", "num_coordinates"),
     Rotary: ("columns", "is_twice", "is_in_turn"),
     RmsNorm: ("is_stream", "sum_scale"),

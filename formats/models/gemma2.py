@@ -42,10 +42,21 @@ def read_gemma_features(fields: JsonFields, num_hidden_layers: int, pattern: int
 
 
 def declare_gemma(
-    net: Network, c: GemmaConfig, tables: dict[bool, RotaryTable] | None = None, decoder: str = MODEL
+    net: Network,
+    c: GemmaConfig,
+    tables: dict[bool, RotaryTable] | None = None,
+    decoder: str = MODEL,
+    *,
+    takes_images: bool = False,
 ) -> None:
-    """Declares Gemma 2; or Gemma 3, with head norms (qk_layernorm) and `tables` of layers without and with a window."""
-    x = net.embedding(f"{decoder}.embed_tokens", scale=math.sqrt(c.hidden_size))
+    """Declares Gemma 2; or Gemma 3, with head norms (qk_layernorm) and `tables` of layers without and with a window.
+
+    takes_images: True if rows of images, which attend to each other in both directions, may replace tokens. After
+    their elements they have a number of the image, and a coordinate without a value.
+    """
+    x = net.embedding(
+        f"{decoder}.embed_tokens", scale=math.sqrt(c.hidden_size), num_coordinates=2 if takes_images else 0
+    )
     tables = tables or dict.fromkeys((False, True), net.rotary())
     for layer in net.layers():
         p = f"{decoder}.layers.{layer}"
@@ -66,6 +77,7 @@ def declare_gemma(
                 query_norm=query_norm,
                 key_norm=key_norm,
                 is_causal=not c.is_encoder_only,
+                joint_column=c.hidden_size if takes_images else None,
             )
             dense = whole(f"{p}.self_attn.o_proj", "attn_dense", c.hidden_size)
             h = net.linear(attended, "attention.dense", [dense], split=Split.ROW, bias=c.attn_dense_bias)

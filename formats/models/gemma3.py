@@ -14,7 +14,9 @@ from ..network.network import Network
 from .decoder import MODEL
 from .family import Features, ModelFamily, VisionTower, read_rope_of_kinds
 from .gemma2 import GEMMA_ACTIVATIONS, GemmaConfig, declare_gemma, read_gemma_features
-from .llava import LLAVA_DECODER, LLAVA_OLDER_NAMES, LLAVA_TOWERS
+from .gemma3_tower import CLIP_OLDER_NAMES, CONNECTOR_PATH, GEMMA3_TOWER, TOWER_PATH, tower_fields
+from .llava import LLAVA_DECODER, LLAVA_TOWERS
+from .seeing import SeeingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +51,17 @@ def _read_rope(fields: JsonFields, max_position_embeddings: int) -> Features:
     return read_rope_of_kinds(fields, max_position_embeddings, base=1e6, local_base=1e4)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Gemma3SeeingConfig(Gemma3Config, SeeingConfig):
+    """Config of Gemma 3's models that see."""
+
+
 def _declare(net: Network, c: Gemma3Config, *, decoder: str) -> None:
+    takes_images = isinstance(c, SeeingConfig) and c.has_tower
+    for path in (TOWER_PATH, CONNECTOR_PATH) if takes_images else ():
+        net.leave_to_other(path)
     tables = {False: net.rotary(), True: net.rotary(base=c.rotary_local_base, scope="local_rotary")}
-    declare_gemma(net, c, tables, decoder)
+    declare_gemma(net, c, tables, decoder, takes_images=takes_images)
 
 
 GEMMA3 = ModelFamily(
@@ -71,14 +81,17 @@ GEMMA3_VISION = replace(
     GEMMA3,
     architecture="Gemma3ForConditionalGeneration",
     bare_architectures=frozenset(),
+    config_class=Gemma3SeeingConfig,
     declare=partial(_declare, decoder=LLAVA_DECODER),
-    older_names=LLAVA_OLDER_NAMES,
+    older_names=CLIP_OLDER_NAMES,
     vision=VisionTower(
         tensor_prefixes=LLAVA_TOWERS,
         fields=frozenset(
             "vision_config mm_tokens_per_image boi_token_index eoi_token_index image_token_index".split()  # noqa: SIM905
         ),
         text_model_types=frozenset({"gemma3_text"}),
+        family=GEMMA3_TOWER,
+        tower_fields=tower_fields,
         text_defaults={
             "vocab_size": 262208,
             "num_attention_heads": 8,
@@ -90,4 +103,4 @@ GEMMA3_VISION = replace(
         },
     ),
 )
-"""Gemma 3 from 4B up. Images would attend in both directions; text does not."""
+"""Gemma 3 from 4B up. The rows of an image attend to each other in both directions; text does not."""

@@ -135,6 +135,7 @@ TOWERS: Final = Families(
         "Idefics3VisionTransformer": "siglip.IDEFICS3_TOWER",
         "SmolVLMVisionTransformer": "siglip.SMOLVLM_TOWER",
         "CLIPVisionModel": "clip.CLIP_TOWER",
+        "SiglipVisionModel": "gemma3_tower.GEMMA3_TOWER",
         "PixtralVisionModel": "pixtral.PIXTRAL_TOWER",
         "Qwen2VisionTransformerPretrainedModel": "qwen_tower.QWEN2_TOWER",
         "Qwen2_5_VisionTransformerPretrainedModel": "qwen_tower.QWEN2_5_TOWER",

@@ -84,6 +84,7 @@ class DeclaredAttention(DeclaredOps):
         values_from_keys: bool = False,
         shared_layer: int | None = None,
         window_column: int | None = None,
+        joint_column: int | None = None,
     ) -> Value:
         """Declares attention over the heads of `qkv`; scores are multiplied by `scale`, by default 1 / sqrt(head_size).
 
@@ -92,6 +93,7 @@ class DeclaredAttention(DeclaredOps):
         values_from_keys: True takes k, before its norm and its rotation, as v.
         shared_layer: an earlier layer whose keys and values are used.
         window_column: of rows that are given in place of tokens: that with the number of a row's window.
+        joint_column: of such rows: that with the number by which neighbours attend to each other in both directions.
 
         If it is not causal, each row attends to all rows of its sequence, so steps must contain whole sequences.
         """
@@ -121,6 +123,7 @@ class DeclaredAttention(DeclaredOps):
                 values_from_keys=values_from_keys,
                 shared_layer=shared_layer,
                 window_column=window_column,
+                joint_column=joint_column,
             )
         )
         return output

@@ -202,6 +202,11 @@ class Attention:
 
     Rows attend only to their window, a run of neighbours with equal numbers. None: there are no windows.
     """
+    joint_column: int | None = None
+    """For rows that are given in place of tokens, and causal attention: the column with a number.
+
+    Neighbours with equal numbers attend to each other in both directions. None: there are none.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -596,9 +601,20 @@ class PatchEmbedding:
     """[positions of the trained size, hidden_size]."""
     first: Tensor | None = None
     """[hidden_size]: a row before those of the patches, which has the first position."""
+    pooled_norm: Tensor | None = None
+    """[hidden_size]: weight of an RMS norm after the tower, of the mean of neighbouring rows."""
+    pooled_projection: Tensor | None = None
+    """[hidden_size, hidden size of the language model]: the matrix after this norm."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors of the layer."""
-        found = (self.weight, self.bias, self.positions, self.first)
+        found = (
+            self.weight,
+            self.bias,
+            self.positions,
+            self.first,
+            self.pooled_norm,
+            self.pooled_projection,
+        )
         return tuple(tensor for tensor in found if tensor is not None)

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +28,7 @@ from ...formats.adapter.one_version import one_version
 from ...formats.adapter.peft_reader import acts_on, read_pooler
 from ...formats.adapter.recognise import CONFIG_FILE, MAX_CONFIG_BYTES
 from ...formats.models.clip import ClipConfig
+from ...formats.models.gemma3_tower import Gemma3TowerConfig
 from ...formats.models.pixtral import PixtralConfig
 from ...formats.models.qwen_tower import QwenTowerConfig
 from ...formats.models.siglip import SiglipConfig
@@ -37,6 +38,7 @@ from ..engine import load_engine
 from ..executor import Executor
 from ..named_adapter import NamedAdapter, check_unchanged
 from ..pooled import rows_of
+from .gemma3_images import Gemma3Images
 from .idefics3_images import Idefics3Images
 from .image_model import FloatArray, ImageModel, Tiles
 from .llava_images import LlavaImages
@@ -47,6 +49,7 @@ from .row_cache import RowCache
 _MODELS: Final[dict[type[TowerConfig], type[ImageModel]]] = {
     SiglipConfig: Idefics3Images,
     ClipConfig: LlavaImages,
+    Gemma3TowerConfig: Gemma3Images,
     PixtralConfig: PixtralImages,
     QwenTowerConfig: QwenImages,
 }
@@ -98,7 +101,7 @@ class TowerRunner:
         """Held while an adapter is read, which other images do not wait for. Locked before _lock."""
 
     def _tensors(self, patches: PatchEmbedding) -> dict[str, FloatArray]:
-        found = {"weight": patches.weight, "bias": patches.bias, "positions": patches.positions, "first": patches.first}
+        found = {field.name: getattr(patches, field.name) for field in fields(patches)}
         return {
             field: self._engine.tensor(str(tensor.name)).reshape(tensor.shape)
             for field, tensor in found.items()

@@ -48,6 +48,7 @@ EngineInfo info_of(const Program& program, const KernelTable& kernels, const KvP
   }
   std::int32_t num_embeddings = 0;
   for (const auto& op : program.body) {
+    if (const auto* attention = std::get_if<AttentionOp>(&op)) info.joint_column = attention->joint_column;
     const auto* embedding = std::get_if<EmbeddingOp>(&op);
     if (embedding != nullptr && program.num_ranks == 1 && !program.has_encoder()) {
       // Only the first of several embeddings could take rows in place of tokens.

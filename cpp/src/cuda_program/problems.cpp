@@ -94,6 +94,7 @@ class Checker {
     refuse_op(op.value_norm.size != 0, "a norm of values");
     refuse_op(op.values_from_keys, "values from keys");
     refuse_op(op.shared_layer >= 0, "keys and values of another layer");
+    refuse_op(op.joint_column >= 0, "rows that attend to later ones");
     // Queries before this position are not scaled.
     refuse_op(op.query_scaling_beta != 0.0F && program_.max_seq_len > op.query_scaling_length,
               "queries that are scaled by their position");

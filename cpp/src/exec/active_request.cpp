@@ -68,6 +68,12 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
     const auto given = std::make_shared<const PrefixDigests>(
         request.prompt_tuning_config->digests_of(request.input_token_ids, vocab_size_));
     for (const auto& sequence : sequences_) sequence->given = given;
+    if (engine.joint_column >= 0) {
+      const auto joint =
+          std::make_shared<const std::vector<JointTokens>>(request.prompt_tuning_config->joint_tokens(
+              request.input_token_ids, vocab_size_, engine.joint_column));
+      for (const auto& sequence : sequences_) sequence->joint = joint;
+    }
   }
   if (request.encoder_length() > 0) {
     const auto tokens = std::make_shared<const std::vector<std::int32_t>>(*request.encoder_input_token_ids);

@@ -286,11 +286,29 @@ class Executor::Impl {
     return problems;
   }
 
+  /// Returns the error for virtual tokens that attend to each other and do not fit into a step; empty if they
+  /// do.
+  [[nodiscard]] std::string error_of_joint_tokens(const Request& request, std::int64_t vocab_size) const {
+    const std::int32_t column = engine_->info().joint_column;
+    if (column < 0 || !request.prompt_tuning_config) return {};
+    const std::int32_t most = loop_.max_num_tokens();
+    for (const JointTokens& tokens :
+         request.prompt_tuning_config->joint_tokens(request.input_token_ids, vocab_size, column)) {
+      if (tokens.end - tokens.begin <= most) continue;
+      return "the prompt has " + std::to_string(tokens.end - tokens.begin) +
+             " virtual tokens from position " + std::to_string(tokens.begin) +
+             " on that attend to each other, such as those of an image; a step takes max_num_tokens = " +
+             std::to_string(most);
+    }
+    return {};
+  }
+
   /// Returns the error to answer a valid request with; empty if it can run. Then `guides` has the guides of
   /// its sequences.
   [[nodiscard]] std::string error_to_answer(const Request& request, std::int64_t vocab_size,
                                             std::vector<std::shared_ptr<TokenGuide>>& guides) {
     std::string error = request.error_to_answer(vocab_size);
+    if (error.empty()) error = error_of_joint_tokens(request, vocab_size);
     if (!error.empty() || !request.guided_decoding_params) return error;
     try {
       for (std::int32_t i = 0; i < request.num_sequences(); ++i) {

@@ -138,4 +138,25 @@ PrefixDigests PromptTuningConfig::digests_of(std::span<const std::int32_t> promp
   return digests;
 }
 
+std::vector<JointTokens> PromptTuningConfig::joint_tokens(std::span<const std::int32_t> prompt,
+                                                          std::int64_t first_id, std::int32_t column) const {
+  const auto number_of = [&](std::size_t position) {
+    const std::int64_t row = prompt[position] - first_id;
+    return row < 0 ? -1.0F : embedding_table.row(row)[column];
+  };
+  std::vector<JointTokens> found;
+  float before = -1.0F;
+  for (std::size_t i = 0; i < prompt.size(); ++i) {
+    const float number = number_of(i);
+    const auto position = static_cast<std::int32_t>(i);
+    if (number >= 0.0F && number == before) {
+      found.back().end = position + 1;
+    } else if (number >= 0.0F) {
+      found.push_back({.begin = position, .end = position + 1});
+    }
+    before = number;
+  }
+  return found;
+}
+
 }  // namespace adaptrt

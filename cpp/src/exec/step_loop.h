@@ -48,6 +48,8 @@ class StepLoop {
                                                           std::int64_t encoder_length) const {
     return scheduler_.check_capacity(prompt_length, max_tokens, num_sequences, are_beams, encoder_length);
   }
+  /// Maximum number of tokens in a step.
+  [[nodiscard]] std::int32_t max_num_tokens() const { return scheduler_.limits().max_num_tokens; }
   /// nullptr without KvCacheConfig::event_buffer_max_size.
   [[nodiscard]] const std::shared_ptr<KVCacheEventManager>& events() const { return events_; }
   [[nodiscard]] std::int32_t num_kv_blocks() const { return memory_.num_blocks(); }

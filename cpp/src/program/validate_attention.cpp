@@ -69,6 +69,10 @@ void Validator::check(const AttentionOp& op) {
       add(where_ + ": window_column is given, and it is causal or has a sliding window");
     }
   }
+  if (op.joint_column != -1) {
+    check_coordinate("joint_column", op.joint_column);
+    if (op.kind != AttentionKind::kCausal) add(where_ + ": joint_column is given, and it is not causal");
+  }
   check_finite("norm_epsilon", op.norm_epsilon, 0.0F);
   check_finite("scale", op.scale, 0.0F);
   check_range_(where_ + ": sliding_window", op.sliding_window, 0, kSizeLimit - 1);

@@ -241,6 +241,18 @@ void check_drafts(const StepPlan& plan, const Scheduler& scheduler, Report& repo
   }
 }
 
+/// No step ends between tokens that attend to each other.
+void check_joint_tokens(const StepPlan& plan, Report& report) {
+  for (const PlannedSequence& entry : plan.entries) {
+    if (!entry.is_prefill || !entry.sequence->joint) continue;
+    const auto is_cut = [&](const JointTokens& tokens) {
+      return tokens.begin < entry.end() && entry.end() < tokens.end;
+    };
+    report.check(std::ranges::none_of(*entry.sequence->joint, is_cut), *entry.sequence,
+                 "is planned up to the middle of tokens that attend to each other");
+  }
+}
+
 bool ends_at_snapshot(const PlannedSequence& entry, const Scheduler& scheduler) {
   const Sequence& sequence = *entry.sequence;
   return sequence.prompt_length <= scheduler.limits().max_reusable_prompt_len &&
@@ -277,7 +289,7 @@ void check_states(const StepPlan& plan, const Scheduler& scheduler, Report& repo
 }
 
 /// With equal progress, and if blocks cannot run out, prompts that do not end in this step get the same
-/// number of tokens, except for the last chunk.
+/// number of tokens, except for the last chunk and for chunks that grow so as not to cut joint tokens.
 void check_shares(const StepPlan& plan, const Scheduler& scheduler, Report& report) {
   const SchedulerConfig& config = scheduler.config();
   if (config.context_chunking_policy != ContextChunkingPolicy::kEqualProgress ||
@@ -287,7 +299,7 @@ void check_shares(const StepPlan& plan, const Scheduler& scheduler, Report& repo
   std::int32_t least = scheduler.limits().max_num_tokens;
   std::int32_t most = 0;
   for (const PlannedSequence& entry : plan.entries) {
-    if (!entry.is_prefill) continue;
+    if (!entry.is_prefill || entry.sequence->joint) continue;
     most = std::max(most, entry.count);
     if (!entry.wants_logits && !ends_at_snapshot(entry, scheduler)) least = std::min(least, entry.count);
   }
@@ -313,6 +325,7 @@ std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler&
   const SequenceMemoryPool& memory = scheduler.memory();
   Report report;
   check_shares(plan, scheduler, report);
+  check_joint_tokens(plan, report);
   check_states(plan, scheduler, report);
   check_beginnings(plan, memory, report);
   check_drafts(plan, scheduler, report);

@@ -119,9 +119,9 @@ void Scheduler::plan(StepPlan& plan) {
 void Scheduler::plan_entries(StepPlan& plan) {
   const bool is_static = config_.capacity_scheduler_policy == CapacitySchedulerPolicy::kStaticBatch;
   // A new batch waits for the last sequence of the old one, even if this plan preempts it.
-  const bool may_start = !is_static || running_.empty();
+  bool may_start = !is_static || running_.empty();
   plan_decodes(plan);
-  plan_running_prefills(plan);
+  if (!plan_running_prefills(plan)) may_start = false;
   if (lora_cache_ != nullptr) collect_failed_loads(plan);
   if (plan.preempted.empty()) {
     plan.awaits_loads = is_static && may_start && looks_ahead() && next_are_loading(plan);
@@ -145,19 +145,24 @@ void Scheduler::plan_decodes(StepPlan& plan) {
   }
 }
 
-void Scheduler::plan_running_prefills(StepPlan& plan) {
+bool Scheduler::plan_running_prefills(StepPlan& plan) {
+  bool have_room = true;
   for (std::size_t i = 0; i < running_.size(); ++i) {
     Sequence& sequence = *running_[i];
     if (sequence.is_decoding() || sequence.num_to_compute() == 0) continue;
     const std::int32_t left = tokens_left(plan);
     if (left == 0) break;
-    while (room_for(sequence) < 1 && preempt_prefill_after(i, plan)) {
+    const std::int32_t first = sequence.num_computed();
+    while (room_for(sequence) < least_from(sequence, first) && preempt_prefill_after(i, plan)) {
     }
     // Without room, the prefill waits for the decodes of this step to end. They started later but are already
     // planned.
-    const std::int32_t count = std::min({left, chunk_unit_, most_in_step(sequence), room_for(sequence)});
+    const std::int32_t most = std::min({left, most_in_step(sequence), room_for(sequence)});
+    const std::int32_t count = without_cut(sequence, first, std::min(most, chunk_unit_), most);
     if (count > 0) add_to_plan(sequence, count, true, plan);
+    have_room = have_room && least_from(sequence, first) <= left;
   }
+  return have_room;
 }
 
 void Scheduler::charge(Sequence& sequence, std::int32_t num_tokens) {

@@ -114,6 +114,7 @@ Scheduler::StartResult Scheduler::try_start(Sequence& sequence, StepPlan& plan) 
   const bool may_split = !computes_sequences_whole() &&
                          (limits_.enable_chunked_context || sequence.num_tokens() > limits_.max_num_tokens);
   if (to_compute > tokens_left(plan) && !may_split) return StartResult::kNoRoom;
+  if (least_from(sequence, prefix.num_tokens) > tokens_left(plan)) return StartResult::kNoRoom;
   if (std::cmp_greater(running_.size() + 1,
                        limits_.max_batch_size - num_promised_forks() - sequence.num_forks))
     return StartResult::kNoRoom;
@@ -144,7 +145,10 @@ Scheduler::StartResult Scheduler::try_start(Sequence& sequence, StepPlan& plan) 
     return StartResult::kSkipped;
   }
   start(sequence, std::move(lease), plan);
-  add_to_plan(sequence, std::min({tokens_left(plan), chunk_unit_, most_in_step(sequence)}), true, plan);
+  const std::int32_t most = std::min(tokens_left(plan), most_in_step(sequence));
+  const std::int32_t count =
+      without_cut(sequence, sequence.num_computed(), std::min(most, chunk_unit_), most);
+  add_to_plan(sequence, count, true, plan);
   return StartResult::kStarted;
 }
 

@@ -10,6 +10,7 @@ import pytest
 
 from adaptrt import LLM, SamplingParams
 from support.seeing import (
+    GEMMA3,
     LLAVA,
     PIXTRAL,
     SeeingModel,
@@ -45,7 +46,7 @@ class Seeing:
         return llm
 
 
-@pytest.fixture(scope="module", params=[LLAVA, PIXTRAL], ids=lambda model: model.family)
+@pytest.fixture(scope="module", params=[LLAVA, GEMMA3, PIXTRAL], ids=lambda model: model.family)
 def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seeing:
     return Seeing(request.param, tmp_path_factory.mktemp("seeing"))
 

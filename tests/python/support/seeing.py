@@ -15,6 +15,8 @@ import transformers
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.llava.processing_llava import LlavaProcessor
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
@@ -54,6 +56,8 @@ class SeeingModel:
     """Token of an image in the chat template."""
     vision: Mapping[str, Any] = field(default_factory=dict)
     """Fields of vision_config in which the model differs from support/families.py."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Other fields of config.json in which it differs."""
     image_settings: Mapping[str, Any] = field(default_factory=dict)
     """Arguments with which transformers' processor calls the image processor."""
 
@@ -98,6 +102,14 @@ LLAVA = SeeingModel(
 )
 
 
+def gemma3_processor(images: Any, tokenizer: Any) -> Any:
+    marks = {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}
+    for name, token in marks.items():
+        setattr(tokenizer, name, token)
+        setattr(tokenizer, f"{name}_id", tokenizer.convert_tokens_to_ids(token))
+    return Gemma3Processor(images, tokenizer, image_seq_length=4, chat_template=GEMMA3.template)
+
+
 class PixtralStandIn:
     """transformers' PixtralProcessor, which needs torchvision."""
 
@@ -119,6 +131,24 @@ class PixtralStandIn:
         return {**self.tokenizer(first, return_tensors=return_tensors), **found}
 
 
+GEMMA3 = SeeingModel(
+    "gemma3-vision",
+    Gemma3ImageProcessorPil(size={"height": 28, "width": 28}),
+    gemma3_processor,
+    adapters(
+        r".*vision_tower.*(q_proj|fc1|out_proj)",
+        r".*vision_tower.*layers.0.mlp.fc2",
+        r".*language_model.*(q_proj|down_proj)",
+    ),
+    ("<start_of_image>", "<end_of_image>", "<end_of_utterance>"),
+    image_token="<image_soft_token>",
+    place="<start_of_image>",
+    vision={"num_hidden_layers": 2, "patch_size": 7},
+    fields={  # a tied model repeats its last token
+        "tie_word_embeddings": False,
+        "text_config": {**RELATIVES["gemma3-vision"].fields["text_config"], "tie_word_embeddings": False},
+    },
+)
 PIXTRAL_SQUARE = 14
 """Height and width of the pixels that become a row."""
 PIXTRAL = SeeingModel(
@@ -143,7 +173,7 @@ def save_model(directory: Path, seeing: SeeingModel = SMOLVLM) -> Path:
     """Writes the model as a Hugging Face directory."""
     family = RELATIVES[seeing.family]
     vision = {**family.fields["vision_config"], **seeing.vision}
-    save_family(replace(family, fields={**family.fields, "vision_config": vision}), directory)
+    save_family(replace(family, fields={**family.fields, **seeing.fields, "vision_config": vision}), directory)
     vocabulary = {word: number for number, word in enumerate([*WORDS, *seeing.marks])}
     vocabulary[seeing.image_token] = IMAGE_TOKEN
     vocabulary |= {f"w{number}": number for number in range(61) if number not in vocabulary.values()}

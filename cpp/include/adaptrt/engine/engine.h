@@ -57,6 +57,9 @@ struct EngineInfo {
   std::int64_t prompt_embedding_size = 0;
   /// Number of coordinates, the last elements of each of StepInput::prompt_embeddings (see EmbeddingOp).
   std::int32_t num_coordinates = 0;
+  /// Column of StepInput::prompt_embeddings by which neighbours attend to each other
+  /// (AttentionOp::joint_column); -1: tokens attend only to earlier ones.
+  std::int32_t joint_column = -1;
   /// Number of token types of the model; StepInput::token_types are below it.
   std::int64_t num_token_types = 1;
   /// False: the model has no lm_head; it returns hidden states and no logits.

@@ -65,6 +65,9 @@ constexpr auto fields_of(const EngineInfo* type) {
                        "Number of coordinates at the end of each row of PromptTuningConfig.embedding_table: "
                        "whole numbers from -1 on. The last one is the rotary position of a text token after "
                        "the row, the others are the row's own; -1: as without coordinates."},
+                 Field{"joint_column", &C::joint_column,
+                       "Column of PromptTuningConfig.embedding_table with numbers: neighbours with equal "
+                       "numbers from 0 on attend to each other in both directions. -1: there is none."},
                  Field{"finds_best_tokens", &C::finds_best_tokens,
                        "True if the engine finds the most likely tokens on its device, so that their rows of "
                        "logits need not be copied to the host."}});

@@ -15,6 +15,7 @@
 #include "adaptrt/engine/engine.h"
 #include "adaptrt/exec/float_tensor.h"
 #include "adaptrt/kv/reuse_key.h"
+#include "adaptrt/sched/sequence.h"
 
 namespace adaptrt {
 
@@ -59,6 +60,11 @@ struct PromptTuningConfig {
   /// Returns digests of the extra ids and of the virtual tokens in `prompt`, whose ids begin with `first_id`.
   /// Both this object and the tokens must be valid.
   [[nodiscard]] PrefixDigests digests_of(std::span<const std::int32_t> prompt, std::int64_t first_id) const;
+
+  /// Returns the runs of virtual tokens in `prompt` whose rows have equal numbers from 0 on in a column of
+  /// the table; `first_id` as in digests_of().
+  [[nodiscard]] std::vector<JointTokens> joint_tokens(std::span<const std::int32_t> prompt,
+                                                      std::int64_t first_id, std::int32_t column) const;
 
   bool operator==(const PromptTuningConfig&) const = default;
 };

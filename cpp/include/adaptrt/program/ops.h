@@ -221,6 +221,10 @@ struct AttentionOp {
   /// kBidirectional only: column of StepInput::prompt_embeddings with the number of a row's window. A row
   /// attends only to its window, which is a run of neighbours with equal numbers. -1: there are no windows.
   std::int32_t window_column = -1;
+  /// kCausal only: column of StepInput::prompt_embeddings with a number. Neighbours with equal numbers, such
+  /// as the rows of an image, also attend to those of them that follow; a step has the rest of them. -1:
+  /// there is none.
+  std::int32_t joint_column = -1;
 
   /// Layer whose keys and values are read.
   [[nodiscard]] std::int32_t kv_layer() const { return shared_layer < 0 ? layer : shared_layer; }

@@ -183,7 +183,10 @@ constexpr auto fields_of(const AttentionOp* /*type*/) {
             "An earlier layer whose keys and values are read; -1: the layer stores its own."},
       Field{"window_column", &C::window_column,
             "Column with the number of a row's window, in rows given in place of tokens; -1: there are no "
-            "windows."}};
+            "windows."},
+      Field{"joint_column", &C::joint_column,
+            "AttentionKind.CAUSAL only: column with a number, in rows given in place of tokens. Neighbours "
+            "with equal numbers also attend to later ones; -1: there is none."}};
 }
 static_assert(lists_every_member<AttentionOp>());
 

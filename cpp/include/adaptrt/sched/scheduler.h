@@ -232,7 +232,9 @@ class Scheduler {
 
   void plan_entries(StepPlan& plan);
   void plan_decodes(StepPlan& plan);
-  void plan_running_prefills(StepPlan& plan);
+  /// Returns false if a prefill has joint tokens for which too few tokens of the step are left. No sequence
+  /// may start then, so that later steps have fewer decodes.
+  bool plan_running_prefills(StepPlan& plan);
   void collect_failed_loads(StepPlan& plan) const;
   /// True if the plan has no room for another sequence.
   [[nodiscard]] bool is_full(const StepPlan& plan) const;
@@ -293,6 +295,12 @@ class Scheduler {
   /// Returns how many tokens of a prefill a step may compute: all that are left, or fewer if a snapshot of
   /// its states is wanted before their end.
   [[nodiscard]] std::int32_t most_in_step(const Sequence& sequence) const;
+  /// Returns a number of tokens from position `first` on that cuts no joint tokens: up to their end, which
+  /// may be more than `count` but not more than `most`, or else up to their beginning, which may be 0.
+  [[nodiscard]] static std::int32_t without_cut(const Sequence& sequence, std::int32_t first,
+                                                std::int32_t count, std::int32_t most);
+  /// Returns the least number of tokens from position `first` on that a step can compute.
+  [[nodiscard]] static std::int32_t least_from(const Sequence& sequence, std::int32_t first);
   void plan_state_copies(StepPlan& plan) const;
 
   SchedulerConfig config_;

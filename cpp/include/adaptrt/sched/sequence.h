@@ -20,6 +20,14 @@ enum class SequenceState : std::uint8_t {
   kFinished,  ///< removed from the scheduler
 };
 
+/// Tokens [begin, end) of a prompt that attend to each other in both directions.
+struct JointTokens {
+  std::int32_t begin = 0;
+  std::int32_t end = 0;
+
+  bool operator==(const JointTokens&) const = default;
+};
+
 /// The scheduler's view of one sequence of a request. The executor owns it, and its address must not change
 /// while a scheduler knows it.
 struct Sequence {
@@ -43,6 +51,9 @@ struct Sequence {
   std::optional<std::uint64_t> cache_salt;
   /// Digests of prompt content that is not token ids; nullptr if none. Sequences of one request share them.
   std::shared_ptr<const PrefixDigests> given;
+  /// Ascending; a step that computes one of these tokens computes all of them up to `end`. nullptr if there
+  /// are none. Sequences of one request share them.
+  std::shared_ptr<const std::vector<JointTokens>> joint;
   /// nullptr for the default retention of all its blocks.
   std::shared_ptr<const KvCacheRetentionConfig> retention;
   /// True if every prompt token must be computed, even if its KV could be reused: the request wants their

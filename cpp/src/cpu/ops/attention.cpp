@@ -48,7 +48,8 @@ struct AttentionLayer {
         context(place.context),
         pool(pool_of(key_source, place.context)),
         layer(key_source == KeySource::kOwnRows ? pool.layer_like(op.shape) : pool.layer(op.kv_layer())),
-        tasks(place.rows.attention_plans.tasks_of(op.shape, op.window_column)),
+        tasks(place.rows.attention_plans.tasks_of(op.shape,
+                                                  {.window = op.window_column, .joint = op.joint_column})),
         qkv(place.context.rows_of(op.qkv)),
         output(place.context.rows_of(op.output)),
         cosine(op.cosine == kNoBuffer ? Rows{} : place.context.rows_of(op.cosine)),
@@ -328,7 +329,10 @@ class AttentionRun {
 
   /// Keys of a task's sequence, up to the end of the window; the queries attend to some of them.
   [[nodiscard]] std::int64_t keys_of_task(const AttentionTask& task) const {
-    if (is_causal()) return place_of(task.first_token + task.tokens - 1) + 1;
+    if (is_causal()) {
+      const std::int32_t end = task.end_token != 0 ? task.end_token : task.first_token + task.tokens;
+      return place_of(end - 1) + 1;
+    }
     if (of_.source == KeySource::kEncoderInput) {
       return step_.input.encoder_lengths[static_cast<std::size_t>(task.sequence)];
     }
@@ -384,12 +388,12 @@ class AttentionRun {
     const std::int64_t first_key =
         op_.sliding_window == 0 ? task.first_key : std::max<std::int64_t>(0, first + 1 - op_.sliding_window);
     return {.begin = group_of(first_key) / kTileGroups * kTileGroups,
-            .end = group_of(std::min(last + look_ahead_of(keys), keys - 1)) + 1,
+            .end = group_of(std::min(last + look_ahead_of(task, keys), keys - 1)) + 1,
             .keys = keys};
   }
 
-  [[nodiscard]] std::int64_t look_ahead_of(std::int64_t keys) const {
-    if (is_causal()) return 0;
+  [[nodiscard]] std::int64_t look_ahead_of(const AttentionTask& task, std::int64_t keys) const {
+    if (is_causal()) return task.end_token != 0 ? keys : 0;
     return op_.sliding_window == 0 ? keys : op_.sliding_window - 1;
   }
 
@@ -404,7 +408,7 @@ class AttentionRun {
             .first_position = place_of(task.first_token),
             .sliding_window = op_.sliding_window,
             .first_key = task.first_key,
-            .look_ahead = look_ahead_of(keys_of_task(task)),
+            .look_ahead = look_ahead_of(task, keys_of_task(task)),
             .softcap = op_.softcap * std::numbers::log2e_v<float>,
             .bias = of_.bias_of((task.first_head + head) * group_),
             .bias_stride = of_.bias_stride,

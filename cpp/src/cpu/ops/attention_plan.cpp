@@ -31,19 +31,25 @@ bool have_equal_tasks(const AttentionShape& a, const AttentionShape& b) {
   return a.num_attention_heads == b.num_attention_heads && key_heads(a) == key_heads(b);
 }
 
-/// Finds the windows of rows: runs of neighbours with the same number.
-class Windows {
- public:
-  /// column: -1: each sequence is one window.
-  Windows(const StepInput& input, std::int32_t column) : column_(column), rows_(input, 0) {}
+/// A run of neighbours with the same number.
+struct Run {
+  std::int32_t end = 0;
+  float number = -1.0F;  ///< -1: the tokens have no rows, or no number
+};
 
-  /// Returns the end of the window that begins at a token, up to the `end` of its sequence.
-  [[nodiscard]] std::int32_t end_of(std::int32_t token, std::int32_t end) {
-    if (column_ < 0) return end;
+/// Finds the runs of a step's tokens.
+class Runs {
+ public:
+  /// column: -1: each sequence is one run.
+  Runs(const StepInput& input, std::int32_t column) : column_(column), rows_(input, 0) {}
+
+  /// Returns the run that begins at a token, up to the `end` of its sequence.
+  [[nodiscard]] Run at(std::int32_t token, std::int32_t end) {
+    if (column_ < 0) return {.end = end};
     const float number = number_of(token);
     while (++token < end && number_of(token) == number) {
     }
-    return token;
+    return {.end = token, .number = number};
   }
 
  private:
@@ -56,31 +62,34 @@ class Windows {
   GivenRows rows_;
 };
 
-void plan_attention(const StepInput& input, const AttentionShape& shape, std::int32_t window_column,
+void plan_attention(const StepInput& input, const AttentionShape& shape, const RunColumns& columns,
                     int num_threads, std::vector<AttentionTask>* tasks) {
   const std::size_t sequences = input.prompt_lengths.size();
   const auto positions = static_cast<std::int32_t>(positions_per_task(shape));
   const auto kv_heads = static_cast<std::int32_t>(key_heads(shape));
   const auto together =
       static_cast<std::int32_t>(heads_per_task(static_cast<std::int64_t>(sequences), shape, num_threads));
-  const bool has_windows = window_column >= 0;
-  Windows windows(input, window_column);
+  const bool has_windows = columns.window >= 0;
+  Runs runs(input, has_windows ? columns.window : columns.joint);
   tasks->clear();
   for (std::size_t sequence = 0; sequence < sequences; ++sequence) {
     const std::int32_t begin = input.sequence_offsets[sequence];
     const std::int32_t end = input.sequence_offsets[sequence + 1];
     const std::int32_t heads = end - begin == 1 ? together : 1;
-    for (std::int32_t window = begin, window_end = 0; window < end; window = window_end) {
-      window_end = windows.end_of(window, end);
-      for (std::int32_t first = window; first < window_end; first += positions) {
+    Run run;
+    for (std::int32_t run_begin = begin; run_begin < end; run_begin = run.end) {
+      run = runs.at(run_begin, end);
+      const bool is_joint = !has_windows && run.number >= 0.0F;
+      for (std::int32_t first = run_begin; first < run.end; first += positions) {
         for (std::int32_t head = 0; head < kv_heads; head += heads) {
           tasks->push_back({.sequence = static_cast<std::int32_t>(sequence),
                             .first_token = first,
-                            .tokens = std::min(positions, window_end - first),
+                            .tokens = std::min(positions, run.end - first),
                             .first_head = head,
                             .heads = std::min(heads, kv_heads - head),
-                            .first_key = has_windows ? window - begin : 0,
-                            .end_key = has_windows ? window_end - begin : 0});
+                            .first_key = has_windows ? run_begin - begin : 0,
+                            .end_key = has_windows ? run.end - begin : 0,
+                            .end_token = is_joint ? run.end : 0});
         }
       }
     }
@@ -92,6 +101,12 @@ void plan_attention(const StepInput& input, const AttentionShape& shape, std::in
   // std::stable_sort would allocate.
   std::sort(tasks->begin(), tasks->end(),
             [&](const AttentionTask& a, const AttentionTask& b) { return order(a) < order(b); });
+}
+
+RunColumns columns_of(const Op& op) {
+  const auto* attention = std::get_if<AttentionOp>(&op);
+  if (attention == nullptr) return {};
+  return {.window = attention->window_column, .joint = attention->joint_column};
 }
 
 }  // namespace
@@ -116,33 +131,28 @@ const AttentionShape* shape_of(const Op& op) {
   return keys == nullptr ? nullptr : &keys->shape;
 }
 
-std::int32_t window_column_of(const Op& op) {
-  const auto* attention = std::get_if<AttentionOp>(&op);
-  return attention == nullptr ? -1 : attention->window_column;
-}
-
 AttentionPlans::AttentionPlans(const std::vector<Op>& ops) {
   for (const Op& op : ops) {
     const AttentionShape* shape = shape_of(op);
     if (shape == nullptr) continue;
-    const std::int32_t column = window_column_of(op);
+    const RunColumns columns = columns_of(op);
     const auto same = [&](const Plan& plan) {
-      return plan.window_column == column && have_equal_tasks(plan.shape, *shape);
+      return plan.columns == columns && have_equal_tasks(plan.shape, *shape);
     };
     if (std::ranges::none_of(plans_, same)) {
-      plans_.push_back({.shape = *shape, .window_column = column, .tasks = {}});
+      plans_.push_back({.shape = *shape, .columns = columns, .tasks = {}});
     }
   }
 }
 
 void AttentionPlans::make(const StepInput& input, int num_threads) {
-  for (Plan& plan : plans_) plan_attention(input, plan.shape, plan.window_column, num_threads, &plan.tasks);
+  for (Plan& plan : plans_) plan_attention(input, plan.shape, plan.columns, num_threads, &plan.tasks);
 }
 
 const std::vector<AttentionTask>& AttentionPlans::tasks_of(const AttentionShape& shape,
-                                                           std::int32_t window_column) const {
+                                                           const RunColumns& columns) const {
   const auto has_tasks = [&](const Plan& plan) {
-    return plan.window_column == window_column && have_equal_tasks(plan.shape, shape);
+    return plan.columns == columns && have_equal_tasks(plan.shape, shape);
   };
   return std::ranges::find_if(plans_, has_tasks)->tasks;
 }

@@ -20,13 +20,21 @@ struct AttentionTask {
   /// Keys [first_key, end_key) of the sequence that the queries' window has; 0 and 0 without windows.
   std::int32_t first_key = 0;
   std::int32_t end_key = 0;
+  /// End of the tokens of the step that the queries attend to: neighbours with equal numbers
+  /// (AttentionOp::joint_column). 0: queries attend up to their own position.
+  std::int32_t end_token = 0;
 };
 
 /// The heads of an op's attention; nullptr if the op has no attention.
 [[nodiscard]] const AttentionShape* shape_of(const Op& op);
 
-/// AttentionOp::window_column; -1 for other ops.
-[[nodiscard]] std::int32_t window_column_of(const Op& op);
+/// Columns of given rows by which attention cuts sequences into runs of neighbours with equal numbers.
+struct RunColumns {
+  std::int32_t window = -1;  ///< AttentionOp::window_column
+  std::int32_t joint = -1;   ///< AttentionOp::joint_column
+
+  bool operator==(const RunColumns&) const = default;
+};
 
 /// Number of groups of query heads that attend to keys together: the key-value heads. If all queries have the
 /// same keys, there are more groups, so that several threads can compute a sequence.
@@ -35,8 +43,7 @@ struct AttentionTask {
 /// Maximum number of rows of a task: query positions times the query heads of its key heads.
 [[nodiscard]] std::int64_t rows_per_task(const AttentionShape& shape);
 
-/// Cuts the queries of steps into tasks, once for all ops with the same numbers of heads and the same
-/// windows.
+/// Cuts the queries of steps into tasks, once for all ops with the same numbers of heads and the same runs.
 class AttentionPlans {
  public:
   /// Plans of one section.
@@ -45,14 +52,14 @@ class AttentionPlans {
   /// Makes the tasks of a step for `num_threads` threads. Long tasks come first, so that they do not end
   /// last.
   void make(const StepInput& input, int num_threads);
-  /// Tasks of ops with these heads and windows, filled by make(). The vector's address does not change.
+  /// Tasks of ops with these heads and runs, filled by make(). The vector's address does not change.
   [[nodiscard]] const std::vector<AttentionTask>& tasks_of(const AttentionShape& shape,
-                                                           std::int32_t window_column) const;
+                                                           const RunColumns& columns) const;
 
  private:
   struct Plan {
     AttentionShape shape;
-    std::int32_t window_column;
+    RunColumns columns;
     std::vector<AttentionTask> tasks;
   };
   std::vector<Plan> plans_;
