@@ -45,6 +45,7 @@ from .inspect_adapter import (
     print_adapter,
     print_table,
 )
+from .kernel_names import describe_kernels
 
 _CONTEXTS: Final = (1 << 13, 1 << 15, 1 << 17)
 
@@ -238,7 +239,7 @@ def _describe_kernels() -> str:
     chosen, *others = cpu_kernels()
     refused = [f"{name}: {reason}" for name, reason in impossible_cpu_kernels()]
     on_request = [f"on request: {', '.join(others)}"] if others else []
-    return "; ".join([f"{chosen} on this machine", *on_request, *refused])
+    return "; ".join([f"{describe_kernels(chosen)} on this machine", *on_request, *refused])
 
 
 def _describe_tensorrt_engine(path: Path, tensors: bool) -> None:

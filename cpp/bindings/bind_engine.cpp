@@ -264,6 +264,10 @@ void bind_engine(py::module_& module) {
         return reasons;
       },
       "The other kernels: a dictionary from name to the reason why this CPU cannot run them.");
+  module.def(
+      "base_of_cpu_kernels", &base_of_kernels, py::arg("name"),
+      "The kernels that these ones fall back to where their own instructions bring nothing; empty if all "
+      "are their own.");
   module.def("amx_is_permitted", &amx_is_permitted,
              "True if the CPU has AMX for bfloat16 and int8, and Linux lets this process use it.");
   py::class_<MachineLimits>(module, "MachineLimits", "Measured limits of this machine.")

@@ -19,6 +19,8 @@ ADAPTERS: Mapping[str, Mapping[str, Any] | None] = {
     "dora": {"r": 4, "use_dora": True},
 }
 """Arguments of peft.LoraConfig."""
+USES_C_LIBRARY = "uses-c-library"
+"""File in the folder of a family whose engine takes exponentials and logarithms from the C library."""
 LENGTHS = (3, 17, 24, 41)
 """Lengths of the prompts, one for each of ADAPTERS."""
 

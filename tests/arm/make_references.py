@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from cases import ADAPTERS, ask, prompts
+from cases import ADAPTERS, USES_C_LIBRARY, ask, prompts
 
 from adaptrt._core import DType, QuantAlgo
 from adaptrt.builder.build import build
@@ -56,6 +56,9 @@ def main() -> int:
     if unknown := set(arguments.families) - set(ALL):
         parser.error(f"unknown families {', '.join(sorted(unknown))}; expected some of {', '.join(ALL)}")
     for name in arguments.families or ALL:
+        (arguments.folder / name).mkdir(parents=True)
+        if name in RECURRENT:
+            (arguments.folder / name / USES_C_LIBRARY).touch()
         write_references(ALL[name], arguments.folder / name, list(ENGINES) if name == OF_ALL_TYPES else ["float32"])
         print(name, flush=True)
     return 0

@@ -11,6 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..kernel_names import describe_kernels
 from .measure import DIVERGENCE, PERCENTILES, WEIGHT_BYTES
 from .profile import OpSummary, seconds_between_ranks
 from .report import ComparisonResult, Figure, Report, Row, pair_ratios
@@ -38,7 +39,8 @@ def _machine_line(report: Report) -> Text:
     limits = ", ".join(
         f"{limit_title(name)} {_scaled(figure)}" for name, figure in report.limits.items() if figure.median > 0
     )
-    return Text(f"{machine['processor']}, {machine['threads']} threads, {machine['kernels']} kernels: {limits}")
+    kernels = describe_kernels(machine["kernels"])
+    return Text(f"{machine['processor']}, {machine['threads']} threads, {kernels} kernels: {limits}")
 
 
 def limit_title(name: str) -> str:

@@ -7,7 +7,9 @@
 #include <cstddef>
 #include <iterator>
 #include <ostream>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "adaptrt/core/error.h"
@@ -123,6 +125,27 @@ std::string obstacle(const Cpu& cpu, const std::string& name) {
 }
 
 BOOST_AUTO_TEST_SUITE(kernel_choice)
+
+BOOST_AUTO_TEST_CASE(a_table_falls_back_to_a_table_that_runs_on_the_same_cpus) {
+  BOOST_TEST(base_of_kernels("neon_i8mm") == "neon");
+  BOOST_TEST(base_of_kernels("avx512_amx") == "avx512_bf16");
+  BOOST_TEST(base_of_kernels("avx2") == "");
+  BOOST_TEST(base_of_kernels("none") == "");
+  for (const Case& some : kCases) {
+    for (const std::string& name : some.runnable) {
+      const std::string_view base = base_of_kernels(name);
+      BOOST_TEST((base.empty() || std::ranges::count(some.runnable, base) == 1), name);
+    }
+  }
+  constexpr auto kFloat32 = static_cast<std::size_t>(DType::kFloat32);
+  const std::span<const KernelTable* const> tables = available_kernels();
+  for (const KernelTable* table : tables) {
+    const std::string_view base = base_of_kernels(table->name);
+    const auto found = std::ranges::find(tables, base, [](const KernelTable* other) { return other->name; });
+    if (found != tables.end())
+      BOOST_TEST((table->attend[kFloat32] == (*found)->attend[kFloat32]), table->name);
+  }
+}
 
 BOOST_DATA_TEST_CASE(a_cpu_runs_these_tables_and_the_first_is_chosen, boost::unit_test::data::make(kCases),
                      some) {

@@ -18,6 +18,7 @@ from adaptrt.formats.engine.engine_config import EngineConfig, engine_file
 from adaptrt.formats.engine.engine_file import EngineFile
 from adaptrt.runtime.engine import load_engine
 from adaptrt.tools.inspect import by_ranks
+from adaptrt.tools.kernel_names import describe_kernels
 from support.models import ModelSpec, save_adapter, save_model
 
 SPEC = ModelSpec(family="qwen3", num_hidden_layers=3, tie_word_embeddings=True)
@@ -119,7 +120,7 @@ def test_an_engine(inspect: Inspect) -> None:
     assert "max_batch_size 4, max_num_tokens 128, max_input_len 64, max_seq_len 96" in text
     assert "max_lora_rank 6, attn_q, mlp_4h_to_h\n" in text
     assert "adapters      lora\n" in text
-    assert f"kernels       {cpu_kernels()[0]} on this machine; " in text
+    assert f"kernels       {describe_kernels(cpu_kernels()[0])} on this machine; " in text
     for name, reason in impossible_cpu_kernels():
         assert f"; {name}: {reason}" in text
 

@@ -47,6 +47,10 @@ struct KernelFit {
 /// results depend on the choice.
 [[nodiscard]] std::vector<KernelFit> fit_kernels(const Cpu& cpu);
 
+/// Returns the name of the table whose kernels table `name` has where its own instructions bring nothing.
+/// Empty if all kernels are its own.
+[[nodiscard]] std::string_view base_of_kernels(std::string_view name);
+
 /// Returns an error that says why `name` is unavailable among `fits` and which names are available. Empty if
 /// it is available, or if `name` is empty and any table is.
 [[nodiscard]] std::string kernels_problem(std::string_view name, std::span<const KernelFit> fits);

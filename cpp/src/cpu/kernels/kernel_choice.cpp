@@ -55,28 +55,30 @@ struct Row {
   std::span<const Need> needs;
   /// True if it comes before the next row that can run. True for the last row.
   bool (*is_faster)(const Cpu& cpu);
+  /// The table whose kernels it has where its own instructions bring nothing; empty if all are its own.
+  std::string_view base;
 };
 
-constexpr Row kPortable{"portable", {}, always};
+constexpr Row kPortable{"portable", {}, always, {}};
 
 constexpr auto kRows = std::to_array<Row>({
     // Measured at 15 to 30 times the rate of vdpbf16ps.
-    {"avx512_amx", needs_from(&Cpu::amx), always},
-    {"avx512_bf16", needs_from(&Cpu::avx512_bf16), multiplies_bfloat16_faster},
+    {"avx512_amx", needs_from(&Cpu::amx), always, "avx512_bf16"},
+    {"avx512_bf16", needs_from(&Cpu::avx512_bf16), multiplies_bfloat16_faster, "avx512"},
     // Float32 FMA for bfloat16 weights too; one instruction instead of three for 8-bit products.
-    {"avx512_vnni", needs_from(&Cpu::avx512_vnni), always},
+    {"avx512_vnni", needs_from(&Cpu::avx512_vnni), always, "avx512"},
     // Twice the width of AVX2 at the same instructions a cycle, or the same rate with fewer instructions.
-    {"avx512", needs_from(&Cpu::avx512), always},
-    {"avx2", needs_from(&Cpu::avx2), always},
+    {"avx512", needs_from(&Cpu::avx512), always, {}},
+    {"avx2", needs_from(&Cpu::avx2), always, {}},
     kPortable,
 });
 
 // A table with more instructions needs fewer of them for the same products.
 constexpr auto kArmRows = std::to_array<Row>({
-    {"neon_bf16", needs_from(kArmNeeds, &Cpu::neon_bf16), always},
-    {"neon_i8mm", needs_from(kArmNeeds, &Cpu::neon_i8mm), always},
-    {"neon_dotprod", needs_from(kArmNeeds, &Cpu::neon_dotprod), always},
-    {"neon", {}, always},
+    {"neon_bf16", needs_from(kArmNeeds, &Cpu::neon_bf16), always, "neon"},
+    {"neon_i8mm", needs_from(kArmNeeds, &Cpu::neon_i8mm), always, "neon"},
+    {"neon_dotprod", needs_from(kArmNeeds, &Cpu::neon_dotprod), always, "neon"},
+    {"neon", {}, always, {}},
     kPortable,
 });
 
@@ -119,6 +121,14 @@ std::vector<KernelFit> fit_kernels(const Cpu& cpu) {
   }
   fits.insert(fits.end(), impossible.begin(), impossible.end());
   return fits;
+}
+
+std::string_view base_of_kernels(std::string_view name) {
+  for (const std::span<const Row> rows : {std::span<const Row>(kRows), std::span<const Row>(kArmRows)}) {
+    const auto found = std::ranges::find(rows, name, &Row::name);
+    if (found != rows.end()) return found->base;
+  }
+  return {};
 }
 
 std::string kernels_problem(std::string_view name, std::span<const KernelFit> fits) {
