@@ -39,6 +39,8 @@ class AdapterFacts:
     has_pooler: bool | None = None
     pooler: AdaptedPooler | None = None
     has_tokenizer: bool | None = None
+    has_draft: bool | None = None
+    """True if the adapter brings one for the draft engine."""
     proof: AdapterProof | None = None
     """Log probs that the adapter must give; None: it has no adapter_proof.json, or is one that the engine carries."""
 

@@ -20,6 +20,7 @@ from ..formats.adapter.convert import MAGNITUDE, ConvertedAdapter
 from ..formats.adapter.invocation import find_start, invocation_tokens
 from ..formats.adapter.one_version import one_version
 from ..formats.adapter.proof import read_proof
+from ..formats.adapter.recognise import DRAFT_DIRECTORY
 from ..formats.adapter.terms import AdapterTerms, max_rank_of, may_have_terms
 from ..formats.sources import Source
 from ..formats.sources.base_model import warn_of_other_base
@@ -236,8 +237,10 @@ class AdapterStore:
         if not isinstance(found, NamedAdapter):
             return ReadyAdapter(AdapterTerms(), None, 0)  # weighted sums have none
         facts = found.facts
-        if facts.terms is None or facts.num_virtual_tokens is None or facts.invocation_tokens is None:
+        if None in (facts.terms, facts.num_virtual_tokens, facts.invocation_tokens, facts.has_draft):
             return None
+        assert facts.terms is not None
+        assert facts.num_virtual_tokens is not None
         if facts.num_virtual_tokens == 0:
             return ReadyAdapter(facts.terms, None, 0)
         with self._changed:
@@ -257,9 +260,16 @@ class AdapterStore:
             return ReadyAdapter(AdapterTerms(), None, 0)
         prompt = self._prompt_of(found)
         terms = self._terms_of(found)
+        self.has_draft(found)
         if prompt is None:
             self._invocation_tokens(found)
         return ReadyAdapter(terms, prompt, 0 if prompt is None else num_virtual_tokens(prompt))
+
+    def has_draft(self, adapter: NamedAdapter) -> bool:
+        """True if the adapter brings one for the draft engine, in its directory `draft`."""
+        if adapter.facts.has_draft is None:
+            adapter.facts.has_draft = (adapter.directory / DRAFT_DIRECTORY).is_dir()
+        return adapter.facts.has_draft
 
     def _read_digest(self, adapter: NamedAdapter) -> None:
         if adapter.facts.digest is None:
@@ -405,6 +415,7 @@ class AdapterStore:
             adapter = with_fields(adapter, checksum=checksum)
             adapter.facts.source = source
             adapter.facts.proof = read_proof(directory)
+            self.has_draft(adapter)
             adapter = with_fields(adapter, task_id=self._task_id_of_content(adapter))
             if self._read_prompt(adapter) is not None:
                 self._classifiers.is_classifier(adapter)

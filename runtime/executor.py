@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, overload
 from .. import _core
 from .._core import (
     AdapterError,
+    AdaptrtError,
     ConfigError,
     ExecutorConfig,
     GuidedDecodingParams,
+    LoraCacheFullError,
     LoraConfig,
     ModelType,
     PeftCacheConfig,
@@ -27,11 +29,14 @@ from .._core import (
     RequestError,
 )
 from ..formats.adapter.adapter_copy import TOKENIZER_FILE
+from ..formats.adapter.recognise import DRAFT_DIRECTORY
 from ..formats.sources import Source, find_adapter
 from .adapter_prefetch import prefetched_adapters
 from .adapter_store import AdapterStore
 from .adapter_versions import without_versions
 from .checked_config import checked_config
+from .draft_adapters import DraftAdapters
+from .draft_adapters import task_id_of as draft_task_id_of
 from .draft_vocabulary import check_draft_vocabulary
 from .engine import LoadedEngine, load_engine, load_engine_bytes
 from .guide_trial import GuideLimits
@@ -145,7 +150,9 @@ class Executor(_core.Executor, metaclass=ExecutorType):
             check_draft_vocabulary(
                 self._engine.directory / TOKENIZER_FILE, self._draft_engine.directory / TOKENIZER_FILE
             )
-        self._draft_adapters = None if self._draft_engine is None else AdapterStore(self._draft_engine)
+        self._draft_adapters = (
+            None if self._draft_engine is None else DraftAdapters(self._draft_engine, self._engine, self._adapters)
+        )
         self._workers = None if orchestrator is None else Workers(self._engine, config, orchestrator)
         try:
             self._start(config)
@@ -196,8 +203,9 @@ class Executor(_core.Executor, metaclass=ExecutorType):
         """Queues a request and returns its id.
 
         adapter: name of an adapter, instead of request.lora_config, or a weighted sum such as
-            "a:0.7+b:0.3". It is read from disk if it is not cached. If the draft engine's directory has an adapter of
-            this name, drafts use it, unless the request has a draft_lora_config. Virtual tokens (PROMPT_TUNING,
+            "a:0.7+b:0.3". It is read from disk if it is not cached. Drafts use the adapter in its subdirectory
+            `draft`, or else the draft engine's own adapter of this name, unless the request has a draft_lora_config.
+            Virtual tokens (PROMPT_TUNING,
             P_TUNING) are put before input_token_ids, and are part of the prompt in every way. The base model answers a
             prompt without the invocation tokens of an aLoRA adapter.
 
@@ -222,18 +230,17 @@ class Executor(_core.Executor, metaclass=ExecutorType):
         named.lora_config = self._adapters.for_request(adapter, request.input_token_ids)
         if named.lora_config is None:
             return super().enqueue_request(named)
-        drafts, own_name = self._draft_adapters, self._adapters.plain_name(adapter)
-        has_draft_adapter = drafts is not None and request.draft_lora_config is None and own_name in drafts.names
-        if drafts is not None and has_draft_adapter:
-            named.draft_lora_config = drafts.reference(own_name)
+        drafts = self._draft_adapters if request.draft_lora_config is None else None
+        if drafts is not None:
+            named.draft_lora_config = drafts.reference(adapter)
         try:
             return super().enqueue_request(named)
         except PeftTaskNotCachedError:
             with self._adapters.changing(adapter):
                 active_from = named.lora_config.active_from
                 named.lora_config = self._adapters.load(adapter, active_from=active_from)
-                if drafts is not None and has_draft_adapter:
-                    named.draft_lora_config = drafts.load(own_name)
+                if drafts is not None:
+                    named.draft_lora_config = drafts.load(adapter)
                 request_id = super().enqueue_request(named)
                 self._mark_outdated_versions(adapter)
                 return request_id
@@ -249,10 +256,19 @@ class Executor(_core.Executor, metaclass=ExecutorType):
         self._begin_guided_decoding_of(requests)
         return super().enqueue_requests(requests)
 
+    def draft_reference(self, name: str) -> LoraConfig | None:
+        """Returns the draft_lora_config of requests with the adapter `name`, with only the task_id.
+
+        None: drafts use no adapter, or there is no draft engine. Reads no files if the adapter is ready(). Raises
+        AdapterError for an unknown name.
+        """
+        return None if self._draft_adapters is None else self._draft_adapters.reference(name)
+
     def enqueue_resolved_request(self, request: Request) -> int:
         """Queues a request whose lora_config, if any, was made by `adapters.for_request`; returns its id.
 
-        Reads no files: raises PeftTaskNotCachedError if the adapter is not cached, and like enqueue_request.
+        Its draft_lora_config, if any, is a draft_reference(). Reads no files: raises PeftTaskNotCachedError if an
+        adapter is not cached, and like enqueue_request.
         """
         self._begin_guided_decoding_of([request])
         return super().enqueue_request(request)
@@ -290,6 +306,23 @@ class Executor(_core.Executor, metaclass=ExecutorType):
         """
         refuse_named_task_id(task_id, "task_id")
         super().set_adapter_outdated(task_id, outdated)
+
+    def put_draft_adapter(self, lora_config: LoraConfig) -> None:
+        """Stores an adapter of the draft engine before the first request for it (draft_lora_config).
+
+        Raises AdapterError for an adapter that the draft engine cannot use, and without a draft engine;
+        LoraCacheFullError.
+        """
+        if isinstance(lora_config, LoraConfig):
+            refuse_named_task_id(lora_config.task_id, "lora_config.task_id")
+        super().put_draft_adapter(lora_config)
+
+    def unload_draft_adapter(self, task_id: int) -> None:
+        """Removes an adapter of the draft engine from its cache. Running requests keep it. Raises
+        PeftTaskNotCachedError, and AdapterError without a draft engine.
+        """
+        refuse_named_task_id(task_id, "task_id")
+        super().unload_draft_adapter(task_id)
 
     def check_guide(self, guided_decoding_params: GuidedDecodingParams) -> None:
         """Compiles a guide, so that requests with the same guide are queued without delay.
@@ -366,7 +399,11 @@ class Executor(_core.Executor, metaclass=ExecutorType):
     ) -> Iterator[NamedAdapter]:
         """Reads, caches and checks a version for a block that makes it known. Undoes it if anything raises."""
         adapter, config = self._adapters.read(name, source, replace=replace)
-        with contextlib.nullcontext() if config is None else self._put_version(config, name):
+        draft = None if self._draft_adapters is None else self._draft_adapters.read(adapter)
+        with (
+            contextlib.nullcontext() if config is None else self._put_version(config, name),
+            contextlib.nullcontext() if draft is None else self._put_draft(draft, adapter),
+        ):
             if check is not None:
                 check(adapter)
             yield adapter
@@ -403,6 +440,25 @@ class Executor(_core.Executor, metaclass=ExecutorType):
                 super().pin_adapter(old)
             raise
 
+    @contextlib.contextmanager
+    def _put_draft(self, config: LoraConfig, adapter: NamedAdapter) -> Iterator[None]:
+        """Caches a version's draft adapter for a block. If anything raises, the cache is as before."""
+        try:
+            super().put_draft_adapter(LoraConfig(config.task_id))
+            is_new = False
+        except PeftTaskNotCachedError:
+            is_new = True
+        try:
+            try:
+                super().put_draft_adapter(config)
+            except AdaptrtError as error:
+                raise type(error)(f"{adapter.directory / DRAFT_DIRECTORY}: {error}") from error
+            yield
+        except BaseException:
+            if is_new:
+                self._unload_draft(adapter)
+            raise
+
     def remove_adapter(self, name: str) -> None:
         """Removes an adapter from all cache levels. Running requests keep it. Raises AdapterError if it is unknown."""
         with self._adapters.changing(name):
@@ -416,15 +472,35 @@ class Executor(_core.Executor, metaclass=ExecutorType):
             return
         with contextlib.suppress(PeftTaskNotCachedError):  # it may have been evicted or never requested
             super().unload_adapter(adapter.task_id)
+        self._unload_draft(adapter)
+
+    def _unload_draft(self, adapter: NamedAdapter) -> None:
+        if self._draft_adapters is not None and self._adapters.has_draft(adapter):
+            with contextlib.suppress(PeftTaskNotCachedError):
+                super().unload_draft_adapter(draft_task_id_of(adapter))
 
     def load_adapter(self, name: str) -> None:
-        """Caches an adapter. Reads it from disk if it is not cached. For virtual tokens it only reads the files.
+        """Caches an adapter, and the one with which the draft engine drafts for it if it has room. Reads them from disk
+        if they are not cached. For virtual tokens it only reads the files.
 
         Raises like AdapterStore.load, and LoraCacheFullError.
         """
         with self._adapters.changing(name):
             if self._adapters.prompt_of(name) is None:
                 self._cache_adapter(name)
+                with contextlib.suppress(LoraCacheFullError):
+                    self._cache_draft(name)
+
+    def _cache_draft(self, name: str) -> None:
+        reference = self.draft_reference(name)
+        if reference is None or self._draft_adapters is None:
+            return
+        try:
+            super().put_draft_adapter(reference)
+        except PeftTaskNotCachedError:
+            config = self._draft_adapters.load(name)
+            if config is not None:
+                super().put_draft_adapter(config)
 
     def _cache_adapter(self, name: str) -> None:
         try:

@@ -97,6 +97,7 @@ class MemoryAdapters:
         """
         try:
             for name, content in files.items():
+                (directory / name).parent.mkdir(exist_ok=True)
                 with (directory / name).open("xb") as written:
                     if isinstance(content, bytes):
                         written.write(content)

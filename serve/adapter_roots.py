@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from .._core import AdapterError
-from ..formats.adapter.recognise import CONFIG_FILE, INITIAL_DIRECTORY
+from ..formats.adapter.recognise import CONFIG_FILE, DRAFT_DIRECTORY, INITIAL_DIRECTORY
 from ..formats.sources.sum_of_names import parse_sum
 from .adapter_names import is_name
 from .root_paths import paths_below, root_spellings
@@ -23,7 +23,7 @@ MAX_VISITED: Final = 100_000
 """Maximum number of directory entries that are read for one list of names."""
 MAX_DEPTH: Final = 8
 """Maximum depth of an adapter below its root, for lists of names."""
-_READ_BELOW: Final = (INITIAL_DIRECTORY, "additional_chat_templates")
+_READ_BELOW: Final = (INITIAL_DIRECTORY, DRAFT_DIRECTORY, "additional_chat_templates")
 """Subdirectories of an adapter whose files are read too."""
 
 

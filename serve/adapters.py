@@ -35,6 +35,8 @@ RECENT_SECONDS: Final = 30.0
 """Time after its last request during which an adapter from a remote root is not unloaded to make room."""
 TRIES: Final = 8
 """Maximum number of loads for one request, if its adapter is evicted each time before the request is queued."""
+DRAFT_TRIES: Final = 2
+"""Number of these loads after which the draft engine drafts without the adapter, which only costs speed."""
 
 
 @dataclass(frozen=True)
@@ -365,7 +367,7 @@ class ServedAdapters:
             return self._executor.submit(request)
         shown = without_versions(name)
         self._store.mark_used(name)
-        for _ in range(TRIES):
+        for number in range(TRIES):
             ready = await self.ready(name)
             # No await between here and submit(): the name must keep its meaning.
             if request.pooling_params is None:
@@ -377,6 +379,8 @@ class ServedAdapters:
                 generation.num_virtual_tokens = ready.num_virtual_tokens
                 return generation
             request.lora_config = self._store.for_request(name, request.input_token_ids)
+            has_draft = request.lora_config is not None and number < DRAFT_TRIES
+            request.draft_lora_config = self._executor.executor.draft_reference(name) if has_draft else None
             try:
                 return self._executor.submit(request, shown)
             except PeftTaskNotCachedError:

@@ -180,6 +180,10 @@ void def_adapters(ExecutorClass& cls) {
            py::arg("outdated"),
            "Marks an adapter that was replaced by another one, or undoes that. Outdated adapters leave the "
            "cache before others. No effect if the adapter is not cached.")
+      .def("put_draft_adapter", releasing_gil(&Executor::put_draft_adapter), py::arg("lora_config"),
+           "Stores an adapter of the draft engine on the host level before the first request for it.")
+      .def("unload_draft_adapter", releasing_gil(&Executor::unload_draft_adapter), py::arg("task_id"),
+           "Removes an adapter of the draft engine from its cache. Requests that use it continue.")
       .def("lora_cache_stats", releasing_gil(&Executor::lora_cache_stats),
            "The LoRA cache's counters and sizes.");
 }

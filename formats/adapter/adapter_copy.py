@@ -14,9 +14,9 @@ from ...common.file_digest import Digest, add_file
 from ..template_files import TEMPLATE_FILE, additional_templates
 from .classifier_head import MODEL_CONFIG_FILE
 from .new_embeddings import SAFETENSORS as EMBEDDINGS_FILE
-from .one_version import config_and_weights, initial_files, one_version
+from .one_version import config_and_weights, draft_files, initial_files, one_version
 from .proof import PROOF_FILE
-from .recognise import CONFIG_FILE, SAFETENSORS_FILE
+from .recognise import CONFIG_FILE, DRAFT_DIRECTORY, SAFETENSORS_FILE
 
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
@@ -24,7 +24,7 @@ ADDED_TOKENS_FILE: Final = "added_tokens.json"
 TOKENIZER_FILE: Final = "tokenizer.json"
 
 # Files that are copied if they exist: tokenizer, chat template, config.json with the names of classes, and the proof.
-# The config and weights of the adapter, and of its initial adapter, are copied as well.
+# The config and weights of the adapter, of its initial adapter and of its draft adapter are copied as well.
 _OTHER_FILES: Final = (
     TEMPLATE_FILE,
     TOKENIZER_CONFIG_FILE,
@@ -35,7 +35,14 @@ _OTHER_FILES: Final = (
     PROOF_FILE,
 )
 
-SENT_FILES: Final = (CONFIG_FILE, SAFETENSORS_FILE, EMBEDDINGS_FILE, *_OTHER_FILES)
+SENT_FILES: Final = (
+    CONFIG_FILE,
+    SAFETENSORS_FILE,
+    EMBEDDINGS_FILE,
+    *_OTHER_FILES,
+    f"{DRAFT_DIRECTORY}/{CONFIG_FILE}",
+    f"{DRAFT_DIRECTORY}/{SAFETENSORS_FILE}",
+)
 """Names of the files that a client may send as an adapter."""
 
 
@@ -99,4 +106,5 @@ def adapter_files(directory: Path) -> list[str]:
         *others,
         *additional_templates(directory, AdapterError),
         *initial_files(directory),
+        *draft_files(directory),
     ]

@@ -10,7 +10,7 @@ from ..._core import AdapterError, AdaptrtError
 from ...common.regular_file import FileVersion, file_version
 from .new_embeddings import PICKLE as EMBEDDINGS_PICKLE
 from .new_embeddings import SAFETENSORS as EMBEDDINGS_FILE
-from .recognise import CONFIG_FILE, INITIAL_DIRECTORY, MLX_FILE, PICKLE_FILE, SAFETENSORS_FILE
+from .recognise import CONFIG_FILE, DRAFT_DIRECTORY, INITIAL_DIRECTORY, MLX_FILE, PICKLE_FILE, SAFETENSORS_FILE
 
 
 def config_and_weights(directory: Path) -> list[str]:
@@ -23,8 +23,17 @@ def config_and_weights(directory: Path) -> list[str]:
 
 def initial_files(directory: Path) -> list[str]:
     """Names of the same files of the initial adapter (initial.py)."""
-    initial = directory / INITIAL_DIRECTORY
-    return [f"{INITIAL_DIRECTORY}/{name}" for name in config_and_weights(initial)] if initial.is_dir() else []
+    return _files_below(directory, INITIAL_DIRECTORY)
+
+
+def draft_files(directory: Path) -> list[str]:
+    """Names of the same files of the draft model's adapter."""
+    return _files_below(directory, DRAFT_DIRECTORY)
+
+
+def _files_below(directory: Path, name: str) -> list[str]:
+    below = directory / name
+    return [f"{name}/{file}" for file in config_and_weights(below)] if below.is_dir() else []
 
 
 def _converted_files(directory: Path) -> list[str]:

@@ -24,6 +24,8 @@ PICKLE_FILE: Final = "adapter_model.bin"
 MLX_FILE: Final = "adapters.safetensors"
 INITIAL_DIRECTORY: Final = "initial_adapter"
 """Subdirectory of an adapter: the initial adapter, in the state in which training began (initial.py)."""
+DRAFT_DIRECTORY: Final = "draft"
+"""Subdirectory of an adapter: the adapter of the draft model."""
 
 _LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
 

@@ -13,7 +13,7 @@ from ..adapter.new_embeddings import PICKLE as EMBEDDINGS_PICKLE
 from ..adapter.new_embeddings import SAFETENSORS as EMBEDDINGS_FILE
 from ..adapter.proof import PROOF_FILE
 from ..adapter.recognise import CONFIG_FILE as ADAPTER_CONFIG_FILE
-from ..adapter.recognise import INITIAL_DIRECTORY, MLX_FILE, PICKLE_FILE, SAFETENSORS_FILE
+from ..adapter.recognise import DRAFT_DIRECTORY, INITIAL_DIRECTORY, MLX_FILE, PICKLE_FILE, SAFETENSORS_FILE
 from ..checkpoint.hf_weights import INDEX_SUFFIX, MODULE_WEIGHTS, WEIGHT_FILES
 from ..hugging_face.hf_config import GENERATION_CONFIG_FILE
 from ..hugging_face.image_processor import PREPROCESSOR_FILE, PROCESSOR_FILE
@@ -61,10 +61,9 @@ def weight_files(kind: Kind, files: Collection[str]) -> list[str]:
     Empty if there are none. Two entries of one format are both returned: the reader refuses such a model.
     """
     if kind is Kind.ADAPTER:
-        initial = [f"{INITIAL_DIRECTORY}/{name}" for name in _adapter_weights(_below(INITIAL_DIRECTORY, files)) if name]
-        config = f"{INITIAL_DIRECTORY}/{ADAPTER_CONFIG_FILE}"
+        others = [file for name in (INITIAL_DIRECTORY, DRAFT_DIRECTORY) for file in _adapter_below(name, files)]
         own = _adapter_weights(files)
-        return [*initial, *([config] if config in files else []), *own] if own else []
+        return [*others, *own] if own else []
     for whole in WEIGHT_FILES:
         present = [name for name in (whole, whole + INDEX_SUFFIX) if name in files]
         if present:
@@ -96,6 +95,13 @@ def _adapter_weights(files: Collection[str]) -> list[str]:
     weights += [name for name in (MLX_FILE,) if name in files]
     embeddings = [name for name in (EMBEDDINGS_FILE, EMBEDDINGS_PICKLE) if name in files][:1]
     return [*weights, *embeddings] if weights else []
+
+
+def _adapter_below(directory: str, files: Collection[str]) -> list[str]:
+    """Files of the adapter in a subdirectory."""
+    config = f"{directory}/{ADAPTER_CONFIG_FILE}"
+    weights = [f"{directory}/{name}" for name in _adapter_weights(_below(directory, files))]
+    return [*weights, *([config] if config in files else [])]
 
 
 def _below(directory: str, files: Collection[str]) -> list[str]:

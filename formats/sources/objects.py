@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import xxhash
 
-from ..adapter.recognise import INITIAL_DIRECTORY
+from ..adapter.recognise import DRAFT_DIRECTORY, INITIAL_DIRECTORY
 from ..template_files import TEMPLATES_DIRECTORY
 from .grammar import ObjectName
 from .kind import Kind
@@ -144,7 +144,7 @@ class ObjectStore:
     def _is_read(self, directory: str) -> bool:
         if self.kind is Kind.MODEL:  # any of them may be a module of Sentence Transformers
             return True
-        return directory in (INITIAL_DIRECTORY, TEMPLATES_DIRECTORY)
+        return directory in (INITIAL_DIRECTORY, DRAFT_DIRECTORY, TEMPLATES_DIRECTORY)
 
     def _add(self, entry: dict[str, Any], files: dict[str, int]) -> None:
         name = self._name_in(entry)

@@ -67,7 +67,7 @@ std::size_t DraftTarget::reserved_device_memory() const {
 std::shared_ptr<const HostAdapter> DraftTarget::admit(const Request& request, AdapterAdmissions* admissions) {
   if (!request.draft_lora_config) return nullptr;
   if (admissions == nullptr) {
-    throw AdapterError("draft_lora_config is given; accepted: None, the draft engine was built without LoRA");
+    throw AdapterError(std::string("draft_lora_config is given; accepted: None, ") + kWithoutLora);
   }
   try {
     return admissions->admit(*request.draft_lora_config);

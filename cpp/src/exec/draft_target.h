@@ -20,6 +20,8 @@ class AdapterAdmissions;
 /// The draft engine of an executor, with its adapters and its work in each step.
 class DraftTarget {
  public:
+  static constexpr const char* kWithoutLora = "the draft engine was built without LoRA";
+
   /// Subtracts the host memory of this object and of allocate_kv_blocks() from `available_memory`. Throws
   /// ConfigError.
   DraftTarget(const DraftTargetDecodingConfig& config, std::shared_ptr<Engine> engine,

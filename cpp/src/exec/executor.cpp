@@ -194,6 +194,12 @@ class Executor::Impl {
     }
     return *lora_cache_;
   }
+  LoraCache& draft_lora_cache() {
+    queue_.throw_if_closed();
+    if (!draft_target_) throw AdapterError("the executor has no draft engine");
+    if (draft_target_->lora_cache() == nullptr) throw AdapterError(DraftTarget::kWithoutLora);
+    return *draft_target_->lora_cache();
+  }
   [[nodiscard]] const EngineInfo& engine_info() const { return engine_->info(); }
   [[nodiscard]] std::int32_t num_kv_blocks() const { return loop_.num_kv_blocks(); }
   [[nodiscard]] bool is_shut_down() const { return is_shut_down_; }
@@ -491,6 +497,14 @@ void Executor::unload_adapter(std::uint64_t task_id) {
 
 void Executor::set_adapter_outdated(std::uint64_t task_id, bool outdated) {
   impl().lora_cache().set_outdated(task_id, outdated);
+}
+
+void Executor::put_draft_adapter(const LoraConfig& config) {
+  static_cast<void>(impl().draft_lora_cache().admit(config));
+}
+
+void Executor::unload_draft_adapter(std::uint64_t task_id) {
+  impl().draft_lora_cache().unload(task_id);
 }
 
 LoraCacheStats Executor::lora_cache_stats() const {

@@ -117,6 +117,26 @@ BOOST_AUTO_TEST_CASE(adapters_of_the_draft_engine_are_its_own) {
   request.lora_config = task_alone(7);
   BOOST_TEST(steps_of() == 6);
   BOOST_TEST(executor->list_adapters().size() == 1U);
+  executor->unload_draft_adapter(7);
+  BOOST_CHECK_THROW(executor->unload_draft_adapter(7), PeftTaskNotCachedError);
+  BOOST_CHECK_THROW(executor->enqueue_request(request), PeftTaskNotCachedError);
+  executor->put_draft_adapter(fake_adapter(7, 2, 5.0F));
+  BOOST_TEST(steps_of() == 6);
+  BOOST_TEST(executor->list_adapters().size() == 1U);
+}
+
+BOOST_AUTO_TEST_CASE(adapters_need_a_draft_engine_with_lora) {
+  const auto says = [](const std::string& reason) {
+    return [reason](const AdapterError& error) { return std::string(error.what()) == reason; };
+  };
+  FakeEngine::Options options;
+  options.with_lora = false;
+  const auto without = make_drafting_executor(drafting(), {}, std::make_shared<FakeEngine>(options));
+  BOOST_CHECK_EXCEPTION(without->put_draft_adapter(fake_adapter(7)), AdapterError,
+                        says("the draft engine was built without LoRA"));
+  const auto alone = make_executor();
+  BOOST_CHECK_EXCEPTION(alone->unload_draft_adapter(7), AdapterError,
+                        says("the executor has no draft engine"));
 }
 
 BOOST_AUTO_TEST_CASE(a_draft_adapter_serves_the_rest_of_its_list_and_a_refused_list_leaves_none) {

@@ -126,6 +126,9 @@ class Executor {
   void unload_adapter(std::uint64_t task_id);
   void set_adapter_outdated(std::uint64_t task_id, bool outdated);
   [[nodiscard]] LoraCacheStats lora_cache_stats() const;
+  /// The same for the LoRA cache of the draft engine. They throw AdapterError if there is none.
+  void put_draft_adapter(const LoraConfig& config);
+  void unload_draft_adapter(std::uint64_t task_id);
 
   [[nodiscard]] const EngineInfo& engine_info() const;
   /// Number of KV cache blocks, each with tokens_per_block tokens. A request that needs more is refused.
