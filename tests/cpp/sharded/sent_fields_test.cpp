@@ -215,6 +215,7 @@ BOOST_AUTO_TEST_CASE(every_field_of_an_engine_arrives) {
   info.kv_identity.clear();
   info.prompt_embedding_size = 0;
   info.num_coordinates = 0;
+  info.joint_column = -1;
   info.finds_best_tokens = false;
   BOOST_TEST(described(served.remote->info()) == described(info), boost::test_tools::per_element());
   BOOST_TEST(described(info).size() > 50U);
@@ -264,6 +265,7 @@ BOOST_AUTO_TEST_CASE(a_microbatch_has_its_part_of_every_array) {
   first.tokens = {11, 12};
   first.positions = {0, 1};
   first.types = {0, 1};
+  first.rotary_positions = {0, 1};
   first.offsets = {0, 2};
   first.prompts = {3};
   first.tables = {0, -1, -1};
@@ -278,6 +280,7 @@ BOOST_AUTO_TEST_CASE(a_microbatch_has_its_part_of_every_array) {
   second.tokens = {13, 14, 15};
   second.positions = {2, 4, 5};
   second.types = {2, 1, 0};
+  second.rotary_positions = {1, 3, 4};
   second.offsets = {0, 1, 3};
   second.logit_rows = {0, 2};
   second.copies_from = second.copies_to = {};
