@@ -12,7 +12,7 @@ from adaptrt._core import CpuEngine
 from adaptrt.builder.network.onnx_graph import NetworkOptions
 from adaptrt.formats.checkpoint.config import CheckpointConfig
 from adaptrt.formats.engine.build_config import PluginConfig
-from adaptrt.formats.models.registry import FAMILIES
+from adaptrt.formats.models import llama
 from adaptrt.formats.network.network import Network
 from adaptrt.formats.network.operands import AttentionShape
 from adaptrt.formats.network.ops import Attention
@@ -59,8 +59,8 @@ def test_heads_that_differ_by_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 )
                 network.ops[at] = replace(op, shape=shape)
 
-    family = FAMILIES["LlamaForCausalLM"]
-    monkeypatch.setitem(FAMILIES, "LlamaForCausalLM", replace(family, declare=declare_other_heads))
+    family = llama.LLAMA
+    monkeypatch.setattr(llama, "LLAMA", replace(family, declare=declare_other_heads))
     check_steps(ModelSpec(num_attention_heads=4, num_key_value_heads=2), "auto", tmp_path)
 
 
