@@ -96,7 +96,8 @@ def test_a_model_with_an_adapter_is_created(client: ollama.Client) -> None:
     answers = [client.generate(model, "What is the weather in Paris?").response for model in ("captain", "mate")]
     assert answers[0] == answers[1]
     assert "captain" in [model.model for model in client.list().models]
-    assert client.show("mate").parameters.split() == ["num_predict", "20", "temperature", "0.0"]
+    shown = {tuple(line.split()) for line in client.show("mate").parameters.splitlines()}
+    assert shown == {("num_predict", "20"), ("temperature", "0.0")}
     for model in ("captain", "mate"):
         assert client.delete(model).status == "success"
     with pytest.raises(ollama.ResponseError, match="was not created here"):
