@@ -9,13 +9,18 @@ from typing import Final
 from ..._core import CheckpointError
 from ...common.json_fields import JsonFields
 from ..models.clip import ClipConfig
-from .image_processor import HARMLESS, ImageSettings, finish, image_processor_fields, read_pixel_rules
+from .image_processor import (
+    BICUBIC,
+    CLIP_MEAN,
+    CLIP_STD,
+    HARMLESS,
+    ImageSettings,
+    finish,
+    open_image_processor,
+    read_pixel_rules,
+)
 
 _KINDS: Final = tuple(f"{model}ImageProcessor{end}" for model in ("CLIP", "Llava") for end in ("", "Fast", "Pil"))
-_BICUBIC: Final = 3
-_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
-_STD: Final = (0.26862954, 0.26130258, 0.27577711)
-"""CLIP's."""
 _SIDE: Final = 224
 _MAX_SIDE: Final = 1 << 14
 _HARMLESS: Final = HARMLESS - {"do_pad"} | {"feature_extractor_type"}
@@ -40,23 +45,21 @@ def read_crop_settings(directory: Path) -> CropSettings | None:
 
     Raises CheckpointError that names every field that cannot be used.
     """
-    found = image_processor_fields(directory)
+    found = open_image_processor(directory, _KINDS)
     if found is None:
         return None
-    path, data = found
-    fields = JsonFields(data)
-    kind = fields.string("image_processor_type", choices=_KINDS, default=_KINDS[0])
+    fields = found.fields
     edge, size = _read_size(fields) if fields.boolean("do_resize", default=True) else (None, None)
     settings = CropSettings(
-        pads=fields.boolean("do_pad", default=False) and kind.startswith("Llava"),
+        pads=fields.boolean("do_pad", default=False) and found.kind.startswith("Llava"),
         shortest_edge=edge,
         size=size,
         crop=_read_crop(fields) if fields.boolean("do_center_crop", default=True) else None,
-        **read_pixel_rules(fields, resample=_BICUBIC, mean=_MEAN, std=_STD),
-        fields=data,
+        **read_pixel_rules(fields, resample=BICUBIC, mean=CLIP_MEAN, std=CLIP_STD),
+        fields=found.data,
     )
     fields.discard({*_HARMLESS, "size", "crop_size"})
-    finish(fields, path)
+    finish(fields, found.path)
     return settings
 
 

@@ -16,6 +16,10 @@ PROCESSOR_FILE: Final = "processor_config.json"
 _NESTED: Final = "image_processor"
 _KINDS: Final = tuple(f"{model}ImageProcessor{end}" for model in ("Idefics3", "SmolVLM") for end in ("", "Fast", "Pil"))
 _LANCZOS: Final = 1
+BICUBIC: Final = 3
+CLIP_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD: Final = (0.26862954, 0.26130258, 0.27577711)
+"""CLIP's, which other processors have as their defaults, too."""
 _RESAMPLES: Final = 6
 """Number of Pillow's filters."""
 _NUM_CHANNELS: Final = 3
@@ -42,6 +46,17 @@ class ImageSettings:
     """All fields of the file, from which an engine's preprocessor_config.json is written."""
 
 
+@dataclass(frozen=True)
+class ProcessorFile:
+    """The settings of an image processor as its file has them."""
+
+    path: Path
+    data: Mapping[str, Any]
+    fields: JsonFields
+    kind: str
+    """image_processor_type, or its default."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TileSettings(ImageSettings):
     """Rules that turn an image into square tiles of pixels."""
@@ -58,21 +73,19 @@ def read_tile_settings(directory: Path) -> TileSettings | None:
 
     Raises CheckpointError that names every field that cannot be used.
     """
-    found = image_processor_fields(directory)
+    found = open_image_processor(directory, _KINDS)
     if found is None:
         return None
-    path, data = found
-    fields = JsonFields(data)
-    fields.string("image_processor_type", choices=_KINDS, default=_KINDS[0])
+    fields = found.fields
     settings = TileSettings(
         longest_edge=_edge(fields, "size", 4 * 364) if fields.boolean("do_resize", default=True) else None,
         tile_size=_edge(fields, "max_image_size", 364),
         splits=fields.boolean("do_image_splitting", default=True),
         **read_pixel_rules(fields, resample=_LANCZOS, mean=_HALVES, std=_HALVES),
-        fields=data,
+        fields=found.data,
     )
     fields.discard({*HARMLESS, "size", "return_row_col_info"})
-    finish(fields, path)
+    finish(fields, found.path)
     return settings
 
 
@@ -119,7 +132,29 @@ def image_processor_files(directory: Path) -> list[Path]:
     return [path for name in (PREPROCESSOR_FILE, PROCESSOR_FILE) if (path := directory / name).is_file()]
 
 
-def image_processor_fields(directory: Path) -> tuple[Path, dict[str, Any]] | None:
+def open_image_processor(
+    directory: Path, kinds: tuple[str, ...], *, null_is_default: bool = False
+) -> ProcessorFile | None:
+    """Opens the settings in the directory of a model or of a tower; None: there is no file with them.
+
+    kinds: accepted values of image_processor_type; the first is the default. null_is_default: True treats fields that
+    are null like missing ones.
+    """
+    found = _image_processor_fields(directory)
+    if found is None:
+        return None
+    path, data = found
+    fields = JsonFields({name: value for name, value in data.items() if not null_is_default or value is not None})
+    return ProcessorFile(path, data, fields, fields.string("image_processor_type", choices=kinds, default=kinds[0]))
+
+
+def require_resizing(fields: JsonFields, why: str) -> None:
+    """Reads do_resize, which must be true."""
+    if not fields.boolean("do_resize", default=True):
+        fields.problem("do_resize", f"is false; expected true, because {why}")
+
+
+def _image_processor_fields(directory: Path) -> tuple[Path, dict[str, Any]] | None:
     """Returns the fields of an image processor and their file: a file of their own, or the processor's."""
     path = directory / PREPROCESSOR_FILE
     if path.is_file():

@@ -8,13 +8,19 @@ from typing import Final
 
 from ...common.json_fields import JsonFields
 from ..models.pixtral import PixtralConfig
-from .image_processor import HARMLESS, ImageSettings, finish, image_processor_fields, read_pixel_rules
+from .image_processor import (
+    BICUBIC,
+    CLIP_MEAN,
+    CLIP_STD,
+    HARMLESS,
+    ImageSettings,
+    finish,
+    open_image_processor,
+    read_pixel_rules,
+    require_resizing,
+)
 
 _KINDS: Final = tuple(f"PixtralImageProcessor{end}" for end in ("", "Fast", "Pil"))
-_BICUBIC: Final = 3
-_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
-_STD: Final = (0.26862954, 0.26130258, 0.27577711)
-"""CLIP's."""
 _EDGE: Final = 1024
 _MAX_EDGE: Final = 1 << 13
 
@@ -33,24 +39,21 @@ def read_longest_edge(directory: Path) -> LongestEdgeSettings | None:
 
     Raises CheckpointError that names every field that cannot be used.
     """
-    found = image_processor_fields(directory)
+    found = open_image_processor(directory, _KINDS)
     if found is None:
         return None
-    path, data = found
-    fields = JsonFields(data)
-    fields.string("image_processor_type", choices=_KINDS, default=_KINDS[0])
-    if not fields.boolean("do_resize", default=True):
-        fields.problem("do_resize", "is false; expected true, because images must have whole patches")
+    fields = found.fields
+    require_resizing(fields, "images must have whole patches")
     height, width = _read_size(fields)
     settings = LongestEdgeSettings(
         height=height,
         width=width,
-        **read_pixel_rules(fields, resample=_BICUBIC, mean=_MEAN, std=_STD),
-        fields=data,
+        **read_pixel_rules(fields, resample=BICUBIC, mean=CLIP_MEAN, std=CLIP_STD),
+        fields=found.data,
     )
     # transformers' processor replaces the patch size by that of the model's squares of patches.
     fields.discard({*HARMLESS, "patch_size"})
-    finish(fields, path)
+    finish(fields, found.path)
     return settings
 
 

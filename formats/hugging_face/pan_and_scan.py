@@ -9,7 +9,7 @@ from typing import Final
 from ..._core import CheckpointError
 from ...common.json_fields import JsonFields
 from ..models.gemma3_tower import Gemma3TowerConfig
-from .image_processor import HARMLESS, ImageSettings, finish, image_processor_fields, read_pixel_rules
+from .image_processor import HARMLESS, ImageSettings, finish, open_image_processor, read_pixel_rules, require_resizing
 
 _KINDS: Final = tuple(f"Gemma3ImageProcessor{end}" for end in ("", "Fast", "Pil"))
 _BILINEAR: Final = 2
@@ -41,15 +41,12 @@ def read_pan_and_scan(directory: Path) -> PanAndScanSettings | None:
 
     Raises CheckpointError that names every field that cannot be used.
     """
-    found = image_processor_fields(directory)
+    # transformers writes null for its defaults.
+    found = open_image_processor(directory, _KINDS, null_is_default=True)
     if found is None:
         return None
-    path, data = found
-    # transformers writes null for its defaults.
-    fields = JsonFields({name: value for name, value in data.items() if value is not None})
-    fields.string("image_processor_type", choices=_KINDS, default=_KINDS[0])
-    if not fields.boolean("do_resize", default=True):
-        fields.problem("do_resize", "is false; expected true, because the tower reads images of one size")
+    fields = found.fields
+    require_resizing(fields, "the tower reads images of one size")
     settings = PanAndScanSettings(
         side=_read_side(fields),
         crops=fields.boolean("do_pan_and_scan", default=False),
@@ -57,10 +54,10 @@ def read_pan_and_scan(directory: Path) -> PanAndScanSettings | None:
         max_num_crops=fields.integer("pan_and_scan_max_num_crops", minimum=2, maximum=1 << 8, default=_MAX_CROPS),
         min_ratio=fields.number("pan_and_scan_min_ratio_to_activate", above=True, default=_MIN_RATIO),
         **read_pixel_rules(fields, resample=_BILINEAR, mean=_HALVES, std=_HALVES),
-        fields=data,
+        fields=found.data,
     )
     fields.discard({*HARMLESS, "image_seq_length"})
-    finish(fields, path)
+    finish(fields, found.path)
     return settings
 
 

@@ -10,15 +10,21 @@ from typing import Final
 from ..._core import CheckpointError
 from ...common.json_fields import JsonFields
 from ..models.qwen_tower import QwenTowerConfig
-from .image_processor import HARMLESS, ImageSettings, finish, image_processor_fields, read_pixel_rules
+from .image_processor import (
+    BICUBIC,
+    CLIP_MEAN,
+    CLIP_STD,
+    HARMLESS,
+    ImageSettings,
+    finish,
+    open_image_processor,
+    read_pixel_rules,
+    require_resizing,
+)
 
 _KINDS: Final = tuple(
     f"{model}ImageProcessor{end}" for model in ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL") for end in ("", "Fast", "Pil")
 )
-_BICUBIC: Final = 3
-_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
-_STD: Final = (0.26862954, 0.26130258, 0.27577711)
-"""CLIP's."""
 MAX_RATIO: Final = 200
 """transformers' limit of the ratio of an image's sides."""
 _MIN_PIXELS: Final = 56 * 56
@@ -61,14 +67,11 @@ def read_patch_settings(directory: Path) -> PatchSettings | None:
 
     Raises CheckpointError that names every field that cannot be used.
     """
-    found = image_processor_fields(directory)
+    found = open_image_processor(directory, _KINDS)
     if found is None:
         return None
-    path, data = found
-    fields = JsonFields(data)
-    fields.string("image_processor_type", choices=_KINDS, default=_KINDS[0])
-    if not fields.boolean("do_resize", default=True):
-        fields.problem("do_resize", "is false; expected true, because images must have whole patches")
+    fields = found.fields
+    require_resizing(fields, "images must have whole patches")
     shortest, longest = _read_size(fields)
     settings = PatchSettings(
         min_pixels=shortest,
@@ -76,13 +79,13 @@ def read_patch_settings(directory: Path) -> PatchSettings | None:
         patch_size=fields.integer("patch_size", maximum=1 << 10, default=14),
         merge_size=fields.integer("merge_size", maximum=1 << 5, default=2),
         num_frames=fields.integer("temporal_patch_size", maximum=1 << 5, default=2),
-        **read_pixel_rules(fields, resample=_BICUBIC, mean=_MEAN, std=_STD),
-        fields=data,
+        **read_pixel_rules(fields, resample=BICUBIC, mean=CLIP_MEAN, std=CLIP_STD),
+        fields=found.data,
     )
     if settings.max_pixels < max(settings.min_pixels, settings.factor**2):
         fields.problem("size", f"allows up to {longest} pixels; expected at least {max(shortest, settings.factor**2)}")
     fields.discard(_HARMLESS)
-    finish(fields, path)
+    finish(fields, found.path)
     return settings
 
 
