@@ -170,7 +170,7 @@ class OllamaGenerateRequest(OllamaGenerationFields):
     """A Go template to use instead of the model's. Needs --trust_request_chat_template on the server."""
     context: Annotated[list[Any], only([], "give the conversation to /api/chat")] = Field(default_factory=list)
     images: list[str] = Field(default_factory=list)
-    """As in OllamaMessage."""
+    """Files of images in base64, which stand before the prompt."""
     width: Annotated[int | None, never(_NO_IMAGES)] = None
     height: Annotated[int | None, never(_NO_IMAGES)] = None
     steps: Annotated[int | None, never(_NO_IMAGES)] = None

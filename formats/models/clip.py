@@ -19,17 +19,17 @@ from ..network.operands import Value
 from ..network.weights import Split, whole
 from .decoder import plain_mlp
 from .family import GELUS, Features, ModelFamily, no_rope
-from .llava import LLAVA_DECODER, LLAVA_OLDER_NAMES
-from .tower import TowerConfig, patches_of, read_tower_features, vision_fields, vision_layer
+from .llava import CLIP_OLDER_NAMES, CONNECTOR_PATH, LLAVA_DECODER, TOWER_PATH
+from .tower import (
+    TowerConfig,
+    fields_of_tower,
+    given_patches,
+    patches_of,
+    read_tower_features,
+    vision_fields,
+    vision_layers,
+)
 
-TOWER_PATH: Final = "model.vision_tower"
-CONNECTOR_PATH: Final = "model.multi_modal_projector"
-# CLIP's tower was a part of its class before transformers 5.
-CLIP_OLDER_NAMES: Final = {
-    "model.vision_tower.vision_model.": "model.vision_tower.",
-    "vision_tower.vision_model.": "model.vision_tower.",
-    **LLAVA_OLDER_NAMES,
-}
 _DEFAULTS: Final = {
     "hidden_size": 768,
     "intermediate_size": 3072,
@@ -79,16 +79,11 @@ def tower_fields(model: Mapping[str, Any], text: CheckpointConfig) -> dict[str, 
     own = vision_fields(model, _DEFAULTS)
     if own.get("model_type", _MODEL_TYPE) != _MODEL_TYPE:
         return None
-    num_positions = 1 + patches_of(own)
     used = used_layers(model.get("vision_feature_layer", _LAYER), own["num_hidden_layers"])
     return {
-        **own,
+        **fields_of_tower(own, CLIP_TOWER.architecture, 1 + patches_of(own), text),
         "num_hidden_layers": used,
         "num_unused_layers": own["num_hidden_layers"] - used,
-        "architectures": [CLIP_TOWER.architecture],
-        "vocab_size": num_positions,
-        "max_position_embeddings": num_positions,
-        "projection_size": text.hidden_size,
         "image_token_id": model.get("image_token_index", model.get("image_token_id", _IMAGE_TOKEN)),
         **{name: model[name] for name in _OF_MODEL if model.get(name) is not None},
     }
@@ -128,22 +123,10 @@ def _declare(net: Network, c: ClipConfig) -> None:
     net.leave_to_other(LLAVA_DECODER)
     net.leave_to_other("lm_head")
     embeddings = f"{TOWER_PATH}.embeddings"
-    positions = f"{embeddings}.position_embedding"
-    net.embed_patches(
-        f"{embeddings}.patch_embedding",
-        positions,
-        channels=c.num_channels,
-        patch_size=c.patch_size,
-        num_positions=c.num_positions,
-        bias=False,
-        first=f"{embeddings}.class_embedding",
-    )
-    # A request's embeddings replace every row; the table only gives them their width.
-    x = net.embedding(positions, adapted=False)
+    first = f"{embeddings}.class_embedding"
+    x = given_patches(net, c, embeddings, num_positions=c.num_positions, bias=False, first=first)
     x = net.layer_norm(x, f"{TOWER_PATH}.pre_layrnorm", "pre_layernorm", is_stream=True)
-    rotary = net.no_rotation()
-    for layer in net.layers():
-        x = vision_layer(net, c, x, f"{TOWER_PATH}.encoder.layers.{layer}", rotary, partial(quick_mlp, net, c))
+    x = vision_layers(net, c, x, f"{TOWER_PATH}.encoder.layers", partial(quick_mlp, net, c))
     with net.scope("head"):
         net.hidden = net.scaled(_connector(net, c, x), logit_rows=True)
     for layer in range(c.num_hidden_layers, c.num_hidden_layers + (c.num_unused_layers or 0)):

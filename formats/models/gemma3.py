@@ -14,8 +14,8 @@ from ..network.network import Network
 from .decoder import MODEL
 from .family import Features, ModelFamily, VisionTower, read_rope_of_kinds
 from .gemma2 import GEMMA_ACTIVATIONS, GemmaConfig, declare_gemma, read_gemma_features
-from .gemma3_tower import CLIP_OLDER_NAMES, CONNECTOR_PATH, GEMMA3_TOWER, TOWER_PATH, tower_fields
-from .llava import LLAVA_DECODER, LLAVA_TOWERS
+from .gemma3_tower import GEMMA3_TOWER, tower_fields
+from .llava import CLIP_OLDER_NAMES, CONNECTOR_PATH, LLAVA_DECODER, LLAVA_TOWERS, TOWER_PATH
 from .seeing import SeeingConfig
 
 

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from math import isqrt
 from typing import Any, Final
 
 from ...common.json_fields import JsonFields
 from ..checkpoint.config import LEARNED_POSITIONS, CheckpointConfig
 from ..network.network import Network
-from ..network.operands import Value
 from ..network.weights import Tensor, TensorName
-from .clip import CLIP_OLDER_NAMES, CONNECTOR_PATH, TOWER_PATH
-from .decoder import plain_mlp
 from .family import GELUS, Features, ModelFamily, no_rope
-from .llava import LLAVA_DECODER
-from .tower import TowerConfig, patches_of, read_tower_features, vision_fields, vision_layer
-
-__all__ = ["CLIP_OLDER_NAMES", "CONNECTOR_PATH", "GEMMA3_TOWER", "TOWER_PATH", "Gemma3TowerConfig", "tower_fields"]
+from .llava import CLIP_OLDER_NAMES, CONNECTOR_PATH, LLAVA_DECODER, TOWER_PATH
+from .tower import (
+    TowerConfig,
+    fields_of_tower,
+    given_patches,
+    patches_of,
+    read_tower_features,
+    vision_fields,
+    vision_layers,
+)
 
 _DEFAULTS: Final = {
     "hidden_size": 768,
@@ -70,13 +72,8 @@ def tower_fields(model: Mapping[str, Any], text: CheckpointConfig) -> dict[str, 
     own = vision_fields(model, _DEFAULTS)
     if own.get("model_type", _MODEL_TYPE) != _MODEL_TYPE:
         return None
-    num_patches = patches_of(own)
     return {
-        **own,
-        "architectures": [GEMMA3_TOWER.architecture],
-        "vocab_size": num_patches,
-        "max_position_embeddings": num_patches,
-        "projection_size": text.hidden_size,
+        **fields_of_tower(own, GEMMA3_TOWER.architecture, patches_of(own), text),
         "image_token_id": model.get("image_token_index", model.get("image_token_id", _IMAGE_TOKEN)),
         "mm_tokens_per_image": model.get("mm_tokens_per_image", _ROWS),
     }
@@ -92,15 +89,7 @@ def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
 def _declare(net: Network, c: Gemma3TowerConfig) -> None:
     for path in (LLAVA_DECODER, "lm_head"):
         net.leave_to_other(path)
-    embeddings = f"{TOWER_PATH}.embeddings"
-    positions = f"{embeddings}.position_embedding"
-    net.embed_patches(
-        f"{embeddings}.patch_embedding",
-        positions,
-        channels=c.num_channels,
-        patch_size=c.patch_size,
-        num_positions=c.patches_per_side**2,
-    )
+    x = given_patches(net, c, f"{TOWER_PATH}.embeddings", num_positions=c.patches_per_side**2)
     net.leave_aside(f"{TOWER_PATH}.head")
     assert net.patches is not None
     norm, matrix = f"{CONNECTOR_PATH}.mm_soft_emb_norm.weight", f"{CONNECTOR_PATH}.mm_input_projection_weight"
@@ -109,17 +98,9 @@ def _declare(net: Network, c: Gemma3TowerConfig) -> None:
         pooled_norm=Tensor(TensorName("patches.pooled_norm"), norm, (c.hidden_size,), plus_one=True),
         pooled_projection=Tensor(TensorName("patches.pooled_projection"), matrix, (c.hidden_size, c.projection_size)),
     )
-    # A request's embeddings replace every row; the table only gives them their width.
-    x = net.embedding(positions, adapted=False)
-    rotary = net.no_rotation()
-    for layer in net.layers():
-        x = vision_layer(net, c, x, f"{TOWER_PATH}.encoder.layers.{layer}", rotary, partial(_mlp, net, c))
+    x = vision_layers(net, c, x, f"{TOWER_PATH}.encoder.layers")
     with net.scope("head"):
         net.hidden = net.layer_norm(x, f"{TOWER_PATH}.post_layernorm", "transformer.ln_f", logit_rows=True)
-
-
-def _mlp(net: Network, c: Gemma3TowerConfig, h: Value, x: Value, path: str) -> Value:
-    return plain_mlp(net, c, h, x, path, ("fc1", "fc2"))
 
 
 GEMMA3_TOWER: Final = ModelFamily(

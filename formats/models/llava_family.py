@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Final
 
 from ..network.network import Network
-from .clip import CLIP_OLDER_NAMES, CLIP_TOWER, CONNECTOR_PATH, TOWER_PATH, tower_fields
+from .clip import CLIP_TOWER, tower_fields
 from .decoder import declare_llama_like
 from .family import VisionTower
 from .llama import LLAMA
-from .llava import LLAVA_DECODER, LLAVA_TOWERS
+from .llava import CLIP_OLDER_NAMES, CONNECTOR_PATH, LLAVA_DECODER, LLAVA_TOWERS, TOWER_PATH
 from .seeing import SeeingConfig
 
 _LLAMA_7B: Final = {

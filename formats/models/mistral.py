@@ -14,10 +14,9 @@ from ..checkpoint.config import CheckpointConfig, added_later
 from ..checkpoint.rotary import YarnScaling
 from ..network.network import Network
 from ..network.operands import QueryScaling
-from .clip import CONNECTOR_PATH, TOWER_PATH
 from .decoder import MODEL, declare_llama_like
 from .family import ModelFamily, VisionTower, sliding_window_of_all_layers
-from .llava import LLAVA_DECODER, LLAVA_OLDER_NAMES, LLAVA_TOWERS
+from .llava import CONNECTOR_PATH, LLAVA_DECODER, LLAVA_OLDER_NAMES, LLAVA_TOWERS, TOWER_PATH
 from .pixtral import PIXTRAL_TOWER, tower_fields
 from .seeing import SeeingConfig
 

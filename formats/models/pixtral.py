@@ -16,10 +16,10 @@ from ..network.network import Network
 from ..network.operands import RotaryTable, Value
 from ..network.ops import PatchEmbedding
 from ..network.weights import Split, Tensor, TensorName, whole
-from .clip import CONNECTOR_PATH, TOWER_PATH, used_layers
+from .clip import used_layers
 from .decoder import dense_mlp, qkv_parts
 from .family import GELUS, Features, ModelFamily
-from .llava import LLAVA_DECODER, LLAVA_OLDER_NAMES
+from .llava import CONNECTOR_PATH, LLAVA_DECODER, LLAVA_OLDER_NAMES, TOWER_PATH
 from .tower import TowerConfig, vision_fields
 
 _DEFAULTS: Final = {
@@ -43,7 +43,7 @@ _ROPE_THETA: Final = 10000.0
 _MOST_PATCHES: Final = 1 << 20
 """Limit of an image's patches; the settings of the image processor and the language model allow fewer."""
 NUM_COORDINATES: Final = 3
-"""Of a patch's row: row, column, and none for the text after it."""
+"""Coordinates of a patch's row: row, column, and none for the text after it."""
 _LAYERS: Final = (
     *(f"attention.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj")),
     *(f"feed_forward.{name}" for name in ("gate_proj", "up_proj", "down_proj")),

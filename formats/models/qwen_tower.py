@@ -35,7 +35,7 @@ OLDER_NAMES: Final = {
     "visual.": f"{VISION}.",
 }
 NUM_COORDINATES: Final = 4
-"""Of a patch's row: row, column, window, and none for the text after it."""
+"""Coordinates of a patch's row: row, column, window, and none for the text after it."""
 _EPSILON: Final = 1e-6
 _OWN_NAMES: Final = {
     "depth": "num_hidden_layers",

@@ -32,7 +32,7 @@ _AXES: Final = 3
 _SECTIONS: Final = (11, 11, 10)
 """transformers' default of mrope_section in Qwen3.5; other models state it."""
 NUM_TEXT_COORDINATES: Final = _AXES + 1
-"""Of an image's row: these positions, and that of a text token after it."""
+"""Coordinates of an image's row: its positions, and that of a text token after it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,14 +126,12 @@ QWEN2_5_VL = replace(
     vision=vision_of("qwen2_5_vl", QWEN2_5_TOWER, qwen2_5_tower_fields),
 )
 
-QWEN3_VL = ModelFamily(
+QWEN3_VL = replace(
+    QWEN2_VL,
     architecture="Qwen3VLForConditionalGeneration",
-    config_class=QwenVlConfig,
     read_features=_read_qwen3_features,
     declare=partial(_declare, axes=axes_in_turn),
-    older_names=OLDER_NAMES,
     vision=vision_of("qwen3_vl", QWEN3_TOWER, qwen3_tower_fields),
-    mrope=True,
     default_rope_theta=500000.0,
     optional_fields=frozenset({"num_key_value_heads"}),
     neutral_fields={"use_sliding_window": False},

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 from ...common.json_fields import JsonFields
 from ..checkpoint.config import LEARNED_POSITIONS, CheckpointConfig
 from ..network.network import Network
-from ..network.operands import Value
-from .decoder import plain_mlp
 from .family import GELUS, Features, ModelFamily, no_rope
-from .tower import TowerConfig, patches_of, read_tower_features, vision_fields, vision_layer
+from .tower import (
+    TowerConfig,
+    fields_of_tower,
+    given_patches,
+    patches_of,
+    read_tower_features,
+    vision_fields,
+    vision_layers,
+)
 
 TOWER_PATH: Final = "model.vision_model"
 """Path of the tower in the Hugging Face model."""
@@ -61,14 +66,9 @@ class SiglipConfig(TowerConfig):
 def tower_fields(model: Mapping[str, Any], text: CheckpointConfig, architecture: str) -> dict[str, Any]:
     """Returns a tower's config.json, made of the model's vision_config and of the fields next to it."""
     own = vision_fields(model, _DEFAULTS)
-    num_patches = patches_of(own)
     return {
-        **own,
-        "architectures": [architecture],
-        "vocab_size": num_patches,
-        "max_position_embeddings": num_patches,
+        **fields_of_tower(own, architecture, patches_of(own), text),
         "scale_factor": model.get("scale_factor", 2),
-        "projection_size": text.hidden_size,
         "image_token_id": model.get("image_token_id", _IMAGE_TOKEN_ID),
     }
 
@@ -80,27 +80,11 @@ def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
 def _declare(net: Network, c: SiglipConfig) -> None:
     for path in _TEXT:
         net.leave_to_other(path)
-    embeddings = f"{TOWER_PATH}.embeddings"
-    positions = f"{embeddings}.position_embedding"
-    net.embed_patches(
-        f"{embeddings}.patch_embedding",
-        positions,
-        channels=c.num_channels,
-        patch_size=c.patch_size,
-        num_positions=c.patches_per_side**2,
-    )
-    # A request's embeddings replace every row; the table only gives them their width.
-    x = net.embedding(positions, adapted=False)
-    rotary = net.no_rotation()
-    for layer in net.layers():
-        x = vision_layer(net, c, x, f"{TOWER_PATH}.encoder.layers.{layer}", rotary, partial(_mlp, net, c))
+    x = given_patches(net, c, f"{TOWER_PATH}.embeddings", num_positions=c.patches_per_side**2)
+    x = vision_layers(net, c, x, f"{TOWER_PATH}.encoder.layers")
     with net.scope("head"):
         net.hidden = net.layer_norm(x, f"{TOWER_PATH}.post_layernorm", "transformer.ln_f", logit_rows=True)
     net.project(_PROJECTION, inputs=c.hidden_size * c.merge_size**2, outputs=c.projection_size)
-
-
-def _mlp(net: Network, c: SiglipConfig, h: Value, x: Value, path: str) -> Value:
-    return plain_mlp(net, c, h, x, path, ("fc1", "fc2"))
 
 
 SMOLVLM_TOWER = ModelFamily(

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...common.json_fields import JsonFields
+from ..checkpoint.config import CheckpointConfig
 from ..network.network import Network
 from ..network.operands import RotaryTable, Value
 from ..network.weights import Split, whole
+from .decoder import plain_mlp
 from .encoder import EncoderConfig
 from .family import Features
 
@@ -59,6 +61,19 @@ def patches_of(fields: Mapping[str, Any]) -> int:
     return max((size // patch) ** 2, 1) if countable else 1
 
 
+def fields_of_tower(
+    own: Mapping[str, Any], architecture: str, num_positions: int, text: CheckpointConfig
+) -> dict[str, Any]:
+    """Returns a tower's config.json without the fields that only its family has. own: from vision_fields()."""
+    return {
+        **own,
+        "architectures": [architecture],
+        "vocab_size": num_positions,
+        "max_position_embeddings": num_positions,
+        "projection_size": text.hidden_size,
+    }
+
+
 def read_tower_features(fields: JsonFields, num_hidden_layers: int) -> Features:
     """Reads the fields of TowerConfig; the layers have biases."""
     return {
@@ -77,12 +92,41 @@ Mlp = Callable[[Value, Value, str], Value]
 """Arguments: normalised rows, the residual stream to which it adds, and the path of the MLP."""
 
 
-def vision_layer(net: Network, c: TowerConfig, x: Value, path: str, rotary: RotaryTable, mlp: Mlp) -> Value:
-    """Declares a layer of SigLIP and CLIP: attention and an MLP, each after a layer norm."""
-    x = _attention(net, c, x, path, rotary)
-    with net.scope("mlp"):
-        h = net.layer_norm(x, f"{path}.layer_norm2", "post_layernorm")
-        return mlp(h, x, f"{path}.mlp")
+def given_patches(
+    net: Network, c: TowerConfig, path: str, *, num_positions: int, bias: bool = True, first: str | None = None
+) -> Value:
+    """Declares the rows of patches with learned positions, which requests give.
+
+    path: of the embeddings. bias: True if the convolution over patches has one. first: see Network.embed_patches().
+    """
+    positions = f"{path}.position_embedding"
+    net.embed_patches(
+        f"{path}.patch_embedding",
+        positions,
+        channels=c.num_channels,
+        patch_size=c.patch_size,
+        num_positions=num_positions,
+        bias=bias,
+        first=first,
+    )
+    # A request's embeddings replace every row; the table only gives them their width.
+    return net.embedding(positions, adapted=False)
+
+
+def vision_layers(net: Network, c: TowerConfig, x: Value, path: str, mlp: Mlp | None = None) -> Value:
+    """Declares the layers `path` of SigLIP and CLIP: attention and an MLP, each after a layer norm.
+
+    mlp: None: two layers, fc1 and fc2, with the config's activation.
+    """
+    rotary = net.no_rotation()
+    for layer in net.layers():
+        p = f"{path}.{layer}"
+        x = _attention(net, c, x, p, rotary)
+        with net.scope("mlp"):
+            h = net.layer_norm(x, f"{p}.layer_norm2", "post_layernorm")
+            own = f"{p}.mlp"
+            x = plain_mlp(net, c, h, x, own, ("fc1", "fc2")) if mlp is None else mlp(h, x, own)
+    return x
 
 
 def _attention(net: Network, c: TowerConfig, x: Value, p: str, rotary: RotaryTable) -> Value:

@@ -17,7 +17,7 @@ from cases import ADAPTERS, USES_C_LIBRARY, Answer, ask
 
 from adaptrt import _core
 
-# Of the range of the logits, as in tests/python/integration/test_families.py.
+# A share of the range of the logits, as in tests/python/integration/test_families.py.
 FLOAT32_TOLERANCE = 1e-4
 # Tables that give the same bits (docs/decisions/kernels.md).
 SAME_BITS = ("neon", "neon_dotprod", "neon_i8mm")
