@@ -205,9 +205,8 @@ class Executor(_core.Executor, metaclass=ExecutorType):
         adapter: name of an adapter, instead of request.lora_config, or a weighted sum such as
             "a:0.7+b:0.3". It is read from disk if it is not cached. Drafts use the adapter in its subdirectory
             `draft`, or else the draft engine's own adapter of this name, unless the request has a draft_lora_config.
-            Virtual tokens (PROMPT_TUNING,
-            P_TUNING) are put before input_token_ids, and are part of the prompt in every way. The base model answers a
-            prompt without the invocation tokens of an aLoRA adapter.
+            Virtual tokens (PROMPT_TUNING, P_TUNING) are put before input_token_ids, and are part of the prompt in every
+            way. The base model answers a prompt without the invocation tokens of an aLoRA adapter.
 
         Raises RequestError with all problems of the request, QueueFullError, and AdapterError (also for a task_id of
         2**63 or more; these ids are reserved for named adapters). Nothing is queued then.
