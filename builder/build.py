@@ -89,7 +89,7 @@ def build(
     config: the engine's sizes and options.
     output_dir: must be absent, empty, or an engine that this function wrote. Such an engine is replaced, but only if
     the build succeeds.
-    quantization: applied to the weights of a checkpoint that is not quantised.
+    quantization: applied to the weights of a checkpoint that is not quantised. A vision tower becomes W8A16.
     int8_activations: multiplies the integer weights of a quantised checkpoint with activations rounded to int8.
     int8_kv_cache: quantises the KV cache of a checkpoint that does not already ask for it.
     quality: measures the engine, and a reference engine: the unchanged checkpoint with its own KV cache type and every
@@ -111,7 +111,7 @@ def build(
     checkpoint = source if isinstance(source, Checkpoint) else Checkpoint.open(Path(source))
     if config.backend != NATIVE and gguf_file_of(checkpoint.directory) is not None:
         checkpoint = checkpoint.dequantized()
-    tower = tower_of(checkpoint, config)
+    tower = tower_of(checkpoint, config, is_quantized=quantization is not None)
     if tower is not None:
         checkpoint = with_tower(checkpoint, tower)
     plain = checkpoint.with_int8_kv_cache(False)
@@ -161,7 +161,7 @@ def build(
         engine_bytes=written.engine_bytes,
         compiled=written.compiled,
         seconds=time.monotonic() - began,
-        quantization_errors=checkpoint.quantization_errors,
+        quantization_errors=checkpoint.quantization_errors + (() if tower is None else tower.quantization_errors),
         quality=measured,
         num_vision_tensors=0 if tower is not None else checkpoint.num_vision_tensors,
         tower=tower,

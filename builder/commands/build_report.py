@@ -57,7 +57,8 @@ def summary(report: BuildReport) -> Table:
     else:
         rows.append(("adapters", "none (--lora_plugin auto enables them)"))
     if report.tower is not None:
-        rows.append(("images", f"{report.tower.checkpoint.config.describe_layers()}, in the vision tower"))
+        tower = report.tower.checkpoint.config
+        rows.append(("images", f"{tower.describe_layers()} in the vision tower, {tower.describe_weights()}"))
     if report.num_vision_tensors:
         left = f"{report.num_vision_tensors} tensors of the vision tower; the engine only handles text"
         rows.append(("ignored", left))

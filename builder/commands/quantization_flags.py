@@ -14,7 +14,7 @@ def add_quantization(group: Any) -> None:
     group.add_argument(
         "--quantization", choices=[name.lower() for name in QUANT_ALGOS],
         help="quantise the weights of linear layers to int8 (w8a16) or to four bits (w4a16); w8a8 and w4a8 also "
-        "round each token's activations to int8; lm_head becomes int8 in all of them",
+        "round each token's activations to int8; lm_head and vision towers become int8 (w8a16) in all of them",
     )  # fmt: skip
     group.add_argument(
         "--group_size", type=int, metavar="N",

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from ..._core import dtype_name
+from ..._core import QuantAlgo, dtype_name
 from ...common.progress import Progress
 from ...formats.checkpoint.config_file import ConfigFile
+from ...formats.checkpoint.quantization import QuantConfig
+from ...formats.checkpoint.quantizer import QuantizationError
 from ...formats.engine.build_config import NATIVE, BuildConfig
-from ...formats.engine.engine_config import EngineConfig, engine_file
+from ...formats.engine.engine_config import VISION_DIRECTORY, EngineConfig, engine_file
 from ...formats.hugging_face.hf_config import HfConfig
 from ...formats.hugging_face.image_processor import PREPROCESSOR_FILE, ImageSettings
 from ...formats.hugging_face.tower_images import TOWER_IMAGES
@@ -26,6 +28,8 @@ _TILES_PER_STEP: Final = 4
 """Maximum number of tiles that a step of the tower computes."""
 _TOKENS_PER_STEP: Final = 1 << 14
 """Maximum number of tokens of several tiles in a step of the tower."""
+_QUANTIZED: Final = QuantConfig(quant_algo=QuantAlgo.W8A16)
+"""Quantisation of towers, as of lm_head, in builds that quantise the language model in any way."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,12 @@ class Tower:
     settings: ImageSettings
     tokens_per_tile: int
     """Maximum number of tokens of a prompt of the tower: one for each patch of a tile, and a class token."""
+
+    @property
+    def quantization_errors(self) -> tuple[QuantizationError, ...]:
+        """Quantisation error of each weight that was quantised while it was read."""
+        errors = self.checkpoint.quantization_errors
+        return tuple(replace(error, name=f"{VISION_DIRECTORY}.{error.name}") for error in errors)
 
     def write(self, directory: Path, config: BuildConfig, progress: Progress) -> None:
         """Fills the new `directory` with the tower's engine and its settings. config: that of the language model."""
@@ -65,8 +75,10 @@ class Tower:
         (directory / PREPROCESSOR_FILE).write_text(fields, encoding="utf-8")
 
 
-def tower_of(checkpoint: Checkpoint, config: BuildConfig) -> Tower | None:
+def tower_of(checkpoint: Checkpoint, config: BuildConfig, *, is_quantized: bool) -> Tower | None:
     """Returns the tower of a Hugging Face model; None: the engine will only take text.
+
+    is_quantized: True if the build quantises weights; the tower's linear layers become int8.
 
     That is so for models without settings of an image processor, towers that are not served, checkpoints, and backends
     other than native. Raises CheckpointError for a tower that cannot be used.
@@ -89,7 +101,7 @@ def tower_of(checkpoint: Checkpoint, config: BuildConfig) -> Tower | None:
         # A larger image has no room in a prompt.
         longest = config.max_input_len or config.max_seq_len or checkpoint.config.max_position_embeddings
         tokens = min(tokens, longest * tower.config.tokens_per_row)
-    return Tower(tower, settings, tokens)
+    return Tower(tower.quantized(_QUANTIZED) if is_quantized else tower, settings, tokens)
 
 
 def with_tower(checkpoint: Checkpoint, tower: Tower) -> Checkpoint:

@@ -207,9 +207,12 @@ def test_the_build_says_that_the_engine_takes_images(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     command = ["build", "--model_dir", str(seeing.model), "--output_dir", str(tmp_path / "engine")]
-    for _ in range(2):  # the second build replaces the directory
-        assert main([*command, "--max_seq_len", "64"]) == 0
-    assert "2 of hidden size 24, mlp 40, in the vision tower" in capsys.readouterr().out
+    for flags in ([], ["--quantization", "w8a16"]):  # the second build replaces the directory
+        assert main([*command, "--max_seq_len", "64", *flags]) == 0
+        printed = capsys.readouterr().out
+        assert "2 of hidden size 24, mlp 40 in the vision tower, float32" in printed
+    assert "linear layers W8A16" in printed
+    assert "vision.attention.qkv" in printed
 
 
 def test_tiles_that_do_not_fit_the_tower_are_refused(seeing: Seeing, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 from adaptrt import DType
 from adaptrt.builder.build import build
 from adaptrt.builder.conversion.checkpoint import Checkpoint
+from adaptrt.formats.checkpoint.quantization import QuantConfig
 from adaptrt.formats.engine.build_config import ENABLE, BuildConfig, PluginConfig
 from support.families import RELATIVES, save_family
 
@@ -194,11 +195,13 @@ def save_model(directory: Path, seeing: SeeingModel = SMOLVLM) -> Path:
     return directory
 
 
-def engine_of_model(model: Path, directory: Path, **fields: Any) -> Path:
+def engine_of_model(
+    model: Path, directory: Path, quantization: QuantConfig | None = None, dtype: DType = DType.FLOAT32, **fields: Any
+) -> Path:
     """Builds the model's engine with adapters."""
     sizes = {"max_batch_size": 8, "max_num_tokens": 64, "max_seq_len": 256, **fields}
     config = BuildConfig(**sizes, plugin_config=PluginConfig(lora_plugin="auto", dora_plugin=ENABLE))
-    build(Checkpoint.of_model(model, DType.FLOAT32), config, directory)
+    build(Checkpoint.of_model(model, dtype), config, directory, quantization=quantization)
     return directory
 
 
