@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from collections.abc import Mapping
 
 from ..._core import CheckpointError
-from .casting import Array
 from .hf_weights import HfWeights, MadeTensor
+from .tensor_rows import TensorRows
 
 
 def layers_apart(weights: HfWeights, fused: Mapping[str, tuple[str, ...]]) -> HfWeights:
@@ -34,35 +30,7 @@ def layers_apart(weights: HfWeights, fused: Mapping[str, tuple[str, ...]]) -> Hf
             share = shape[0] // len(parts)
             for number, part in enumerate(parts):
                 rows = range(number * share, (number + 1) * share)
-                made[f"{path.removesuffix(layer)}{part}.{kind}"] = _Rows(weights, name, rows)
+                made[f"{path.removesuffix(layer)}{part}.{kind}"] = TensorRows(weights, name, rows)
     if problems:
         raise CheckpointError("; ".join(problems))
     return weights.with_made(made) if made else weights
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Some rows of a tensor."""
-
-    weights: HfWeights
-    name: str
-    taken: range
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        """See MadeTensor.tensors."""
-        return (self.name,)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """See MadeTensor.shape."""
-        return (len(self.taken), *self.weights.spec(self.name).shape[1:])
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """See MadeTensor.dtype."""
-        return self.weights.spec(self.name).dtype
-
-    def rows(self, rows: range, step: int) -> Iterator[Array]:
-        """See MadeTensor.rows."""
-        return self.weights.rows(self.name, self.taken[rows.start : rows.stop], step)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from ..._core import CheckpointError
 from .casting import Array
 from .hf_weights import HfWeights, MadeTensor
+from .tensor_rows import TensorRows
 
 KEYS: Final = "keys"
 VALUES: Final = "values"
@@ -74,42 +75,14 @@ def heads_apart(weights: HfWeights, layer: LayerOfHeads | None) -> HfWeights:
             continue
         for head in range(layer.num_heads):
             made[f"{head_path(path, head, KEYS)}.weight"] = _Keys(weights, name, layer.keys_of(head))
-            made[f"{head_path(path, head, VALUES)}.weight"] = _Values(weights, name, layer.values_of(head))
+            made[f"{head_path(path, head, VALUES)}.weight"] = TensorRows(weights, name, layer.values_of(head))
     if problems:
         raise CheckpointError("; ".join(problems))
     return weights.with_made(made) if made else weights
 
 
 @dataclass(frozen=True)
-class _Values:
-    """Some rows of a weight."""
-
-    weights: HfWeights
-    name: str
-    taken: range
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        """See MadeTensor.tensors."""
-        return (self.name,)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """See MadeTensor.shape."""
-        return (len(self.taken), self.weights.spec(self.name).shape[1])
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """See MadeTensor.dtype."""
-        return self.weights.spec(self.name).dtype
-
-    def rows(self, rows: range, step: int) -> Iterator[Array]:
-        """See MadeTensor.rows."""
-        return self.weights.rows(self.name, self.taken[rows.start : rows.stop], step)
-
-
-@dataclass(frozen=True)
-class _Keys(_Values):
+class _Keys(TensorRows):
     """Some rows of a weight as columns."""
 
     @property
