@@ -233,12 +233,16 @@ def _text_of(args: argparse.Namespace, purpose: str) -> tuple[Path, Path, int] |
 
 
 def _source_of(args: argparse.Namespace) -> Checkpoint:
-    """Opens the checkpoint or model that the flags name. Raises ConfigError for --dtype without a model."""
+    """Opens the checkpoint or model that the flags name. Raises ConfigError for --dtype or --dequantize without a
+    model."""
     if args.model_dir is not None:
         source = find_model(args.model_dir)
-        return replace(Checkpoint.of_model(source.directory, dtype_of(args)), origin=source.record)
+        opened = Checkpoint.of_dequantized_model if args.dequantize else Checkpoint.of_model
+        return replace(opened(source.directory, dtype_of(args)), origin=source.record)
     if args.dtype != AUTO:
         raise ConfigError(f"dtype {args.dtype} needs model_dir: a checkpoint has the dtype that it was converted to")
+    if args.dequantize:
+        raise ConfigError("dequantize needs model_dir: a checkpoint has the weights that it was converted to")
     return Checkpoint.open(args.checkpoint_dir)
 
 

@@ -20,6 +20,7 @@ from ...formats.hugging_face.published.gptq import Gptq
 from ...formats.sources import find_model
 from ..conversion.convert import convert_checkpoint
 from .dtype_flag import add_dtype, dtype_of
+from .quantization_flags import add_dequantize
 from .quantization_report import INT8_KV_CACHE_HELP, error_table
 
 _INT8: Final = "int8"
@@ -95,6 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"number of inputs in a group: {', '.join(map(str, GROUP_SIZES))} (default: {DEFAULT_GROUP_SIZE})",
     )
     group.add_argument("--has_zero_point", action="store_true", help="int4 only: store a zero point with each scale")
+    add_dequantize(group)
     group.add_argument("--int8_kv_cache", action="store_true", help=INT8_KV_CACHE_HELP)
 
 
@@ -182,6 +184,7 @@ def run(args: argparse.Namespace) -> int:
         workers=args.workers,
         quantization=quantization,
         int8_kv_cache=args.int8_kv_cache,
+        keeps_published=not args.dequantize,
         progress=progress_on(),
     )
     config = converted.config

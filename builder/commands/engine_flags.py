@@ -61,6 +61,7 @@ def engine_options_of(args: argparse.Namespace) -> EngineOptions:
         dtype=dtype_of(args),
         quantization=quantization_of(args),
         int8_activations=args.int8_activations,
+        dequantize=args.dequantize,
         int8_kv_cache=args.int8_kv_cache,
         compress_weights=args.compress_weights,
         sparse_mlp=args.sparse_mlp,

@@ -27,6 +27,16 @@ def add_quantization(group: Any) -> None:
         help="multiply integer weights, published or quantised here, with activations rounded to int8, one scale "
         "per token",
     )  # fmt: skip
+    add_dequantize(group)
+
+
+def add_dequantize(group: Any) -> None:
+    """Declares the flag for models that were published in few bits."""
+    group.add_argument(
+        "--dequantize", action="store_true",
+        help="store layers that were published in few bits (GGUF, GPTQ, ...) in the engine's type: larger, but with "
+        "many requests or long prompts faster on CPUs without AVX-512",
+    )  # fmt: skip
 
 
 def quantization_of(args: argparse.Namespace) -> QuantConfig | None:

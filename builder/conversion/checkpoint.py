@@ -26,7 +26,7 @@ from ...formats.models.registry import declare, read_config
 from ...formats.network.network import Network
 from ..network.checkpoint_tensors import plan_rank
 from .hf_model import HfModel, check_quantization, model_config
-from .published.dequantized import Dequantization
+from .published.dequantized import Dequantization, check_dequantized
 from .published.kept_layers import KeptLayers, linear_weights
 from .published.kept_tensors import KeptTensors
 from .quantizing_tensors import QuantizingTensors
@@ -106,6 +106,16 @@ class Checkpoint:
             opened.kept,
             source,
         )
+
+    @classmethod
+    def of_dequantized_model(cls, model: Path | HfConfig, dtype: DType | None = None) -> Checkpoint:
+        """of_model() with all layers in the checkpoint's type.
+
+        Raises as of_model(), and ConfigError for a model without layers that were published quantised.
+        """
+        made = cls.of_model(model, dtype, keeps_published=False)
+        check_dequantized(made.dequantization, made.directory)
+        return made
 
     @property
     def config(self) -> CheckpointConfig:

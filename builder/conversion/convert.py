@@ -21,7 +21,7 @@ from ...formats.checkpoint.rank_file import rank_file, rank_specs, write_rank
 from ...formats.hugging_face.hf_config import GENERATION_CONFIG_FILE
 from ...formats.template_files import PROCESSOR_TEMPLATE_FILE, TEMPLATE_FILE, additional_templates, holds_templates
 from .hf_model import HfModel, model_config
-from .published.dequantized import Dequantization
+from .published.dequantized import Dequantization, check_dequantized
 from .published.kept_layers import KeptLayers
 
 COPIED_FILES: Final = (
@@ -67,6 +67,7 @@ def convert_checkpoint(
     workers: int = 1,
     quantization: QuantConfig | None = None,
     int8_kv_cache: bool = False,
+    keeps_published: bool = True,
     progress: Progress | None = None,
 ) -> Converted:
     """Writes config.json, rank{N}.safetensors and the tokenizer's files to `output_dir`.
@@ -80,15 +81,20 @@ def convert_checkpoint(
     workers: number of ranks' files that are written at a time.
     quantization: of the linear layers; their values are rounded to `dtype` first.
     int8_kv_cache: engines store keys and values as int8.
+    keeps_published: False: dequantises the layers of a model that was published quantised.
 
-    Raises CheckpointError that lists all problems of the model, and ConfigError for sizes that cannot divide it or a
-    quantisation that does not fit it.
+    Raises CheckpointError that lists all problems of the model, and ConfigError for sizes that cannot divide it, a
+    quantisation that does not fit it, or a model without layers to dequantise.
     """
     if workers < 1:
         raise ConfigError(f"workers is {workers}; it must be at least 1")
     mapping = ParallelMapping.of(tp_size, pp_size, moe_tp_size, moe_ep_size)
     source = model_config(model_dir, dtype=dtype, mapping=mapping)
-    opened = HfModel.open(source, quantization=quantization, int8_kv_cache=int8_kv_cache)
+    opened = HfModel.open(
+        source, quantization=quantization, int8_kv_cache=int8_kv_cache, keeps_published=keeps_published
+    )
+    if not keeps_published:
+        check_dequantized(opened.dequantization, source.directory)
     config = opened.config
     specs = [spec for plan in opened.plans for spec in rank_specs(plan, opened.numpy_dtype, config.quantization)]
     num_bytes = sum(spec.num_bytes for spec in specs)

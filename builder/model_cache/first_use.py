@@ -128,6 +128,10 @@ class EnginePlan:
                     f"{directory}: is a checkpoint, whose dtype was chosen when it was converted; dtype "
                     f"{dtype_name(options.dtype)} is only for Hugging Face models"
                 )
+            if options.dequantize:
+                raise ConfigError(
+                    f"{directory}: is a checkpoint; dequantize is only for Hugging Face models and GGUF files"
+                )
             source = config = read_config(file.data, subject=str(file.path))
             files.add_weights(rank_file(rank) for rank in range(config.mapping.world_size))
         elif file.is_of_hugging_face:
@@ -204,7 +208,8 @@ class EnginePlan:
         from ..conversion.checkpoint import Checkpoint
 
         if isinstance(self.source, HfConfig):
-            return replace(Checkpoint.of_model(self.source), origin=self.origin)
+            opened = Checkpoint.of_dequantized_model if self.options.dequantize else Checkpoint.of_model
+            return replace(opened(self.source), origin=self.origin)
         return Checkpoint.of_config(self.source, self.directory, self.network)
 
     def check_adapter(self, directory: Path) -> None:
@@ -241,6 +246,8 @@ class EnginePlan:
         }
         if self.options.int8_activations:
             parts["int8_activations"] = True
+        if self.options.dequantize:
+            parts["dequantize"] = True
         if self.origin is not None:
             parts["source"] = self.origin
         return xxhash.xxh3_64_hexdigest(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode())

@@ -68,6 +68,8 @@ class EngineOptions:
     """None: the weights keep their type."""
     int8_activations: bool = False
     """True: integer weights are multiplied with activations rounded to int8."""
+    dequantize: bool = False
+    """True: layers that were published in few bits are stored in the engine's type."""
     int8_kv_cache: bool = False
     compress_weights: bool = False
     sparse_mlp: str = AUTO

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from ...._core import CheckpointError, DType, dtype_name
+from ...._core import CheckpointError, ConfigError, DType, dtype_name
 from ....common.progress import format_bytes
 from ....formats.checkpoint.casting import CHECKPOINT_DTYPES, FLOAT32
 from ....formats.checkpoint.hf_weights import HfWeights, MadeMatrix
@@ -77,6 +78,12 @@ def dequantization(
         dtype=dtype,
         rounds_activations=found.rounds_activations,
     )
+
+
+def check_dequantized(found: Dequantization | None, directory: Path) -> None:
+    """Raises ConfigError if nothing of a model in `directory` was dequantised, although a user asked for it."""
+    if found is None:
+        raise ConfigError(f"{directory}: dequantize: no layer was published in few bits; leave dequantize out")
 
 
 def dequantized_blocks(network: Network, weights: HfWeights, dtype: DType) -> Dequantization | None:

@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peft
 import pytest
 import torch
 import transformers
 from safetensors.numpy import load_file
 
 import adaptrt
-from adaptrt import CheckpointError
+from adaptrt import CheckpointError, ConfigError
 from adaptrt._core import DType
 from adaptrt.builder import cli
 from adaptrt.builder.build import build
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.builder.conversion.published.kept_layers import linear_weights
+from adaptrt.builder.model_cache.first_use import engine_for
+from adaptrt.builder.model_cache.options import EngineOptions
 from adaptrt.builder.network.onnx_graph import NetworkOptions
 from adaptrt.builder.network.rotary_frequencies import inverse_frequencies
 from adaptrt.common.file_lock import file_lock
 from adaptrt.common.progress import format_bytes
 from adaptrt.formats.checkpoint.config import CheckpointConfig
+from adaptrt.formats.checkpoint.quantizer import dequantize_rows
+from adaptrt.formats.engine.engine_config import EngineConfig
 from adaptrt.formats.models.registry import load_config
 from adaptrt.formats.sources import find_model
 from adaptrt.formats.sources.gguf_models import GgufModels
 from adaptrt.runtime.engine import load_engine
 from support.engines import SMALL
 from support.families import FAMILIES, LONGROPE, RELATIVES, SIZES, Family, rope, save_family
+from support.models import save_adapter
 from support.oracle import NetworkOracle, SequenceChunk, step_inputs
 from support.serving import collect, make_request
 from support.tokenizers import byte_level
@@ -221,17 +229,25 @@ def assert_logits_of_transformers(file: Path, model: Any, engine_dir: Path) -> N
     """Builds an engine of float32 and compares a prompt's logits, which are sums in another order."""
     assert cli.main(["build", "--model_dir", str(file), "--dtype", "float32", "--max_seq_len", "64", "--output_dir",
                      str(engine_dir)]) == 0  # fmt: skip
-    engine = load_engine(engine_dir)
-    executor = adaptrt.Executor(engine, engine.model_type)
+    assert_logits_of_models(engine_dir, [(model, None)])
+
+
+def assert_logits_of_models(engine_dir: Path, models: Sequence[tuple[Any, Path | None]]) -> None:
+    """Compares the logits of a prompt in one batch: each model of transformers is that of the engine with an adapter,
+    or without."""
     tokens = np.random.default_rng(0).integers(4, 250, 40).tolist()
-    try:
-        answer = collect(executor, executor.enqueue_request(make_request(tokens, 4)))
-    finally:
-        executor.shutdown()
-    with torch.no_grad():
-        expected = model(torch.tensor([tokens])).logits[0].numpy()
-    scale = expected.max() - expected.min()
-    np.testing.assert_allclose(answer.context_logits, expected, rtol=0, atol=1e-4 * scale)
+    with adaptrt.Executor(engine_dir, adaptrt.ModelType.DECODER_ONLY) as executor:
+        loras = [
+            None if adapter is None else adaptrt.LoraConfig.from_peft(number, adapter, engine_dir)
+            for number, (_, adapter) in enumerate(models)
+        ]
+        ids = executor.enqueue_requests([make_request(tokens, 4, lora) for lora in loras])
+        answers = [collect(executor, request) for request in ids]
+    for answer, (model, _) in zip(answers, models, strict=True):
+        with torch.no_grad():
+            expected = model(torch.tensor([tokens])).logits[0].numpy()
+        scale = expected.max() - expected.min()
+        np.testing.assert_allclose(answer.context_logits, expected, rtol=0, atol=1e-4 * scale)
 
 
 SCALES = {
@@ -322,6 +338,26 @@ def test_layers_of_different_types_keep_their_numbers(tmp_path: Path, capsys: py
         Checkpoint.open(checkpoint)
 
 
+def test_layers_of_different_types_are_cut_over_ranks(tmp_path: Path) -> None:
+    """Each rank has the numbers of its rows and columns, in the layer's own type."""
+    file, _ = write_quantized(tmp_path / "a.gguf", mixed_blocks, hidden_size=128, intermediate_size=128)
+    directory = find_model(file).directory
+    how = convert_checkpoint(directory, tmp_path / "cut", tp_size=2).config.quantization
+    convert_checkpoint(directory, tmp_path / "expected", tp_size=2, dtype=DType.FLOAT32, keeps_published=False)
+    opened = Checkpoint.open(tmp_path / "cut")
+    assert how is not None
+    assert how.quantized_layers
+    assert not how.exclude_modules
+    for rank in range(2):
+        values = load_file(tmp_path / "expected" / f"rank{rank}.safetensors")
+        names = [f"{weight.name}.weight" for weight in linear_weights(opened.network)]
+        assert len(names) == 11  # five matrices in each layer, with one of q, k and v, and lm_head
+        for name in names:
+            pieces = opened.ranks[rank].quantized_rows(name, range(len(values[name])))
+            found = np.concatenate([dequantize_rows(piece, how.of_weight(name)) for piece in pieces])
+            np.testing.assert_array_equal(found, values[name], err_msg=name)
+
+
 Q4_K_M = {"attn_v": "Q6_K", "ffn_down": "Q6_K", "output": "Q6_K", "token_embd": "Q4_K"}
 """Types of llama.cpp's quantiser; it takes Q6_K for v and down in half of the layers."""
 
@@ -346,6 +382,44 @@ def test_a_q4_k_m_file_keeps_all_of_its_numbers(
         "as W4A16 in groups of 32 with minimums; transformer.layers.0.attention.qkv W8A16 in groups of 16 with "
         "minimums; 2 layers W8A16 in groups of 16, "
     ) in text
+
+
+def test_adapters_over_kept_blocks_are_those_of_peft(q4_k_m: tuple[Path, Any], tmp_path: Path) -> None:
+    """DoRA divides by norms of rows of the base, which the engine computes from its blocks."""
+    file, model = q4_k_m
+    model.save_pretrained(tmp_path / "model")
+    models = [(model, None)]
+    for seed, fields in enumerate(({"r": 4}, {"r": 3, "use_dora": True})):
+        adapter = save_adapter(tmp_path / "model", tmp_path / f"adapter{seed}", seed, **fields)
+        models.append((peft.PeftModel.from_pretrained(copy.deepcopy(model), adapter), adapter))
+    assert_logits_of_models(engine_for(file, EngineOptions(max_seq_len=64, dtype=DType.FLOAT32)), models)
+
+
+def test_blocks_are_dequantised_if_a_user_asks_for_it(
+    q4_k_m: tuple[Path, Any], cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, model = q4_k_m
+    options = EngineOptions(max_seq_len=64, dtype=DType.FLOAT32)
+    kept, plain = (engine_for(file, dataclasses.replace(options, dequantize=asked)) for asked in (False, True))
+    assert EngineConfig.load(kept).pretrained_config.quantization is not None
+    assert EngineConfig.load(plain).pretrained_config.quantization is None
+    assert_logits_of_models(plain, [(model, None)])
+    checkpoint = tmp_path / "checkpoint"
+    assert cli.main(["convert-checkpoint", "--model_dir", str(file), "--dequantize", "--output_dir",
+                     str(checkpoint)]) == 0  # fmt: skip
+    assert "dequantised: 15 matrices of Q4_K and Q6_K, " in capsys.readouterr().out
+    assert load_config(checkpoint).quantization is None
+    model.save_pretrained(tmp_path / "plain")
+    for where, flags, message in (
+        (tmp_path / "plain", ["--model_dir"], "dequantize: no layer was published in few bits; leave dequantize out"),
+        (checkpoint, ["--checkpoint_dir"], "dequantize needs model_dir: a checkpoint has the weights that it was"),
+    ):
+        assert cli.main(["build", *flags, str(where), "--dequantize", "--output_dir", str(tmp_path / "engine")]) == 2
+        assert message in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(ConfigError, match="is a checkpoint; dequantize is only for Hugging Face models and GGUF files"):
+        engine_for(checkpoint, dataclasses.replace(options, dtype=None, dequantize=True))
+    with pytest.raises(ConfigError, match="dequantize: no layer was published in few bits"):
+        engine_for(tmp_path / "plain", dataclasses.replace(options, dequantize=True))
 
 
 def test_the_graph_of_blocks_with_minimums_is_the_engines(q4_k_m: tuple[Path, Any], tmp_path: Path) -> None:

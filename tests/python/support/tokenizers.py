@@ -7,6 +7,24 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+CORPUS = [
+    "Hello world, it's the cat's 12345 hats; they'LL see!",
+    "  leading and   many    spaces \t tabs\n\n\nnewlines\r\n end  ",
+    "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich.",
+    "Быстрая лиса прыгает через ленивую собаку 2024 года.",
+    "Ξεσκεπάζω την ψυχοφθόρα βδελυγμία — «καλημέρα»",
+    "مرحبا بالعالم ١٢٣ שלום עולם",
+    "नमस्ते दुनिया क्षत्रिय",
+    "你好,世界!今天是2024年。日本語のテキストとカタカナ",
+    "안녕하세요 세계 각하",
+    "สวัสดีชาวโลก",
+    "emoji 😀👩‍👩‍👧‍👦🏳️‍🌈 and é vs e\u0301 ﬁ",
+    "def f(x):\n    return x ** 2  # ∑∫√\n\tif x != 3: pass",
+    "",
+    " ",
+    "a",
+]
+"""Texts of many scripts."""
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 
 
