@@ -91,7 +91,7 @@ def _accepted_tasks(modules: AdaptedModules | None) -> tuple[str, ...]:
     """Accepted tasks, in addition to classifiers of the model's hidden states."""
     if modules is not None and modules.has_encoder:
         return (_ENCODER_DECODER_TASK,)
-    if modules is not None and modules.is_encoder_only:
+    if modules is not None and modules.is_encoder_only and not modules.is_tower:
         return (_EMBEDDING_TASK,)
     return (_CAUSAL_TASK, _EMBEDDING_TASK)
 

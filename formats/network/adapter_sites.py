@@ -206,6 +206,8 @@ class AdaptedModules:
         self.has_encoder: Final = network.encoder_output is not None
         """True if the model has an encoder before the decoder."""
         self.is_encoder_only: Final = network.config.is_encoder_only
+        self.is_tower: Final = network.patches is not None
+        """True for the vision tower of a model, whose adapters are those of the whole model."""
         pooler = set() if network.pooler is None else {network.pooler.weight.source.removesuffix(".weight")}
         self.pooler_paths: Final = _with_older(pooler, network)
         """Paths of the linear layer before a classifier's last one; empty if there is none."""

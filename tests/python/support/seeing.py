@@ -71,7 +71,7 @@ class SeeingModel:
 def adapters(tower: str, connector: str, text: str) -> dict[str, dict[str, Any]]:
     """Returns settings of adapters on all parts and on each part; the arguments are regular expressions of layers."""
     return {
-        "everything": {"target_modules": "all-linear", "r": 4},
+        "everything": {"target_modules": "all-linear", "r": 4, "task_type": "CAUSAL_LM"},
         "dora": {"target_modules": "all-linear", "r": 3, "use_dora": True},
         "tower": {"target_modules": tower, "r": 3},
         "connector": {"target_modules": connector, "r": 2},

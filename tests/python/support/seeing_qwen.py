@@ -40,7 +40,7 @@ VISION: dict[str, dict[str, Any]] = {
 }
 """Fields of vision_config in which the models differ from support/families.py."""
 ADAPTERS: dict[str, dict[str, Any]] = {
-    "everything": {"target_modules": "all-linear", "r": 4},
+    "everything": {"target_modules": "all-linear", "r": 4, "task_type": "CAUSAL_LM"},
     "dora": {"target_modules": "all-linear", "r": 3, "use_dora": True},
     "tower": {"target_modules": r".*visual\.blocks.*(qkv|proj|fc1)", "r": 3},
     "merger": {"target_modules": r".*visual\..*merger.*(mlp\.[02]|fc\d)", "r": 2},
