@@ -91,6 +91,7 @@ class Executor(_core.Executor, metaclass=ExecutorType):
         tokenizer: Path | None = None,
         guide_limits: GuideLimits | None = None,
         compare_vocabularies: bool = True,
+        reserved_memory: int = 0,
     ) -> None: ...
     @overload
     def __init__(
@@ -103,6 +104,7 @@ class Executor(_core.Executor, metaclass=ExecutorType):
         tokenizer: Path | None = None,
         guide_limits: GuideLimits | None = None,
         compare_vocabularies: bool = True,
+        reserved_memory: int = 0,
     ) -> None: ...
     def __init__(
         self,
@@ -110,6 +112,7 @@ class Executor(_core.Executor, metaclass=ExecutorType):
         tokenizer: Path | None = None,
         guide_limits: GuideLimits | None = None,
         compare_vocabularies: bool = True,
+        reserved_memory: int = 0,
         **kwargs: Any,
     ) -> None:
         """Loads an engine and starts: Executor(model_path, model_type, executor_config).
@@ -122,6 +125,7 @@ class Executor(_core.Executor, metaclass=ExecutorType):
             An engine in memory has none.
         guide_limits: limits of time, memory and length for one guide; None: the defaults of GuideLimits.
         compare_vocabularies: False: the caller has compared the draft engine's tokenizer with the engine's.
+        reserved_memory: bytes that the caller will need later; caches sized by free memory leave them free.
 
         Also loads the engine of ExecutorConfig.draft_target_decoding_config, which runs on the same threads.
 
@@ -155,7 +159,7 @@ class Executor(_core.Executor, metaclass=ExecutorType):
         )
         self._workers = None if orchestrator is None else Workers(self._engine, config, orchestrator)
         try:
-            self._start(config)
+            self._start(config, reserved_memory)
         except BaseException:
             self._stop_workers()
             raise
@@ -518,7 +522,7 @@ class Executor(_core.Executor, metaclass=ExecutorType):
         if self._adapters.num_virtual_tokens(name) == 0:
             super().pin_adapter(self._adapters.task_id(name))
 
-    def _start(self, config: ExecutorConfig) -> None:
+    def _start(self, config: ExecutorConfig, reserved_memory: int) -> None:
         """Starts the executor on this process's engine, or on the workers'."""
         if self._workers is None:
             engine = self._engine.start(config)
@@ -526,6 +530,7 @@ class Executor(_core.Executor, metaclass=ExecutorType):
         else:
             engine, memory = self._workers.engine, self._workers.available_memory
         draft_engine = None if self._draft_engine is None else self._draft_engine.start(config, beside=engine)
+        memory = max(memory - reserved_memory, 0)
         super().__init__(engine, config, memory, draft_engine, _adapter_wait_warning(config))
 
     def _stop_workers(self) -> None:

@@ -34,7 +34,7 @@ from .engine import load_engine
 from .executor import Executor
 from .first_use import ModelOrEngine, make_engines
 from .images.prompt import PreparedMessages, RenderedPrompt, has_images, take_images
-from .images.vision import Vision
+from .images.vision import Vision, memory_for_images
 from .llm_adapters import Lora
 from .llm_config import with_chunks, with_kernels, with_lora_storage, with_speculation, with_weight_memory
 from .llm_options import CompletionOptions, combined, combined_for_each, recommended_sampling
@@ -151,6 +151,7 @@ class LLM(PooledTexts):
             with_workers(config, engine),
             tokenizer=path,
             compare_vocabularies=draft is None,
+            reserved_memory=memory_for_images(engine),
         )
         self._executor = executor
         self._memory = MemoryAdapters()

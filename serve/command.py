@@ -37,6 +37,8 @@ from ..runtime.engine import LoadedEngine, load_engine
 from ..runtime.executor import Executor
 from ..runtime.first_use import ModelOrEngine, make_engines
 from ..runtime.guide_trial import GuideLimits
+from ..runtime.images.opened import ImageLimits
+from ..runtime.images.vision import memory_for_images
 from ..runtime.llm_config import needs_chunks
 from ..runtime.llm_options import recommended_sampling
 from ..runtime.orchestrator.mode import with_workers
@@ -707,6 +709,7 @@ def make_executor(args: argparse.Namespace) -> Executor:
         with_workers(config, loaded),
         guide_limits=guide_limits,
         compare_vocabularies=draft is None,
+        reserved_memory=memory_for_images(loaded, ImageLimits(max_images=args.max_images)),
     )
 
 

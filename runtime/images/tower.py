@@ -27,6 +27,7 @@ from ...common.json_fields import load_json_object
 from ...formats.adapter.one_version import one_version
 from ...formats.adapter.peft_reader import acts_on, read_pooler
 from ...formats.adapter.recognise import CONFIG_FILE, MAX_CONFIG_BYTES
+from ...formats.engine.engine_config import engine_file
 from ...formats.models.clip import ClipConfig
 from ...formats.models.gemma3_tower import Gemma3TowerConfig
 from ...formats.models.pixtral import PixtralConfig
@@ -37,6 +38,7 @@ from ...formats.network.ops import PatchEmbedding
 from ..engine import load_engine
 from ..executor import Executor
 from ..named_adapter import NamedAdapter, check_unchanged
+from ..native_engine import NativeEngine
 from ..pooled import rows_of
 from .gemma3_images import Gemma3Images
 from .idefics3_images import Idefics3Images
@@ -58,6 +60,16 @@ MAX_CACHED_BYTES: Final = 256 << 20
 """Maximum size of all rows that are kept for later requests."""
 _MAX_ADAPTERS: Final = 64
 """Maximum number of adapters that the tower keeps."""
+
+
+def tower_memory(directory: Path) -> int:
+    """Returns the bytes that the tower in an engine's directory will take: weights, activations and kept rows.
+
+    Raises EngineError and CheckpointError for files that cannot be used.
+    """
+    engine = load_engine(directory)
+    assert isinstance(engine, NativeEngine)
+    return (directory / engine_file(0)).stat().st_size + engine.program.arena_bytes + MAX_CACHED_BYTES
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from ..named_adapter import NamedAdapter
 from .image_model import ImageModel, Tiles
 from .opened import ImageLimits, open_image
 from .prompt import PreparedMessages, PromptImages, expand
-from .tower import TowerRunner
+from .tower import TowerRunner, tower_memory
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -46,6 +46,22 @@ class VisionStats:
     num_misses: int
     num_cached_bytes: int
     """Size of the rows that are kept now."""
+
+
+def takes_images(engine: LoadedEngine) -> bool:
+    """True if the engine has a vision tower."""
+    config = engine.config.pretrained_config
+    return isinstance(config, SeeingConfig) and config.has_tower
+
+
+def memory_for_images(engine: LoadedEngine, limits: ImageLimits | None = None) -> int:
+    """Returns the bytes to leave free for the tower, which is loaded after the executor; 0 if there are no images.
+
+    Raises EngineError.
+    """
+    if not takes_images(engine) or (limits is not None and limits.max_images == 0):
+        return 0
+    return tower_memory(engine.directory / VISION_DIRECTORY)
 
 
 class Vision:
@@ -143,8 +159,7 @@ class Vision:
     @property
     def takes_images(self) -> bool:
         """True if the engine has a tower."""
-        config = self._engine.config.pretrained_config
-        return isinstance(config, SeeingConfig) and config.has_tower
+        return takes_images(self._engine)
 
     def _running(self) -> TowerRunner:
         with self._lock:

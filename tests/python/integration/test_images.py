@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import adaptrt
-from adaptrt import LLM, AdapterError, CheckpointError, RequestError, SamplingParams
+from adaptrt import LLM, AdapterError, CheckpointError, ConfigError, RequestError, SamplingParams
 from adaptrt.builder.cli import main
 from adaptrt.runtime.images.opened import ImageLimits, open_image
 from support.seeing import (
@@ -213,6 +213,12 @@ def test_the_build_says_that_the_engine_takes_images(
         assert "2 of hidden size 24, mlp 40 in the vision tower, float32" in printed
     assert "linear layers W8A16" in printed
     assert "vision.attention.qkv" in printed
+
+
+def test_caches_leave_memory_for_the_tower(seeing: Seeing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adaptrt.runtime.images.tower.MAX_CACHED_BYTES", 1 << 60)
+    with pytest.raises(ConfigError, match="of memory are free"):
+        LLM(seeing.engine)
 
 
 def test_tiles_that_do_not_fit_the_tower_are_refused(seeing: Seeing, tmp_path: Path) -> None:

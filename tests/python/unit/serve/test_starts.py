@@ -295,15 +295,18 @@ def test_the_executor_gets_what_the_flags_say(root: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(EnginePlan, "engine", lambda plan, *_: root / "engines" / plan.directory)
     monkeypatch.setattr(command, "load_engine", lambda directory, weight_memory: given.append(weight_memory) or loaded)
     monkeypatch.setattr(command, "Executor", lambda *arguments, **named: given.extend((arguments[2], named)))
+    monkeypatch.setattr(command, "memory_for_images", lambda engine, limits: (engine, limits.max_images))
     monkeypatch.setattr(runtime_first_use, "check_draft_vocabulary", lambda *files: given.append(files))
     flags = ["--num_threads", "3", "--max_queue_size", "5", "--kv_cache_tokens", "64", "--kv_cache_dir", str(root),
              "--kv_cache_dir_bytes", "7000", "--host_cache_bytes", "9000", "--device_cache_percent", "0.5",
              "--lora_storage", "compressed",
              "--weight_memory", "1KiB", "--draft_model", "model", "--max_draft_len", "2",
-             "--draft_kv_cache_bytes", "8000", "--kernels", "portable", "--max_state_snapshots", "6"]  # fmt: skip
+             "--draft_kv_cache_bytes", "8000", "--max_images", "3",
+             "--kernels", "portable", "--max_state_snapshots", "6"]  # fmt: skip
     command.make_executor(parsed(*flags))
     vocabularies, weight_memory, config, named = given
     assert vocabularies == (Path("model/tokenizer.json"), Path("model/tokenizer.json"))
+    assert named["reserved_memory"] == (loaded, 3)
     assert named["compare_vocabularies"] is False, "the vocabularies would be compared twice"
     assert weight_memory == config.weight_memory == 1024
     assert (config.num_threads, config.max_queue_size, config.kernels) == (3, 5, "portable")
