@@ -60,6 +60,8 @@ def _problems_of_linear(op: Linear) -> Iterator[str]:
             yield f"the op Linear with the activation {op.activation.value} and {'a' if is_gated else 'no'} gate"
         if op.add_to is not None:
             yield "the op Linear with activation and add_to"
+        if is_gated and op.scale != 1.0:
+            yield "the op Linear with a gate and scale"
     if op.layer is None and (op.activation is not None or op.add_to is not None):
         yield "the op Linear with activation or add_to in lm_head"
 

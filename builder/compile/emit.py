@@ -64,6 +64,10 @@ _SAME_FIELDS: Final[dict[type[_SameFieldsOp], type[Op]]] = {
     ops.Send: SendOp,
 }
 """Ops whose fields in a program have the names and the meaning that they have in a network."""
+_NO_NORM_EPSILON: Final = 2.0**60
+_NO_NORM_WEIGHT: Final = 2.0**30
+"""Epsilon and weight of an RMS norm that changes nothing: next to this epsilon the mean of squares is nothing, and the
+weight takes back the division by its root."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +176,8 @@ class _Emitter:
             return self._broadcast(op)
         if isinstance(op, ops.SigmoidGate):
             return self._sigmoid_gate(op)
+        if isinstance(op, ops.SiluGate):
+            return self._silu_gate(op)
         if isinstance(op, ops.GatedColumns):
             return self._gated_columns(op)
         if isinstance(op, ops.GatedRmsNorm):
@@ -271,13 +277,14 @@ class _Emitter:
         )
 
     def _scale(self, op: ops.Scale) -> EmittedOp:
-        """An RMS norm next to whose epsilon the mean is nothing: it divides by 2^30, which the weight takes back."""
-        weight = np.full(op.input.width, op.factor * 2.0**30)
+        """An RMS norm without effect, whose weight has the factors."""
+        columns = "_".join(f"{count}x{as_float32(factor)!r}" for count, factor in op.factors)
+        weight = np.concatenate([np.full(count, factor * _NO_NORM_WEIGHT) for count, factor in op.factors])
         made = RmsNormOp(
             input=buffer_of(op.input),
             output=buffer_of(op.output),
-            weight=self._weights.constant(f"scale_{op.input.width}_{as_float32(op.factor)!r}", weight),
-            epsilon=2.0**60,
+            weight=self._weights.constant(f"scale_{columns}", weight),
+            epsilon=_NO_NORM_EPSILON,
             gather_logit_rows=op.gather_logit_rows,
             add=False,
         )
@@ -295,7 +302,7 @@ class _Emitter:
         made = LayerNormOp(
             input=buffer_of(op.input),
             output=buffer_of(op.output),
-            weight=self._weights.norm(op.weight),
+            weight=self._ones(op.input.width) if op.weight is None else self._weights.norm(op.weight),
             bias=None if op.bias is None else self._weights.norm(op.bias),
             epsilon=as_float32(op.epsilon),
             gather_logit_rows=op.gather_logit_rows,
@@ -309,6 +316,8 @@ class _Emitter:
         if len({norm.epsilon for norm in norms}) > 1:
             raise ValueError(f"the norms of q and k differ in epsilon: {norms[0].epsilon} and {norms[1].epsilon}")
         bias, scaling = op.position_bias, op.query_scaling
+        epsilon = norms[0].epsilon if norms else op.plain_norm_epsilon
+        plain_norm = None if op.plain_norm_epsilon is None else self._ones(op.shape.head_dim)
         made = AttentionOp(
             kind=op.kind,
             layer=op.layer,
@@ -317,9 +326,9 @@ class _Emitter:
             cosine=buffer_of(op.rotary.cosine),
             sine=buffer_of(op.rotary.sine),
             output=buffer_of(op.output),
-            query_norm=self._head_norm(op.query_norm),
-            key_norm=self._head_norm(op.key_norm),
-            norm_epsilon=as_float32(norms[0].epsilon) if norms else 0.0,
+            query_norm=plain_norm or self._head_norm(op.query_norm),
+            key_norm=plain_norm or self._head_norm(op.key_norm),
+            norm_epsilon=as_float32(epsilon or 0.0),
             scale=as_float32(op.scale),
             sliding_window=op.window or 0,
             softcap=as_float32(op.softcap or 0.0),
@@ -329,11 +338,13 @@ class _Emitter:
             norms_after_rotation=op.norms_after_rotation,
             query_scaling_beta=0.0 if scaling is None else as_float32(scaling.beta),
             query_scaling_length=1 if scaling is None else scaling.length,
+            query_scaling_offset=0 if scaling is None else scaling.offset,
             value_norm=self._ones(op.shape.head_dim) if op.normalizes_values else None,
             values_from_keys=op.values_from_keys,
             shared_layer=-1 if op.shared_layer is None else op.shared_layer,
             joint_column=-1 if op.joint_column is None else op.joint_column,
             window_column=-1 if op.window_column is None else op.window_column,
+            chunk=op.chunk or 0,
         )
         reads = (op.qkv, op.rotary.cosine, op.rotary.sine)
         return EmittedOp(op=made, reads=reads, writes=(op.output,), dtype=self._activation)
@@ -356,6 +367,18 @@ class _Emitter:
         return EmittedOp(
             op=made, reads=(op.gate, op.input), writes=(op.output,), dtype=self._activation, in_place=op.input
         )
+
+    def _silu_gate(self, op: ops.SiluGate) -> EmittedOp:
+        """A gated RMS norm without effect before its gate."""
+        width = op.input.width
+        made = GatedRmsNormOp(
+            input=buffer_of(op.input),
+            gate=buffer_of(op.gate),
+            output=buffer_of(op.output),
+            weight=self._weights.constant(f"scale_{width}x1.0", np.full(width, _NO_NORM_WEIGHT)),
+            epsilon=_NO_NORM_EPSILON,
+        )
+        return EmittedOp(op=made, reads=(op.input, op.gate), writes=(op.output,), dtype=self._activation)
 
     def _gated_rms_norm(self, op: ops.GatedRmsNorm) -> EmittedOp:
         made = GatedRmsNormOp(

@@ -128,6 +128,7 @@ class LinearEmitter:
                 scale=as_float32(routing.scale),
                 bias=None if routing.bias is None else self._weights.norm(routing.bias),
                 expert_scale=None if routing.expert_scale is None else self._weights.norm(routing.expert_scale),
+                scales_inputs=routing.scales_inputs,
             ),
             activation=GATED_EPILOGUES[op.activation],
             gate_up=self.parts(

@@ -106,7 +106,8 @@ def _weights(network: Network) -> Iterator[Tensor | LinearWeight]:
         elif isinstance(op, Xielu):
             yield op.parameters
         elif isinstance(op, (LayerNorm, CausalConvolution, GatedConvolution)):
-            yield op.weight
+            if op.weight is not None:
+                yield op.weight
             if op.bias is not None:
                 yield op.bias
         elif isinstance(op, Attention):

@@ -30,11 +30,16 @@ def experts(graph: GraphBuilder, values: Values, op: Experts) -> None:
         gate, up = (
             graph.node("Gemm", [x, weight_matrix(graph, layer[expert])], transB=1) for layer in (op.gate, op.up)
         )
+        if op.routing.scales_inputs:
+            factor = graph.cast(weight, graph.engine_type)
+            gate, up = (graph.node("Mul", [made, factor]) for made in (gate, up))
         made = graph.node("Mul", [activated(graph, gate, op.activation), up])
         if any(layer[expert].bias for layer in (op.gate, op.up, op.down)):
             raise ValueError("experts with biases cannot be written as ONNX")
         made = graph.node("Gemm", [made, weight_matrix(graph, op.down[expert])], transB=1)
-        share = graph.node("Mul", [graph.cast(made, TensorProto.FLOAT), weight])
+        share = graph.cast(made, TensorProto.FLOAT)
+        if not op.routing.scales_inputs:  # otherwise experts that are not selected give 0
+            share = graph.node("Mul", [share, weight])
         total = graph.node("Add", [total, share])
     values[op.output.name] = total
 

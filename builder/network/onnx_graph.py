@@ -40,6 +40,7 @@ from ...formats.network.ops import (
     Scale,
     SelectiveScan,
     SigmoidGate,
+    SiluGate,
     Xielu,
 )
 from .graph import GraphBuilder, StoredTensor
@@ -65,13 +66,22 @@ _WITHOUT_NODES = (
     Scale,
     SelectiveScan,
     SigmoidGate,
+    SiluGate,
     Xielu,
 )
 """Ops of layers that keep states, of gated and latent attention, of embeddings of each layer, and an activation with
 parameters."""
 
 _FIELDS_WITHOUT_NODES: Final[Mapping[type[Op], tuple[str, ...]]] = {
-    Attention: ("normalizes_values", "values_from_keys", "shared_layer", "window_column", "joint_column"),
+    Attention: (
+        "normalizes_values",
+        "values_from_keys",
+        "shared_layer",
+        "window_column",
+        "joint_column",
+        "chunk",
+        "plain_norm_epsilon",
+    ),
     Embedding: ("num_later_elements", "num_coordinates"),
     Rotary: ("columns", "is_twice", "is_in_turn"),
     RmsNorm: ("is_stream", "sum_scale"),

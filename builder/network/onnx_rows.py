@@ -46,11 +46,18 @@ def layer_norm(graph: GraphBuilder, values: Values, op: LayerNorm, inputs: StepI
     x = values[op.input.name]
     if op.gather_logit_rows:
         x = graph.node("Gather", [x, inputs.logit_rows], axis=0)
-    wide = [graph.cast(x, TensorProto.FLOAT), _norm_weight(graph, op.weight)]
+    wide = [graph.cast(x, TensorProto.FLOAT), _layer_norm_weight(graph, op)]
     if op.bias is not None:
         wide.append(graph.cast(graph.weight(str(op.bias.name)), TensorProto.FLOAT))
     normed = graph.node("LayerNormalization", wide, axis=-1, epsilon=op.epsilon)
     values[op.output.name] = normed if op.is_stream else graph.cast(normed, graph.engine_type)
+
+
+def _layer_norm_weight(graph: GraphBuilder, op: LayerNorm) -> Value:
+    if op.weight is not None:
+        return _norm_weight(graph, op.weight)
+    width = op.input.width
+    return graph.constant(f"ones_{width}", np.ones(width, np.float32))
 
 
 def normalized(graph: GraphBuilder, x: Value, weight: Tensor, epsilon: float) -> Value:

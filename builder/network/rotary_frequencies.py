@@ -73,7 +73,9 @@ def _llama3(plain: FloatArray, scaling: Llama3Scaling) -> FloatArray:
     longest = original / scaling.low_freq_factor
     shortest = original / scaling.high_freq_factor
     wavelengths = np.float32(2 * math.pi) / plain
-    scaled = np.where(wavelengths > longest, plain / np.float32(scaling.factor), plain)
+    scaled: FloatArray = np.where(wavelengths > longest, plain / np.float32(scaling.factor), plain)
+    if scaling.high_freq_factor == scaling.low_freq_factor:  # as in Llama 4
+        return scaled.astype(np.float32)
     smooth = (original / wavelengths - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     interpolated = (1 - smooth) * scaled / np.float32(scaling.factor) + smooth * scaled
     between = (wavelengths >= shortest) & (wavelengths <= longest)

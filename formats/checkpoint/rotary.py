@@ -205,10 +205,10 @@ def _read_llama3(fields: JsonFields, factor: float, original: int) -> Llama3Scal
         high_freq_factor=fields.number("high_freq_factor", above=True),
         original_max_position_embeddings=original,
     )
-    if scaling.high_freq_factor <= scaling.low_freq_factor and not fields.problems:
+    if scaling.high_freq_factor < scaling.low_freq_factor and not fields.problems:
         fields.problem(
             "high_freq_factor",
-            f"is {scaling.high_freq_factor}; it must be above low_freq_factor {scaling.low_freq_factor}",
+            f"is {scaling.high_freq_factor}; it must be at least low_freq_factor {scaling.low_freq_factor}",
         )
     return scaling
 

@@ -29,6 +29,8 @@ class StackedExperts:
     """
     older_names: Mapping[str, str] = field(default_factory=dict)
     """Ends of the parameters' names in files, with the current ones."""
+    swapped_by_peft: bool = False
+    """True if PEFT takes a parameter's inputs for its outputs, because transformers does not mark them."""
 
     def axes(self, shape: tuple[int, ...], layers: int, hidden_size: int) -> tuple[str, str, str]:
         """Names of the axes of a parameter in a file; it holds `layers` layers per expert."""

@@ -46,13 +46,15 @@ def fused_gated_mlp(net: Network, c: CheckpointConfig, x: Value, source: str, ac
     return net.gated(x, first, second, activation)
 
 
-def gated_mlp(net: Network, c: CheckpointConfig, x: Value, prefix: str, activation: Activation) -> Value:
-    """Declares activation(gate_proj(x)) * up_proj(x), the input of down_proj."""
+def gated_mlp(
+    net: Network, c: CheckpointConfig, x: Value, prefix: str, activation: Activation, gate_scale: float = 1.0
+) -> Value:
+    """Declares activation(`gate_scale` * gate_proj(x)) * up_proj(x), the input of down_proj."""
     gate, up = (
         net.weight(x, name, [whole(f"{prefix}.{source}", module, c.intermediate_size)], bias=c.mlp_bias)
         for name, source, module in (("mlp.fc", "gate_proj", "mlp_h_to_4h"), ("mlp.gate", "up_proj", "mlp_gate"))
     )
-    return net.gated(x, gate, up, activation, c.relu_threshold)
+    return net.gated(x, gate, up, activation, c.relu_threshold, gate_scale)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +70,11 @@ class Multipliers:
     logits: float = 1.0
 
 
-def dense_mlp(net: Network, c: CheckpointConfig, h: Value, x: Value, prefix: str, scale: float = 1.0) -> Value:
-    """Declares `x` plus `scale` times the output of the MLP `prefix` for `h`."""
-    made = gated_mlp(net, c, h, prefix, Activation(c.hidden_act))
+def dense_mlp(
+    net: Network, c: CheckpointConfig, h: Value, x: Value, prefix: str, scale: float = 1.0, gate_scale: float = 1.0
+) -> Value:
+    """Declares `x` plus `scale` times the output of the MLP `prefix` for `h`; its gate is multiplied too."""
+    made = gated_mlp(net, c, h, prefix, Activation(c.hidden_act), gate_scale)
     down = whole(f"{prefix}.down_proj", "mlp_4h_to_h", c.hidden_size)
     return net.linear(made, "mlp.proj", [down], split=Split.ROW, bias=c.mlp_bias, add_to=x, scale=scale)
 

@@ -86,13 +86,18 @@ def read_time_limits(fields: JsonFields, name: str = "time_step_limit") -> Featu
     return {}
 
 
-def read_mamba_features(fields: JsonFields, layers: tuple[int, ...]) -> Features:
-    """Reads the fields of Mamba layers in models that also have attention. Without such layers they mean nothing."""
+def read_mamba_features(fields: JsonFields, layers: tuple[int, ...], width: int | None = None) -> Features:
+    """Reads the fields of Mamba layers in models that also have attention. Without such layers they mean nothing.
+
+    width: of all heads together; None: mamba_expand times hidden_size.
+    """
     if not layers:
         fields.discard(_HYBRID_FIELDS)
         return {}
     heads = fields.integer("mamba_n_heads", default=128)
-    width = fields.integer("mamba_expand", default=2) * fields.integer("hidden_size")
+    expand = fields.integer("mamba_expand", default=2)
+    if width is None:
+        width = expand * fields.integer("hidden_size")
     head_dim = width // heads
     if fields.raw("mamba_d_head") not in (None, "auto"):
         head_dim = fields.integer("mamba_d_head")
@@ -116,8 +121,25 @@ def _without_infinity(bound: object) -> Any:
     return NO_TIME_LIMIT if bound in (float("inf"), {"__float__": "Infinity"}) else bound
 
 
-def mamba_layer(net: Network, c: MambaConfig, h: Value, x: Value, prefix: str, scale: float = 1.0) -> Value:
-    """Declares `x` plus `scale` times the output of the Mamba 2 layer `prefix` for `h`."""
+@dataclass(frozen=True, kw_only=True)
+class ScanFactors:
+    """Factors of the outputs of in_proj."""
+
+    gate: float = 1.0
+    values: float = 1.0
+    """Of x."""
+    writing: float = 1.0
+    """Of B."""
+    reading: float = 1.0
+    """Of C."""
+    time: float = 1.0
+    """Of dt."""
+
+
+def mamba_scan(
+    net: Network, c: MambaConfig, h: Value, prefix: str, factors: ScanFactors | None = None
+) -> tuple[Value, Value]:
+    """Declares the scan of the Mamba 2 layer `prefix` for `h`, and a value whose last columns are its gate."""
     shape = c.scan_shape
     convolved = shape.value_size + 2 * shape.group_size
     outputs = shape.value_size + convolved + shape.num_heads
@@ -131,6 +153,15 @@ def mamba_layer(net: Network, c: MambaConfig, h: Value, x: Value, prefix: str, s
         source_outputs=outputs,
     )
     values = net.linear(h, "mamba.in_proj", [in_proj], split=Split.NONE, bias=c.mamba_proj_bias)
+    if factors is not None:
+        columns = [
+            (shape.value_size, factors.values),
+            (shape.group_size, factors.writing),
+            (shape.group_size, factors.reading),
+            (shape.num_heads, factors.time),
+            (shape.value_size, factors.gate),
+        ]
+        values = net.scaled_columns(values, columns)
     values = net.causal_convolution(
         values,
         f"{prefix}.conv1d",
@@ -140,7 +171,21 @@ def mamba_layer(net: Network, c: MambaConfig, h: Value, x: Value, prefix: str, s
         bias=c.mamba_conv_bias,
     )
     limits = (c.mamba_time_min, c.mamba_time_max)
-    scanned = net.selective_scan(values, shape, prefix, "mamba", time_limits=limits)
+    return net.selective_scan(values, shape, prefix, "mamba", time_limits=limits), values
+
+
+def mamba_output(
+    net: Network, c: MambaConfig, gated: Value, x: Value, prefix: str, *, bias: bool, scale: float
+) -> Value:
+    """Declares `x` plus `scale` times the last linear layer of the Mamba 2 layer `prefix`."""
+    out_proj = whole(f"{prefix}.out_proj", "mamba_out_proj", c.hidden_size)
+    return net.linear(gated, "mamba.out_proj", [out_proj], split=Split.NONE, bias=bias, add_to=x, scale=scale)
+
+
+def mamba_layer(net: Network, c: MambaConfig, h: Value, x: Value, prefix: str, scale: float = 1.0) -> Value:
+    """Declares `x` plus `scale` times the output of the Mamba 2 layer `prefix` for `h`."""
+    shape = c.scan_shape
+    scanned, values = mamba_scan(net, c, h, prefix)
     normed = net.gated_rms_norm(
         scanned,
         values,
@@ -150,10 +195,7 @@ def mamba_layer(net: Network, c: MambaConfig, h: Value, x: Value, prefix: str, s
         gate_first=True,
         num_groups=shape.num_groups,
     )
-    out_proj = whole(f"{prefix}.out_proj", "mamba_out_proj", c.hidden_size)
-    return net.linear(
-        normed, "mamba.out_proj", [out_proj], split=Split.NONE, bias=c.mamba_proj_bias, add_to=x, scale=scale
-    )
+    return mamba_output(net, c, normed, x, prefix, bias=c.mamba_proj_bias, scale=scale)
 
 
 def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:

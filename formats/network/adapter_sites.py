@@ -9,6 +9,7 @@ from typing import Final
 
 from ..._core import VOCABULARY_SLICE, LoraModuleInfo, lora_modules
 from ..checkpoint.heads_apart import VALUES, head_path
+from ..checkpoint.stacked_experts import StackedExperts
 from .network import Network
 from .ops import (
     Embedding,
@@ -91,6 +92,9 @@ class ExpertBlock:
     """Last name of an expert's linear layer, such as gate_proj, by module."""
     alternates: bool
     """True if the outputs of gate and up are interleaved in their parameter; False if gate's come first."""
+    swapped: bool
+    """True if PEFT takes a parameter's inputs for its outputs: A may be [experts * rank, out], B [in, experts * rank].
+    """
 
 
 @dataclass(frozen=True)
@@ -180,6 +184,7 @@ def sites_of(op: Op) -> list[AdapterSite]:
 
 def _as_linear(norm: LayerNorm) -> LinearWeight:
     """Returns a layer with one input and the norm's bias."""
+    assert norm.weight is not None
     assert norm.bias is not None
     source = norm.bias.source.removesuffix(".bias")
     part = whole(source, NORM, norm.output.width)
@@ -236,8 +241,7 @@ class AdaptedModules:
         """Layer of latent attention that is used as two layers for each head; None: there is none."""
         self.stacked_experts: Final = network.stacked_experts
         """Parameters that hold linear layers of all experts in the model's files."""
-        alternates = network.stacked_experts is not None and network.stacked_experts.alternates
-        self.expert_blocks: Final = _expert_blocks(self.by_any_path, alternates=alternates)
+        self.expert_blocks: Final = _expert_blocks(self.by_any_path, network.stacked_experts)
         """Experts by the path of their container, such as model.layers.0.mlp.experts."""
         self._parts: dict[tuple[int, str], tuple[int, int, int]] = {
             (site.layer, part.module): (number, site.in_size, site.outputs_of(part))
@@ -384,7 +388,9 @@ def _with_older(paths: AbstractSet[str], network: Network) -> frozenset[str]:
     return frozenset({*paths, *older})
 
 
-def _expert_blocks(modules: Mapping[str, AdaptedModule], *, alternates: bool) -> dict[str, ExpertBlock]:
+def _expert_blocks(modules: Mapping[str, AdaptedModule], stacked: StackedExperts | None) -> dict[str, ExpertBlock]:
+    alternates = stacked is not None and stacked.alternates
+    swapped = stacked is not None and stacked.swapped_by_peft
     names: dict[str, dict[str, str]] = {}
     counts: dict[str, int] = {}
     for path, module in modules.items():
@@ -392,7 +398,7 @@ def _expert_blocks(modules: Mapping[str, AdaptedModule], *, alternates: bool) ->
         if module.module in EXPERT_MODULES:
             names.setdefault(block, {})[module.module] = name
             counts[block] = max(counts.get(block, 0), module.expert + 1)
-    return {block: ExpertBlock(counts[block], found, alternates) for block, found in names.items()}
+    return {block: ExpertBlock(counts[block], found, alternates, swapped) for block, found in names.items()}
 
 
 def _by_any_path(modules: Mapping[str, AdaptedModule], network: Network) -> dict[str, AdaptedModule]:

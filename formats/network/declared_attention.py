@@ -85,6 +85,8 @@ class DeclaredAttention(DeclaredOps):
         shared_layer: int | None = None,
         window_column: int | None = None,
         joint_column: int | None = None,
+        chunk: int | None = None,
+        plain_norm_epsilon: float | None = None,
     ) -> Value:
         """Declares attention over the heads of `qkv`; scores are multiplied by `scale`, by default 1 / sqrt(head_size).
 
@@ -94,6 +96,8 @@ class DeclaredAttention(DeclaredOps):
         shared_layer: an earlier layer whose keys and values are used.
         window_column: of rows that are given in place of tokens: that with the number of a row's window.
         joint_column: of such rows: that with the number by which neighbours attend to each other in both directions.
+        chunk: tokens attend only to their own chunk of so many positions.
+        plain_norm_epsilon: normalises each head of q and k, without a weight.
 
         If it is not causal, each row attends to all rows of its sequence, so steps must contain whole sequences.
         """
@@ -124,6 +128,8 @@ class DeclaredAttention(DeclaredOps):
                 shared_layer=shared_layer,
                 window_column=window_column,
                 joint_column=joint_column,
+                chunk=chunk,
+                plain_norm_epsilon=plain_norm_epsilon,
             )
         )
         return output

@@ -44,7 +44,7 @@ class DeclaredOps:
     def scales_queries_from(self) -> int | None:
         """First position whose queries are scaled; None: no query is."""
         scalings = (op.query_scaling for op in self.attentions)
-        return min((scaling.length for scaling in scalings if scaling is not None), default=None)
+        return min((scaling.first_position for scaling in scalings if scaling is not None), default=None)
 
     def layers(self) -> Iterator[int]:
         """Yields the number of each decoder layer; ops declared meanwhile belong to it."""

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from .declared_attention import DeclaredAttention
 from .operands import DeltaShape, ScanShape, Value
-from .ops import CausalConvolution, GatedConvolution, GatedDelta, GatedRmsNorm, SelectiveScan, SigmoidGate, Xielu
+from .ops import (
+    CausalConvolution,
+    GatedConvolution,
+    GatedDelta,
+    GatedRmsNorm,
+    SelectiveScan,
+    SigmoidGate,
+    SiluGate,
+    Xielu,
+)
 from .weights import Tensor
 
 
@@ -152,4 +161,10 @@ class DeclaredRecurrence(DeclaredAttention):
         """Declares `x` times the sigmoid of the last columns of `gate`."""
         output = self._value("gated", x.width, x.rows)
         self.ops.append(SigmoidGate(scope=self._scope, input=self._overwrite(x), gate=self._read(gate), output=output))
+        return output
+
+    def silu_gate(self, x: Value, gate: Value) -> Value:
+        """Declares `x` times the silu of the last columns of `gate`; both are float32."""
+        output = self._value("gated", x.width, x.rows)
+        self.ops.append(SiluGate(scope=self._scope, input=self._read(x), gate=self._read(gate), output=output))
         return output

@@ -219,7 +219,7 @@ class Network(DeclaredLatent):
     def layer_norm(
         self,
         x: Value,
-        source: str,
+        source: str | None,
         name: str,
         *,
         bias: bool = True,
@@ -229,6 +229,7 @@ class Network(DeclaredLatent):
     ) -> Value:
         """Declares a layer norm of `x`, in the dtype that linear layers read.
 
+        source: None: there is neither a weight nor a bias.
         plus_one: True if the model stores its weight as the difference from one.
         is_stream: True makes a residual stream in float32; linear layers read it through cast().
         """
@@ -238,15 +239,15 @@ class Network(DeclaredLatent):
                 scope=self._scope,
                 input=self._read(x),
                 output=output,
-                weight=self._vector(source, f"{name}.weight", x.width, plus_one=plus_one),
-                bias=self._vector(source, f"{name}.bias", x.width) if bias else None,
+                weight=None if source is None else self._vector(source, f"{name}.weight", x.width, plus_one=plus_one),
+                bias=None if source is None or not bias else self._vector(source, f"{name}.bias", x.width),
                 epsilon=self.config.norm_epsilon,
                 gather_logit_rows=logit_rows,
                 is_stream=is_stream,
-                number=self._num_biased_norms if bias else None,
+                number=self._num_biased_norms if bias and source is not None else None,
             )
         )
-        self._num_biased_norms += bias
+        self._num_biased_norms += bias and source is not None
         return output
 
     def scaled(self, x: Value, factor: float = 1.0, *, logit_rows: bool = False, is_stream: bool = False) -> Value:
@@ -255,14 +256,24 @@ class Network(DeclaredLatent):
         logit_rows: True computes only the rows of logits: the end of a network without a last norm.
         is_stream: True keeps float32.
         """
-        output = self._value("scaled", x.width, RowKind.LOGITS if logit_rows else x.rows)
+        return self._scaled(x, ((x.width, factor),), RowKind.LOGITS if logit_rows else x.rows, is_stream=is_stream)
+
+    def scaled_columns(self, x: Value, factors: Sequence[tuple[int, float]]) -> Value:
+        """Declares `x`, which is float32, times a factor for each column, in float32.
+
+        factors: numbers of neighbouring columns, x.width together, with their factor.
+        """
+        return self._scaled(x, tuple(factors), x.rows, is_stream=True)
+
+    def _scaled(self, x: Value, factors: tuple[tuple[int, float], ...], rows: RowKind, *, is_stream: bool) -> Value:
+        output = self._value("scaled", x.width, rows)
         self.ops.append(
             Scale(
                 scope=self._scope,
                 input=self._read(x),
                 output=output,
-                factor=factor,
-                gather_logit_rows=logit_rows,
+                factors=factors,
+                gather_logit_rows=rows is not x.rows,
                 is_stream=is_stream,
             )
         )
@@ -321,10 +332,16 @@ class Network(DeclaredLatent):
         return self._linear(x, (weight,), activation, add_to, scale, adapted_layer=adapted_layer)
 
     def gated(
-        self, x: Value, gate: LinearWeight, up: LinearWeight, activation: Activation, threshold: float = 0.0
+        self,
+        x: Value,
+        gate: LinearWeight,
+        up: LinearWeight,
+        activation: Activation,
+        threshold: float = 0.0,
+        gate_scale: float = 1.0,
     ) -> Value:
-        """Declares activation(x gate^T) * (x up^T). For a ReLU, gates up to `threshold` count as 0."""
-        return self._linear(x, (gate, up), activation, threshold=threshold)
+        """Declares activation(`gate_scale` * x gate^T) * (x up^T). For a ReLU, gates up to `threshold` count as 0."""
+        return self._linear(x, (gate, up), activation, threshold=threshold, scale=gate_scale)
 
     def weight(
         self,

@@ -35,11 +35,16 @@ class HeadNorm:
 
 @dataclass(frozen=True, kw_only=True)
 class QueryScaling:
-    """Scores of a query at position p are multiplied by 1 + beta * ln(1 + floor(p / length))."""
+    """Scores of a query at position p are multiplied by 1 + beta * ln(1 + floor((p + offset) / length))."""
 
     beta: float
     length: int
-    """Number of positions whose queries are not scaled."""
+    offset: int = 0
+
+    @property
+    def first_position(self) -> int:
+        """First position whose queries are scaled."""
+        return self.length - self.offset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,3 +182,5 @@ class Routing:
     """[experts], added to scores only for the choice."""
     expert_scale: Tensor | None = None
     """[experts], last factors of the weights."""
+    scales_inputs: bool = False
+    """True: weights multiply the inputs of experts instead of their outputs."""

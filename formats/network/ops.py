@@ -97,7 +97,8 @@ class LayerNorm:
     scope: str
     input: Value
     output: Value
-    weight: Tensor
+    weight: Tensor | None
+    """None: ones."""
     bias: Tensor | None
     epsilon: float
     gather_logit_rows: bool
@@ -109,12 +110,13 @@ class LayerNorm:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """output = factor * x, in float32 if the output is a stream."""
+    """output = x times a factor for each column, in float32 if the output is a stream."""
 
     scope: str
     input: Value
     output: Value
-    factor: float
+    factors: tuple[tuple[int, float], ...]
+    """Numbers of neighbouring columns, with their factor."""
     gather_logit_rows: bool
     """True if the output has a row for each row of logits."""
     is_stream: bool
@@ -207,6 +209,10 @@ class Attention:
 
     Neighbours with equal numbers attend to each other in both directions. None: there are none.
     """
+    chunk: int | None = None
+    """Sequences consist of chunks of so many positions, and tokens attend only to their own. None: no chunks."""
+    plain_norm_epsilon: float | None = None
+    """Epsilon of an RMS norm of each head of q and k that has no weight; None: there is no such norm."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +220,8 @@ class Linear:
     """y = (input W^T + bias) * scale, with the outputs of the weights concatenated.
 
     With `softcap`, y becomes softcap * tanh(y / softcap). With `activation`, output = activation(y); for two weights of
-    the same width, output = activation(first) * second. With `add_to`, y is added to that value in place.
+    the same width, output = activation(first) * second, and only the first is multiplied by `scale`. With `add_to`, y
+    is added to that value in place.
     """
 
     scope: str
@@ -303,6 +310,16 @@ class Xielu:
 @dataclass(frozen=True, kw_only=True)
 class SigmoidGate:
     """output = sigmoid(gate) * input, which it overwrites; the last columns of `gate` count."""
+
+    scope: str
+    input: Value
+    gate: Value
+    output: Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiluGate:
+    """output = silu(gate) * input; the last columns of `gate` count."""
 
     scope: str
     input: Value
@@ -551,6 +568,7 @@ Op = (
     | GatedAdd
     | GatedColumns
     | SigmoidGate
+    | SiluGate
     | GatedRmsNorm
     | CausalConvolution
     | GatedConvolution

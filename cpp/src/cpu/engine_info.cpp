@@ -60,7 +60,9 @@ EngineInfo info_of(const Program& program, const KernelTable& kernels, const KvP
       info.num_token_types = std::max<std::int64_t>(1, embedding->types.n);
     }
     if (const auto* attention = std::get_if<AttentionOp>(&op)) {
-      info.attention_windows[static_cast<std::size_t>(attention->layer)] = attention->sliding_window;
+      // No token of a chunk attends to more keys than the chunk has.
+      const std::int32_t window = std::max(attention->sliding_window, attention->chunk);
+      info.attention_windows[static_cast<std::size_t>(attention->layer)] = window;
     }
     const auto* rope = std::get_if<RopeTableOp>(&op);
     if (rope != nullptr && rope->kind != RopeKind::kStatic) {

@@ -95,8 +95,10 @@ class Checker {
     refuse_op(op.values_from_keys, "values from keys");
     refuse_op(op.shared_layer >= 0, "keys and values of another layer");
     refuse_op(op.joint_column >= 0, "rows that attend to later ones");
+    refuse_op(op.chunk != 0, "chunks");
     // Queries before this position are not scaled.
-    refuse_op(op.query_scaling_beta != 0.0F && program_.max_seq_len > op.query_scaling_length,
+    const std::int64_t unscaled = std::int64_t{op.query_scaling_length} - op.query_scaling_offset;
+    refuse_op(op.query_scaling_beta != 0.0F && program_.max_seq_len > unscaled,
               "queries that are scaled by their position");
     if (op.shape.head_dim > kMaxHeadDim) {
       problems_.add(where_ + " has head_dim " + std::to_string(op.shape.head_dim) + "; expected at most " +
@@ -106,6 +108,7 @@ class Checker {
   }
   void check(const LinearOp& op) {
     refuse_op(op.has_sparse_input || op.scores != kNoBuffer || !op.neurons.is_empty(), "sparse weights");
+    refuse_op(is_gated(op.epilogue) && op.scale != 1.0F, "a factor of its gate");
     for (const LinearPart& part : op.parts) {
       check_width(part.weight.k, "the input's width");
       if (op.output != program_.logits) check_width(part.weight.n, "an output's width");

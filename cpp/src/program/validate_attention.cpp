@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -11,6 +13,15 @@
 #include "validator.h"
 
 namespace adaptrt {
+namespace {
+
+bool has_equal_elements(const VectorView& vector) {
+  if (vector.data == nullptr) return true;
+  const std::span<const float> elements(vector.data, static_cast<std::size_t>(vector.size));
+  return std::ranges::adjacent_find(elements, std::ranges::not_equal_to{}) == elements.end();
+}
+
+}  // namespace
 
 void Validator::check(const AttentionOp& op) {
   all_tokens_only();
@@ -42,10 +53,17 @@ void Validator::check(const AttentionOp& op) {
     check_norm("key_norm", op.key_norm, shape.key_value_size());
     check_optional_vector("value_norm", op.value_norm, shape.head_dim);
     check_optional_vector("sinks", op.sinks, shape.num_attention_heads);
-    if (op.interleaved && of_heads) add(where_ + ": interleaved heads have a norm of their own");
+    const auto is_plain = [&](const VectorView& norm) {
+      return norm.size == 0 || (norm.size == shape.head_dim && has_equal_elements(norm));
+    };
+    if (op.interleaved && of_heads &&
+        !(op.norms_after_rotation && is_plain(op.query_norm) && is_plain(op.key_norm))) {
+      add(where_ +
+          ": interleaved heads have a norm of their own, before the rotation or with different weights");
+    }
     const bool of_all = !of_heads && (op.query_norm.size != 0 || op.key_norm.size != 0);
-    if (op.norms_after_rotation && (of_all || op.interleaved)) {
-      add(where_ + ": norms after the rotation must be of each head, and heads must not be interleaved");
+    if (op.norms_after_rotation && of_all) {
+      add(where_ + ": norms after the rotation must be of each head");
     }
     if (shape.values_are_keys) check_keys_as_values(op);
     if (op.values_from_keys && (of_all || op.interleaved || op.shared_layer >= 0)) {
@@ -73,12 +91,18 @@ void Validator::check(const AttentionOp& op) {
     check_coordinate("joint_column", op.joint_column);
     if (op.kind != AttentionKind::kCausal) add(where_ + ": joint_column is given, and it is not causal");
   }
+  check_range_(where_ + ": chunk", op.chunk, 0, kSizeLimit - 1);
+  if (op.chunk != 0 &&
+      (op.kind != AttentionKind::kCausal || op.sliding_window != 0 || op.joint_column != -1)) {
+    add(where_ + ": chunk is given, and it is not causal, or has a sliding window or a joint_column");
+  }
   check_finite("norm_epsilon", op.norm_epsilon, 0.0F);
   check_finite("scale", op.scale, 0.0F);
   check_range_(where_ + ": sliding_window", op.sliding_window, 0, kSizeLimit - 1);
   check_finite("softcap", op.softcap, 0.0F);
   check_finite("query_scaling_beta", op.query_scaling_beta, 0.0F);
   check_range_(where_ + ": query_scaling_length", op.query_scaling_length, 1, kSizeLimit - 1);
+  check_range_(where_ + ": query_scaling_offset", op.query_scaling_offset, 0, kSizeLimit - 1);
 }
 
 void Validator::check_shared_layer(const AttentionOp& op) {

@@ -33,7 +33,7 @@ BOOST_DATA_TEST_CASE(with_experts_in_act_order, kernel_tables(), kernels) {
   check_invariance(
       {.dtype = DType::kBFloat16,
        .num_experts = 6,
-       .routing = {.top_k = 2},
+       .routing = {.top_k = 2, .scales_inputs = true},
        .max_num_tokens = 400,
        .quantization = {.algo = QuantAlgo::kW4A16, .group_size = 8, .zero_points = true, .act_order = true}},
       kernels);

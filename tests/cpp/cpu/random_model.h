@@ -49,6 +49,7 @@ struct ModelOptions {
   float least_score = 0.0F;
   bool head_norms = false;
   std::int32_t sliding_window = 0;
+  std::int32_t chunk = 0;
   std::int32_t max_batch_size = 8;
   std::int32_t max_num_tokens = 256;
   std::int32_t max_seq_len = 300;
@@ -369,6 +370,7 @@ class RandomModel {
       attention.norm_epsilon = 1e-5F;
       attention.scale = 1.0F / std::sqrt(static_cast<float>(heads.head_dim));
       attention.sliding_window = options_.sliding_window;
+      attention.chunk = options_.chunk;
       program.body.push_back(attention);
       if (layer + 1 == options_.num_layers && options_.keep_logit_rows) {
         program.body.push_back(KeepLogitRowsOp{{attended, hidden}});

@@ -1,4 +1,4 @@
-// Sliding windows: a token attends to the right keys, wherever the window begins.
+// Sliding windows and chunks: a token attends to the right keys, wherever its window or its chunk begins.
 
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
@@ -18,12 +18,16 @@ namespace {
 BOOST_AUTO_TEST_SUITE(window)
 
 BOOST_DATA_TEST_CASE(a_decode_sees_what_it_sees_in_the_whole_prompt,
-                     boost::unit_test::data::make({16, 23}) * boost::unit_test::data::make({false, true}),
-                     tokens_per_block, int8_kv_cache) {
+                     boost::unit_test::data::make({16, 23, 16, 23}) ^
+                         boost::unit_test::data::make({false, false, true, true}) ^
+                         boost::unit_test::data::make({0, 70, 45, 0}),
+                     tokens_per_block, int8_kv_cache, chunk) {
   // With a window of 70 positions and tiles of 64, the first visible position takes all places in a tile.
   constexpr std::int32_t kLength = 210;
-  RandomModel model(
-      {.sliding_window = 70, .tokens_per_block = tokens_per_block, .int8_kv_cache = int8_kv_cache});
+  RandomModel model({.sliding_window = chunk == 0 ? 70 : 0,
+                     .chunk = chunk,
+                     .tokens_per_block = tokens_per_block,
+                     .int8_kv_cache = int8_kv_cache});
   Random random(4);
   Piece prompt{.prompt_length = kLength};
   for (std::int32_t i = 0; i < kLength; ++i) {

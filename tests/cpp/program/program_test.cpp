@@ -158,6 +158,7 @@ BOOST_AUTO_TEST_CASE(unusable_attention_is_found) {
 BOOST_AUTO_TEST_CASE(unusable_ops_of_other_families_are_found) {
   Random random(3);
   const auto vector = [&](std::int64_t size) { return model.storage().vector(size, 0.5F, 1.5F, &random); };
+  const VectorView ones = model.storage().vector(std::vector<float>(12, 1.0F));
   const auto positions = model.storage().matrix(DType::kFloat32, 10, 48, 1.0F, &random);
   finds("token types' table", [&](Program* p) {
     op_at<EmbeddingOp>(p, 0).types = model.storage().matrix(DType::kFloat32, 2, 47, 1.0F, &random);
@@ -190,13 +191,33 @@ BOOST_AUTO_TEST_CASE(unusable_ops_of_other_families_are_found) {
         [](Program* p) { std::get<RmsNormOp>(p->head.at(0)).add = true; });
   finds("query_scaling_length is 0", [&](Program* p) { op_at<AttentionOp>(p, 4).query_scaling_length = 0; });
   finds("query_scaling_beta is -1", [&](Program* p) { op_at<AttentionOp>(p, 4).query_scaling_beta = -1.0F; });
+  finds("query_scaling_offset is -1",
+        [&](Program* p) { op_at<AttentionOp>(p, 4).query_scaling_offset = -1; });
   finds("norms after the rotation must be of each head", [&](Program* p) {
     op_at<AttentionOp>(p, 4).norms_after_rotation = true;
+    op_at<AttentionOp>(p, 4).query_norm = vector(48);
+    op_at<AttentionOp>(p, 4).key_norm = vector(24);
+  });
+  finds("chunk is -1", [](Program* p) { op_at<AttentionOp>(p, 4).chunk = -1; });
+  finds("chunk is given, and it is not causal, or has a sliding window", [](Program* p) {
+    op_at<AttentionOp>(p, 4).chunk = 8;
+    op_at<AttentionOp>(p, 4).sliding_window = 8;
+  });
+  does_not_find("op 4", [](Program* p) { op_at<AttentionOp>(p, 4).chunk = 8; });
+  finds("interleaved heads have a norm of their own", [&](Program* p) {
     op_at<AttentionOp>(p, 4).interleaved = true;
+    op_at<AttentionOp>(p, 4).query_norm = ones;
   });
   finds("interleaved heads have a norm of their own", [&](Program* p) {
     op_at<AttentionOp>(p, 4).interleaved = true;
-    op_at<AttentionOp>(p, 4).query_norm = vector(12);
+    op_at<AttentionOp>(p, 4).norms_after_rotation = true;
+    op_at<AttentionOp>(p, 4).key_norm = vector(12);
+  });
+  does_not_find("op 4", [&](Program* p) {
+    op_at<AttentionOp>(p, 4).interleaved = true;
+    op_at<AttentionOp>(p, 4).norms_after_rotation = true;
+    op_at<AttentionOp>(p, 4).query_norm = ones;
+    op_at<AttentionOp>(p, 4).key_norm = ones;
   });
   does_not_find("op 4", [&](Program* p) {
     op_at<AttentionOp>(p, 4).interleaved = true;

@@ -18,7 +18,7 @@ from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.network.onnx_graph import NetworkOptions
 from adaptrt.formats.checkpoint.quantization import QuantConfig
 from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
-from support.families import FAMILIES, GEMMA4, LATENT, RECURRENT, RELATIVES, Family, save_family
+from support.families import FAMILIES, GEMMA4, LATENT, LLAMA4, RECURRENT, RELATIVES, Family, save_family
 from support.models import Reference, save_adapter
 from support.oracle import NetworkOracle, SequenceChunk
 from support.serving import Answer, collect, make_request
@@ -121,13 +121,13 @@ def test_a_crowd_changes_no_bit(served: Served) -> None:
         assert answer.same_bits(alone), case[0]
 
 
-@pytest.mark.parametrize("name", [*RELATIVES, *RECURRENT, *LATENT, *GEMMA4])
+@pytest.mark.parametrize("name", [*RELATIVES, *RECURRENT, *LATENT, *GEMMA4, *LLAMA4])
 def test_relatives(name: str, tmp_path: Path) -> None:
     """Other tests compare the ops; this checks only that these families use the right ones.
 
     test_linear_attention.py compares those of RECURRENT, test_latent_attention.py those of LATENT.
     """
-    check_against_transformers(Served({**RELATIVES, **RECURRENT, **LATENT, **GEMMA4}[name], tmp_path))
+    check_against_transformers(Served({**RELATIVES, **RECURRENT, **LATENT, **GEMMA4, **LLAMA4}[name], tmp_path))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), SIXTEEN_BIT_TOLERANCES.items())
@@ -178,13 +178,25 @@ def prompt_logits(engine: Path, prompt: list[int], adapter: Path | None = None) 
 
 
 def test_the_graph_computes_the_same(served: Served, tmp_path: Path) -> None:
-    oracle = NetworkOracle(served.directory / "checkpoint", tmp_path, NetworkOptions(tokens_per_block=8))
+    check_graph(served.model, served.directory / "checkpoint", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["olmo", "llama4-plain"])
+def test_graphs_of_relatives(name: str, tmp_path: Path) -> None:
+    """Norms without weights, and experts whose inputs are scaled."""
+    model = save_family({**RELATIVES, **LLAMA4}[name], tmp_path / "model")
+    convert_checkpoint(model, tmp_path / "checkpoint")
+    check_graph(model, tmp_path / "checkpoint", tmp_path)
+
+
+def check_graph(model: Path, checkpoint: Path, directory: Path) -> None:
+    oracle = NetworkOracle(checkpoint, directory, NetworkOptions(tokens_per_block=8))
     prompt = prompt_of(40, 5)
     logits = [
         oracle.step([SequenceChunk(prompt[first:last], first, len(prompt), [5, 3, 9, 1, 2])])
         for first, last in ((0, 23), (23, 39), (39, 40))
     ]
-    expected = Reference(served.model).logits(prompt).numpy()
+    expected = Reference(model).logits(prompt).numpy()
     scale = expected.max() - expected.min()
     assert np.abs(np.concatenate(logits) - expected).max() <= FLOAT32_TOLERANCE * scale
 

@@ -17,7 +17,7 @@ from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.formats.checkpoint.quantization import QuantConfig
 from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from support.examples import examples
-from support.families import FAMILIES, GEMMA4, LATENT, RECURRENT, RELATIVES, save_family
+from support.families import FAMILIES, GEMMA4, LATENT, LLAMA4, RECURRENT, RELATIVES, save_family
 from support.models import save_adapter
 from support.serving import Answer, collect, crowd_fields, make_request
 
@@ -39,10 +39,12 @@ ENGINES = {
     "hunyuan": (DType.FLOAT16, None),
     "lfm2": (DType.BFLOAT16, QuantAlgo.W8A8),
     "granite4-mamba-moe": (DType.BFLOAT16, None),
+    "falcon-h1": (DType.BFLOAT16, QuantAlgo.W8A16),
     "deepseek-v2": (DType.BFLOAT16, None),
     "deepseek-v3": (DType.FLOAT32, QuantAlgo.W8A16),
     "gemma4-shared": (DType.BFLOAT16, QuantAlgo.W8A16),
     "gemma4-moe": (DType.FLOAT16, None),
+    "llama4": (DType.BFLOAT16, None),
 }
 ADAPTERS = [{"r": 5}, {"r": 16, "use_rslora": True}, {"r": 4, "use_dora": True}]
 # Lengths below, at and above the windows of 10 and 20 and longrope's 24 tokens, with shared beginnings.
@@ -64,7 +66,7 @@ class Service:
 
     def __init__(self, name: str, directory: Path) -> None:
         dtype, algo = ENGINES[name]
-        family = {**FAMILIES, **RELATIVES, **RECURRENT, **LATENT, **GEMMA4}[name]
+        family = {**FAMILIES, **RELATIVES, **RECURRENT, **LATENT, **GEMMA4, **LLAMA4}[name]
         model = save_family(family, directory / "model")
         convert_checkpoint(model, directory / "checkpoint", dtype=dtype)
         quantization = None if algo is None else QuantConfig(quant_algo=algo)

@@ -205,6 +205,7 @@ FAMILIES = {
 
 # Models with the same kinds of ops as those above or as Llama, under other names.
 RELATIVES = {
+    "olmo": Family(transformers.OlmoConfig, LLAMA, {**SIZES, "attention_bias": True}),
     "qwen2-vl": Family(
         transformers.Qwen2VLConfig, TEXT_LAYERS,
         {"text_config": {**SIZES, "rope_parameters": MROPE}, "vision_config": QWEN2_VISION, **QWEN_VL_TOKENS},
@@ -365,6 +366,14 @@ MAMBA = {
     "residual_multiplier": 0.3, "attention_multiplier": 0.2, "logits_scaling": 2.5,
 }  # fmt: skip
 
+# Each factor is another one.
+FALCON_H1 = {
+    **SIZES, "head_dim": 20, "mamba_d_ssm": 60, "mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_d_state": 10,
+    "mamba_chunk_size": 16, "embedding_multiplier": 5.5, "lm_head_multiplier": 0.6, "key_multiplier": 0.4,
+    "attention_in_multiplier": 1.2, "attention_out_multiplier": 0.9, "ssm_in_multiplier": 1.3,
+    "ssm_out_multiplier": 0.7, "ssm_multipliers": [0.35, 0.8, 0.5, 1.4, 0.3], "mlp_multipliers": [0.88, 1.6],
+}  # fmt: skip
+
 RECURRENT = {
     "qwen3.5": Family(transformers.Qwen3_5TextConfig, LLAMA + LINEAR_TARGETS, LINEAR_ATTENTION),
     "qwen3.5-vl": Family(
@@ -475,6 +484,24 @@ RECURRENT = {
             "mamba_proj_bias": True,
         },
     ),
+    "falcon-h1": Family(
+        transformers.FalconH1Config,
+        [*LLAMA, "in_proj"],
+        {**FALCON_H1, "mamba_rms_norm": False, "time_step_limit": (0.4, 0.9)},
+    ),
+    "falcon-h1-norm": Family(
+        transformers.FalconH1Config,
+        [*LLAMA, "in_proj"],
+        {
+            **FALCON_H1,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "projectors_bias": True,
+            "mamba_proj_bias": True,
+        },
+    ),
     "nemotron-h": Family(
         transformers.NemotronHConfig,
         [*ATTENTION, "in_proj", "up_proj", "down_proj"],
@@ -531,6 +558,32 @@ LATENT = {
 }
 """Families with latent attention. They have one rank, and no ONNX graph."""
 
+
+LLAMA4_SIZES = {
+    **SIZES, "num_hidden_layers": 4, "head_dim": 20, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 22, "intermediate_size_mlp": 38, "num_local_experts": 6, "attention_chunk_size": 20,
+    "no_rope_layer_interval": 3, "floor_scale": 12, "attn_scale": 0.7, "rope_parameters": rope(theta=500.0),
+}  # fmt: skip
+LLAMA4 = {
+    "llama4": Family(
+        transformers.Llama4TextConfig,
+        LLAMA,
+        {**LLAMA4_SIZES, "interleave_moe_layer_step": 2, "attention_bias": True},
+        ("experts.gate_up_proj", "experts.down_proj"),
+    ),
+    "llama4-plain": Family(
+        transformers.Llama4TextConfig,
+        LLAMA,
+        {
+            **LLAMA4_SIZES,
+            "num_experts_per_tok": 2,
+            "use_qk_norm": False,
+            "attention_chunk_size": None,
+            "attn_temperature_tuning": False,
+        },
+    ),
+}
+"""Attention in chunks, norms of heads without weights, and experts whose inputs are scaled."""
 
 GEMMA4_SIZES = {
     **SIZES, "num_hidden_layers": 5, "head_dim": 10, "global_head_dim": 22, "num_attention_heads": 4,

@@ -67,6 +67,7 @@ REFUSED = [
     (QWEN3_VL_MOE, {"num_experts_per_tok": 5}, "moe_top_k 5 is more than moe_num_experts 4"),
     (QWEN3, {"head_dim": ...}, "head_dim is missing"),
     (HF, {"eos_token_id": "x"}, "eos_token_id is .x.; expected an integer or a list of integers"),
+    ({**HF, "architectures": ["OlmoForCausalLM"]}, {"clip_qkv": 8.0}, "clip_qkv is 8.0; bounds on q, k and v"),
     # kind of model
     (
         HF,
@@ -142,8 +143,8 @@ REFUSED = [
     ),
     (
         HF,
-        {"rope_scaling": {"rope_type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 4}},
-        "high_freq_factor is 4.0; it must be above low_freq_factor 4.0",
+        {"rope_scaling": {"rope_type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 3}},
+        "high_freq_factor is 3.0; it must be at least low_freq_factor 4.0",
     ),
     (
         HF,

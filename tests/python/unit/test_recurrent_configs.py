@@ -1,4 +1,4 @@
-"""Configs of families whose sequences keep states: LFM 2, OLMo Hybrid, Mamba 2 and Granite 4; and HunYuan's."""
+"""Configs of families whose sequences keep states: LFM 2, OLMo Hybrid, Mamba 2, Granite 4, Falcon-H1; and HunYuan's."""
 
 from __future__ import annotations
 
@@ -26,6 +26,21 @@ MAMBA2 = {
     "architectures": ["Mamba2ForCausalLM"], "eos_token_id": 2, "hidden_size": 64, "layer_norm_epsilon": 1e-5,
     "num_heads": 8, "head_dim": 16, "num_hidden_layers": 3, "n_groups": 2, "state_size": 10,
     "time_step_limit": [0.0, {"__float__": "Infinity"}], "torch_dtype": "bfloat16", "vocab_size": 61,
+}  # fmt: skip
+FALCON_H1 = {
+    "architectures": ["FalconH1ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "attention_in_multiplier": 1.0, "attention_out_multiplier": 0.9375, "attn_layer_indices": None, "bos_token_id": 1,
+    "embedding_multiplier": 5.656854249492381, "eos_token_id": 11, "head_dim": 64, "hidden_act": "silu",
+    "hidden_size": 1024, "initializer_range": 0.02, "intermediate_size": 2048, "key_multiplier": 0.390625,
+    "lm_head_multiplier": 0.0390625, "mamba_chunk_size": 128, "mamba_conv_bias": True, "mamba_d_conv": 4,
+    "mamba_d_head": 64, "mamba_d_ssm": 1536, "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1,
+    "mamba_n_heads": 24, "mamba_norm_before_gate": False, "mamba_proj_bias": False, "mamba_rms_norm": False,
+    "mamba_use_mlp": True, "max_position_embeddings": 16384, "mlp_bias": False, "mlp_expansion_factor": 8,
+    "mlp_multipliers": [0.8838834764831844, 0.5859375], "model_type": "falcon_h1", "num_attention_heads": 8,
+    "num_hidden_layers": 3, "num_key_value_heads": 2, "num_logits_to_keep": 1, "pad_token_id": 0,
+    "projectors_bias": False, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 100000000000.0,
+    "ssm_in_multiplier": 1.25, "ssm_multipliers": [0.35, 0.25, 0.18, 0.5, 0.32], "ssm_out_multiplier": 0.25,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 32784,
 }  # fmt: skip
 HUNYUAN = {
     **HF, "architectures": ["HunYuanDenseV1ForCausalLM"], "head_dim": 12, "rope_theta": 10000.0,
@@ -94,6 +109,24 @@ def test_older_checkpoints_of_granite4_lack_those_fields(load: Any) -> None:
     assert GraniteHybridConfig.from_dict(older, subject="older") == config
 
 
+def test_falcon_h1(load: Any) -> None:
+    config = load(FALCON_H1)
+    assert (config.mamba_layers, config.scan_shape.value_size, config.rotary_base) == ((0, 1, 2), 1536, 1e11)
+    assert (config.mlp_multipliers, config.ssm_in_multiplier) == ((0.8838834764831844, 0.5859375), 1.25)
+    assert not config.mamba_has_norm
+    assert type(config).from_dict(json.loads(config.to_json()), subject="again") == config
+    ones = load(FALCON_H1, ssm_multipliers=None, mlp_multipliers=...)
+    assert (ones.ssm_multipliers, ones.mlp_multipliers) == ((1.0,) * 5, (1.0,) * 2)
+    # Without mamba_d_ssm, transformers has 1024; null means mamba_expand times hidden_size.
+    assert load(FALCON_H1, mamba_d_ssm=..., mamba_d_head=..., mamba_n_heads=16).scan_shape.head_dim == 64
+    assert load(FALCON_H1, mamba_d_ssm=None, mamba_n_heads=32).scan_shape.value_size == 2048
+    damaged = {**json.loads(config.to_json()), "ssm_multipliers": [1.0], "mlp_multipliers": [1.0]}
+    with pytest.raises(
+        CheckpointError, match=r"ssm_multipliers has 1 numbers; expected 5.*mlp_.* 1 numbers; expected 2"
+    ):
+        type(config).from_dict(damaged, subject="damaged")
+
+
 def test_alpha_makes_the_rotary_base_larger(load: Any) -> None:
     config = load(HUNYUAN)
     assert config.rotary_base == pytest.approx(10000.0 * 1000.0 ** (12 / 10))
@@ -111,6 +144,10 @@ def test_alpha_makes_the_rotary_base_larger(load: Any) -> None:
         (MAMBA2, {"n_groups": 3}, "mamba_num_heads 8 is not a multiple of mamba_num_groups 3"),
         (MAMBA2, {"time_step_limit": [1.0, 0.5]}, "expected two numbers, at least 0 and ascending"),
         (MAMBA2, {"time_step_limit": "0"}, "expected two numbers, at least 0 and ascending"),
+        (FALCON_H1, {"ssm_multipliers": [1.0] * 4}, "ssm_multipliers is .*; expected 5 numbers"),
+        (FALCON_H1, {"mamba_use_mlp": False}, "mamba_use_mlp is false; only true is supported"),
+        (FALCON_H1, {"mamba_n_heads": 25}, "mamba_n_heads times mamba_d_head is 1600; expected 1536"),
+        (FALCON_H1, {"hidden_act": "gelu"}, 'hidden_act is "gelu"'),
         (HUNYUAN, {"rope_scaling": {"type": "linear", "alpha": 2.0}}, 'type is "linear"; accepted: dynamic'),
         (HUNYUAN, {"head_dim": 2}, "alpha needs a head_dim above 2, which is 2"),
         (HUNYUAN, {"use_qk_norm": False}, "use_qk_norm is false; only true is supported"),

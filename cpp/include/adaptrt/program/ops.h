@@ -197,8 +197,8 @@ struct AttentionOp {
   std::int32_t sliding_window = 0;
   /// Scores s become softcap * tanh(s / softcap); 0: scores do not change.
   float softcap = 0.0F;
-  /// True: elements 2 i and 2 i + 1 of a head rotate together, instead of i and i + rotary_dim / 2. Heads
-  /// must not have their own norms then.
+  /// True: elements 2 i and 2 i + 1 of a head rotate together, instead of i and i + rotary_dim / 2. Norms of
+  /// each head then come after the rotation, and have equal weights for all elements.
   bool interleaved = false;
   /// [heads, 2 r + 1] or empty. The element at r + (key position - query position) is added to the score;
   /// distances greater than r count as r.
@@ -209,7 +209,7 @@ struct AttentionOp {
   /// True: heads are normalized after their rotation. There is no norm of all heads together then.
   bool norms_after_rotation = false;
   /// Scores of a query at position p are multiplied by 1 + query_scaling_beta *
-  /// ln(1 + floor(p / query_scaling_length)); 0: they are not.
+  /// ln(1 + floor((p + query_scaling_offset) / query_scaling_length)); 0: they are not.
   float query_scaling_beta = 0.0F;
   std::int32_t query_scaling_length = 1;
   /// [head_dim] or empty: an RMS norm of each head of v, with norm_epsilon.
@@ -225,6 +225,10 @@ struct AttentionOp {
   /// as the rows of an image, also attend to those of them that follow; a step has the rest of them. -1:
   /// there is none.
   std::int32_t joint_column = -1;
+  /// kCausal only: sequences consist of chunks of so many positions, and tokens attend only to their own
+  /// chunk. There is no sliding window then, and no joint_column. 0: there are no chunks.
+  std::int32_t chunk = 0;
+  std::int32_t query_scaling_offset = 0;
 
   /// Layer whose keys and values are read.
   [[nodiscard]] std::int32_t kv_layer() const { return shared_layer < 0 ? layer : shared_layer; }
@@ -311,8 +315,9 @@ inline constexpr LinearEpilogue kLastLinearEpilogue = LinearEpilogue::kReluSquar
 }
 
 /// y = ((input W^T + adapter's B A input) * adapter's magnitude + adapter's shift + bias) * scale, for each
-/// part. lm_head's output, the logits, has LoraLayout::max_extra_tokens more columns for tokens beyond the
-/// vocabulary. The op writes the columns of the tokens that a row's adapter adds, not the other ones.
+/// part; in a gated layer only the gate is multiplied by scale. lm_head's output, the logits, has
+/// LoraLayout::max_extra_tokens more columns for tokens beyond the vocabulary. The op writes the columns of
+/// the tokens that a row's adapter adds, not the other ones.
 struct LinearOp {
   BufferId input = kNoBuffer;   // activation type
   BufferId output = kNoBuffer;  // float32, or the activation type after an activation
@@ -366,6 +371,8 @@ struct Routing {
   VectorView bias = {};  ///< [experts] or empty
   bool rates_groups_by_best = false;
   VectorView expert_scale = {};  ///< [experts] or empty
+  /// True: an expert's input is multiplied by its weight, and its output is not.
+  bool scales_inputs = false;
 };
 
 /// output += (or, with `stores`, =) the sum of weight * down(activation(gate(x)) * up(x)) over a token's

@@ -174,8 +174,8 @@ constexpr auto fields_of(const AttentionOp* /*type*/) {
       Field{"norms_after_rotation", &C::norms_after_rotation,
             "True: heads are normalized after their rotation instead of before it."},
       Field{"query_scaling_beta", &C::query_scaling_beta,
-            "Scores are multiplied by 1 + beta * ln(1 + floor(position of the query / length)); 0: they "
-            "stay."},
+            "Scores are multiplied by 1 + beta * ln(1 + floor((position of the query + offset) / length)); "
+            "0: they stay."},
       Field{"query_scaling_length", &C::query_scaling_length, "See query_scaling_beta."},
       Field{"value_norm", &C::value_norm, "[head_dim] or empty: an RMS norm of each head of v."},
       Field{"values_from_keys", &C::values_from_keys, "True: v is k before its norm and its rotation."},
@@ -186,7 +186,11 @@ constexpr auto fields_of(const AttentionOp* /*type*/) {
             "windows."},
       Field{"joint_column", &C::joint_column,
             "AttentionKind.CAUSAL only: column with a number, in rows given in place of tokens. Neighbours "
-            "with equal numbers also attend to later ones; -1: there is none."}};
+            "with equal numbers also attend to later ones; -1: there is none."},
+      Field{"chunk", &C::chunk,
+            "AttentionKind.CAUSAL only: tokens see only their chunk of so many positions; 0: there are no "
+            "chunks."},
+      Field{"query_scaling_offset", &C::query_scaling_offset, "See query_scaling_beta."}};
 }
 static_assert(lists_every_member<AttentionOp>());
 
@@ -215,7 +219,7 @@ constexpr auto fields_of(const LinearOp* /*type*/) {
       RequiredField{"parts", &C::parts, "Weights, whose outputs follow one another."},
       WrittenField{"lora_site", &C::lora_site,
                    "Index into LoraLayout.sites, whose parts are these; -1: adapters do not act."},
-      WrittenField{"scale", &C::scale, "Factor of y."},
+      WrittenField{"scale", &C::scale, "Factor of y; in a gated layer, of the gate."},
       WrittenField{"softcap", &C::softcap, "y becomes softcap * tanh(y / softcap); 0: it stays."},
       Field{"threshold", &C::threshold, "Threshold of a ReLU gate, at least 0: values up to it count as 0."},
       Field{"has_sparse_input", &C::has_sparse_input,
@@ -243,7 +247,9 @@ constexpr auto fields_of(const Routing* /*type*/) {
       WrittenField{"bias", &C::bias, "[experts] or empty: added to scores where experts are chosen."},
       Field{"rates_groups_by_best", &C::rates_groups_by_best,
             "True: a group is rated by its best expert. False: by its two best ones."},
-      Field{"expert_scale", &C::expert_scale, "[experts] or empty: last factor of the weights."}};
+      Field{"expert_scale", &C::expert_scale, "[experts] or empty: last factor of the weights."},
+      Field{"scales_inputs", &C::scales_inputs,
+            "True: weights multiply the experts' inputs instead of their outputs."}};
 }
 static_assert(lists_every_member<Routing>());
 

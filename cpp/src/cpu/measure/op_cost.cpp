@@ -57,6 +57,7 @@ OpCost cost_of(const RopeTableOp& op, const CpuContext& context, const Step& ste
 OpCost cost_of(const AttentionOp& op, const CpuContext& context, const Step& step) {
   const bool is_causal = op.kind == AttentionKind::kCausal;
   const auto first_visible = [&](std::int64_t position) {
+    if (op.chunk != 0) return position - position % op.chunk;
     return op.sliding_window == 0 ? 0 : std::max<std::int64_t>(0, position + 1 - op.sliding_window);
   };
   std::int64_t keys_to_read = 0;

@@ -48,8 +48,8 @@ struct AttentionLayer {
         context(place.context),
         pool(pool_of(key_source, place.context)),
         layer(key_source == KeySource::kOwnRows ? pool.layer_like(op.shape) : pool.layer(op.kv_layer())),
-        tasks(place.rows.attention_plans.tasks_of(op.shape,
-                                                  {.window = op.window_column, .joint = op.joint_column})),
+        tasks(place.rows.attention_plans.tasks_of(
+            op.shape, {.window = op.window_column, .joint = op.joint_column, .chunk = op.chunk})),
         qkv(place.context.rows_of(op.qkv)),
         output(place.context.rows_of(op.output)),
         cosine(op.cosine == kNoBuffer ? Rows{} : place.context.rows_of(op.cosine)),
@@ -258,7 +258,8 @@ class AttentionRun {
   [[nodiscard]] float score_factor_of(std::int64_t token) const {
     const float factor = op_.scale * std::numbers::log2e_v<float>;
     if (op_.query_scaling_beta == 0.0F) return factor;
-    const auto steps = static_cast<float>(place_of(token) / op_.query_scaling_length);
+    const auto steps =
+        static_cast<float>((place_of(token) + op_.query_scaling_offset) / op_.query_scaling_length);
     return factor * (1.0F + op_.query_scaling_beta * std::log(1.0F + steps));
   }
 

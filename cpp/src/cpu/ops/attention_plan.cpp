@@ -40,11 +40,18 @@ struct Run {
 /// Finds the runs of a step's tokens.
 class Runs {
  public:
-  /// column: -1: each sequence is one run.
-  Runs(const StepInput& input, std::int32_t column) : column_(column), rows_(input, 0) {}
+  Runs(const StepInput& input, const RunRule& rule)
+      : input_(input),
+        column_(rule.window >= 0 ? rule.window : rule.joint),
+        chunk_(rule.chunk),
+        rows_(input, 0) {}
 
   /// Returns the run that begins at a token, up to the `end` of its sequence.
   [[nodiscard]] Run at(std::int32_t token, std::int32_t end) {
+    if (chunk_ != 0) {
+      const std::int32_t place = input_.positions[static_cast<std::size_t>(token)] % chunk_;
+      return {.end = std::min(chunk_ - place, end - token) + token};
+    }
     if (column_ < 0) return {.end = end};
     const float number = number_of(token);
     while (++token < end && number_of(token) == number) {
@@ -58,19 +65,27 @@ class Runs {
     return row == nullptr ? -1.0F : row[column_];
   }
 
-  std::int32_t column_;
+  const StepInput& input_;
+  std::int32_t column_;  ///< -1: there is none
+  std::int32_t chunk_;
   GivenRows rows_;
 };
 
-void plan_attention(const StepInput& input, const AttentionShape& shape, const RunColumns& columns,
-                    int num_threads, std::vector<AttentionTask>* tasks) {
+/// Position of the first token of a token's chunk.
+std::int32_t chunk_start_of(const StepInput& input, std::int32_t token, std::int32_t chunk) {
+  const std::int32_t position = input.positions[static_cast<std::size_t>(token)];
+  return position - position % chunk;
+}
+
+void plan_attention(const StepInput& input, const AttentionShape& shape, const RunRule& rule, int num_threads,
+                    std::vector<AttentionTask>* tasks) {
   const std::size_t sequences = input.prompt_lengths.size();
   const auto positions = static_cast<std::int32_t>(positions_per_task(shape));
   const auto kv_heads = static_cast<std::int32_t>(key_heads(shape));
   const auto together =
       static_cast<std::int32_t>(heads_per_task(static_cast<std::int64_t>(sequences), shape, num_threads));
-  const bool has_windows = columns.window >= 0;
-  Runs runs(input, has_windows ? columns.window : columns.joint);
+  const bool has_windows = rule.window >= 0;
+  Runs runs(input, rule);
   tasks->clear();
   for (std::size_t sequence = 0; sequence < sequences; ++sequence) {
     const std::int32_t begin = input.sequence_offsets[sequence];
@@ -80,6 +95,9 @@ void plan_attention(const StepInput& input, const AttentionShape& shape, const R
     for (std::int32_t run_begin = begin; run_begin < end; run_begin = run.end) {
       run = runs.at(run_begin, end);
       const bool is_joint = !has_windows && run.number >= 0.0F;
+      const std::int32_t first_key = has_windows       ? run_begin - begin
+                                     : rule.chunk == 0 ? 0
+                                                       : chunk_start_of(input, run_begin, rule.chunk);
       for (std::int32_t first = run_begin; first < run.end; first += positions) {
         for (std::int32_t head = 0; head < kv_heads; head += heads) {
           tasks->push_back({.sequence = static_cast<std::int32_t>(sequence),
@@ -87,7 +105,7 @@ void plan_attention(const StepInput& input, const AttentionShape& shape, const R
                             .tokens = std::min(positions, run.end - first),
                             .first_head = head,
                             .heads = std::min(heads, kv_heads - head),
-                            .first_key = has_windows ? run_begin - begin : 0,
+                            .first_key = first_key,
                             .end_key = has_windows ? run.end - begin : 0,
                             .end_token = is_joint ? run.end : 0});
         }
@@ -95,7 +113,8 @@ void plan_attention(const StepInput& input, const AttentionShape& shape, const R
     }
   }
   const auto order = [&](const AttentionTask& task) {
-    const std::int64_t keys = input.positions[static_cast<std::size_t>(task.first_token)] + 1;
+    const std::int64_t before = has_windows ? 0 : task.first_key;
+    const std::int64_t keys = input.positions[static_cast<std::size_t>(task.first_token)] + 1 - before;
     return std::tuple(-task.tokens * task.heads * keys, task.first_token, task.first_head);
   };
   // std::stable_sort would allocate.
@@ -103,10 +122,10 @@ void plan_attention(const StepInput& input, const AttentionShape& shape, const R
             [&](const AttentionTask& a, const AttentionTask& b) { return order(a) < order(b); });
 }
 
-RunColumns columns_of(const Op& op) {
+RunRule rule_of(const Op& op) {
   const auto* attention = std::get_if<AttentionOp>(&op);
   if (attention == nullptr) return {};
-  return {.window = attention->window_column, .joint = attention->joint_column};
+  return {.window = attention->window_column, .joint = attention->joint_column, .chunk = attention->chunk};
 }
 
 }  // namespace
@@ -135,24 +154,24 @@ AttentionPlans::AttentionPlans(const std::vector<Op>& ops) {
   for (const Op& op : ops) {
     const AttentionShape* shape = shape_of(op);
     if (shape == nullptr) continue;
-    const RunColumns columns = columns_of(op);
+    const RunRule rule = rule_of(op);
     const auto same = [&](const Plan& plan) {
-      return plan.columns == columns && have_equal_tasks(plan.shape, *shape);
+      return plan.rule == rule && have_equal_tasks(plan.shape, *shape);
     };
     if (std::ranges::none_of(plans_, same)) {
-      plans_.push_back({.shape = *shape, .columns = columns, .tasks = {}});
+      plans_.push_back({.shape = *shape, .rule = rule, .tasks = {}});
     }
   }
 }
 
 void AttentionPlans::make(const StepInput& input, int num_threads) {
-  for (Plan& plan : plans_) plan_attention(input, plan.shape, plan.columns, num_threads, &plan.tasks);
+  for (Plan& plan : plans_) plan_attention(input, plan.shape, plan.rule, num_threads, &plan.tasks);
 }
 
 const std::vector<AttentionTask>& AttentionPlans::tasks_of(const AttentionShape& shape,
-                                                           const RunColumns& columns) const {
+                                                           const RunRule& rule) const {
   const auto has_tasks = [&](const Plan& plan) {
-    return plan.columns == columns && have_equal_tasks(plan.shape, shape);
+    return plan.rule == rule && have_equal_tasks(plan.shape, shape);
   };
   return std::ranges::find_if(plans_, has_tasks)->tasks;
 }

@@ -17,7 +17,8 @@ struct AttentionTask {
   std::int32_t tokens = 0;
   std::int32_t first_head = 0;
   std::int32_t heads = 0;
-  /// Keys [first_key, end_key) of the sequence that the queries' window has; 0 and 0 without windows.
+  /// Keys [first_key, end_key) of the sequence that the queries' window has; 0 and 0 without windows. With
+  /// chunks, first_key is the start of the queries' chunk, and end_key is 0.
   std::int32_t first_key = 0;
   std::int32_t end_key = 0;
   /// End of the tokens of the step that the queries attend to: neighbours with equal numbers
@@ -28,12 +29,14 @@ struct AttentionTask {
 /// The heads of an op's attention; nullptr if the op has no attention.
 [[nodiscard]] const AttentionShape* shape_of(const Op& op);
 
-/// Columns of given rows by which attention cuts sequences into runs of neighbours with equal numbers.
-struct RunColumns {
+/// How attention cuts sequences into runs: by columns of given rows into neighbours with equal numbers, or
+/// into chunks. At most one of these is given.
+struct RunRule {
   std::int32_t window = -1;  ///< AttentionOp::window_column
   std::int32_t joint = -1;   ///< AttentionOp::joint_column
+  std::int32_t chunk = 0;    ///< AttentionOp::chunk
 
-  bool operator==(const RunColumns&) const = default;
+  bool operator==(const RunRule&) const = default;
 };
 
 /// Number of groups of query heads that attend to keys together: the key-value heads. If all queries have the
@@ -54,12 +57,12 @@ class AttentionPlans {
   void make(const StepInput& input, int num_threads);
   /// Tasks of ops with these heads and runs, filled by make(). The vector's address does not change.
   [[nodiscard]] const std::vector<AttentionTask>& tasks_of(const AttentionShape& shape,
-                                                           const RunColumns& columns) const;
+                                                           const RunRule& rule) const;
 
  private:
   struct Plan {
     AttentionShape shape;
-    RunColumns columns;
+    RunRule rule;
     std::vector<AttentionTask> tasks;
   };
   std::vector<Plan> plans_;

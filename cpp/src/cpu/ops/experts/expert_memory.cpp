@@ -77,6 +77,7 @@ ExpertMemory::ExpertMemory(const Program& program, const KernelTable& kernels, i
   row_of.resize(rows);
   token_of.resize(rows);
   weight_of.resize(rows);
+  factor_of.resize(rows);
   first_row.reserve(experts + 1);
   experts_taken.reserve(experts);
   groups.reserve(experts);

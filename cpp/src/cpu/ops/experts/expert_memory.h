@@ -39,6 +39,7 @@ class ExpertMemory {
   std::vector<RowRange> here;               ///< [slice tokens] the local ones of a token's `chosen`
   std::vector<std::int32_t> token_of;       ///< by row: a token of the slice
   std::vector<float> weight_of;             ///< by row
+  std::vector<float> factor_of;             ///< by row: factor of its input, if the routing scales inputs
   std::vector<std::int64_t> first_row;      ///< [local experts + 1]
   std::vector<RowGroup> experts_taken;      ///< experts with rows; first_part counts from the first local one
   std::vector<RowGroup> groups;             ///< the same with first_part of the current layer

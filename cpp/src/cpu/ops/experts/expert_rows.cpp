@@ -87,6 +87,10 @@ class ExpertRows {
       const std::int64_t row = memory_.first_row[expert]++;
       memory_.row_of[place] = static_cast<std::int32_t>(row);
       memory_.token_of[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(token);
+      if (op_.routing.scales_inputs) {
+        memory_.factor_of[static_cast<std::size_t>(row)] = memory_.weights[place];
+        memory_.weights[place] = 1.0F;
+      }
       memory_.weight_of[static_cast<std::size_t>(row)] = memory_.weights[place];
     });
   }

@@ -154,9 +154,10 @@ class ExpertsRun {
 
   [[nodiscard]] LinearCall gate_up(std::int64_t first, std::span<const RowGroup> experts) const {
     LinearCall call = call_of(inputs(), activated(), layer_.gate_up.spec(), op_.gate_up_site, experts);
+    const auto begin = static_cast<std::size_t>(experts.front().rows.begin);
+    if (op_.routing.scales_inputs) call.row_factors = std::span(memory_.factor_of).subspan(begin);
     if (threads_pack()) {
       call.input = {input_.row(first), input_.dtype, input_.width};
-      const auto begin = static_cast<std::size_t>(experts.front().rows.begin);
       call.chosen = {std::span(memory_.token_of).subspan(begin), memory_.packed_by_thread};
     } else {
       call.packed_input = packed_inputs().from(experts.front().rows.begin);

@@ -49,9 +49,9 @@ LinearOutput::LinearOutput(const LinearSpec& spec, const AdapterProduct& adapter
 }
 
 void LinearOutput::finish(const LinearTarget& target, const LinearTile& tile) const {
-  finish_part(target, tile.place, tile.sums, tile.rows, tile.thread);
+  finish_part(target, tile.place, tile.sums, tile.rows, tile.thread, spec_.scale);
   if (tile.linear != nullptr) {
-    finish_part(target, {tile.place.part + 1, tile.place.panel}, tile.linear, tile.rows, tile.thread);
+    finish_part(target, {tile.place.part + 1, tile.place.panel}, tile.linear, tile.rows, tile.thread, 1.0F);
   }
   if (activate_ == nullptr) return store(target, tile);
   if (spec_.has_scores) close_gates(target, tile);
@@ -69,22 +69,32 @@ float* LinearOutput::sums_of(const LinearTarget& target, PanelPlace place, std::
   return target.call.output.float_row(row) + column_of(target, place, first_part);
 }
 
-/// Applies adapters, bias, scale and softcap to a panel's sums.
+/// Applies adapters, factors of rows, bias, scale and softcap to a panel's sums.
 void LinearOutput::finish_part(const LinearTarget& target, PanelPlace place, float* rows, RowRange range,
-                               int thread) const {
+                               int thread, float scale) const {
   const LinearPart& part = spec_.parts[place.part];
   if (spec_.has_sparse_input) make_zeros_positive(place, rows, range);
   if (!target.call.adapted.empty()) adapters_.expand(target.call, place, range, rows, thread);
+  if (!target.call.row_factors.empty()) scale_rows(target, place, rows, range);
   const bool adds_bias = part.bias.size != 0 && !activates_biased_;
-  if (!adds_bias && spec_.scale == 1.0F && spec_.softcap == 0.0F) return;
+  if (!adds_bias && scale == 1.0F && spec_.softcap == 0.0F) return;
   const std::int64_t width = panel_width(part.weight.n, place.panel);
   for (std::int64_t row = range.begin; row < range.end; ++row, rows += kPanelColumns) {
     if (adds_bias) context_.kernels.add(part.bias.data + place.panel * kPanelColumns, width, rows);
-    if (spec_.scale != 1.0F) {
-      context_.kernels.scale_and_store(rows, spec_.scale, width, reinterpret_cast<std::byte*>(rows),
+    if (scale != 1.0F) {
+      context_.kernels.scale_and_store(rows, scale, width, reinterpret_cast<std::byte*>(rows),
                                        DType::kFloat32);
     }
     if (spec_.softcap != 0.0F) context_.kernels.softcap(spec_.softcap, width, rows);
+  }
+}
+
+void LinearOutput::scale_rows(const LinearTarget& target, PanelPlace place, float* rows,
+                              RowRange range) const {
+  const std::int64_t width = panel_width(spec_.parts[place.part].weight.n, place.panel);
+  for (std::int64_t row = range.begin; row < range.end; ++row, rows += kPanelColumns) {
+    context_.kernels.scale_and_store(rows, target.call.row_factors[static_cast<std::size_t>(row)], width,
+                                     reinterpret_cast<std::byte*>(rows), DType::kFloat32);
   }
 }
 

@@ -52,8 +52,9 @@ class LinearOutput {
  private:
   using Activation = void (*)(const ActivatedTile&);
 
-  void finish_part(const LinearTarget& target, PanelPlace place, float* rows, RowRange range,
-                   int thread) const;
+  void finish_part(const LinearTarget& target, PanelPlace place, float* rows, RowRange range, int thread,
+                   float scale) const;
+  void scale_rows(const LinearTarget& target, PanelPlace place, float* rows, RowRange range) const;
   void make_zeros_positive(PanelPlace place, float* rows, RowRange range) const;
   void close_gates(const LinearTarget& target, const LinearTile& tile) const;
   void stream(const LinearTarget& target, const float* tile, RowRange rows, std::int64_t bytes,

@@ -82,6 +82,8 @@ struct LinearCall {
   PackedRows packed_output = {};
   /// For layers with scores, see LinearOp.
   Rows scores = {};
+  /// Factors of the rows' products, before biases; empty: 1.
+  std::span<const float> row_factors = {};
   /// For a sparse input: the live inputs to multiply in panels; nullopt: all inputs.
   std::optional<LiveInputs> live = std::nullopt;
   /// Groups in order, without gaps, from row 0 on.
