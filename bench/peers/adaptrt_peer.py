@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from worker import (
     ADAPTER_OF_ONE,
     BATCH,
+    GGUF,
     MIXED_TOKENS,
     Metrics,
     Peer,
@@ -15,6 +16,7 @@ from worker import (
     Task,
     base_rows,
     decode_row,
+    gguf_rows,
     long_prompt_row,
     main,
     prefill_row,
@@ -32,8 +34,8 @@ LARGEST_RANK = 64
 BYTES_PER_VALUE = 2
 COLD_TASKS = 1000
 ALL_ADAPTERS, ONE_ADAPTER = "adapters", "compressed-adapter"
-ENGINES_OF = {ALL_ADAPTERS: "bf16", ONE_ADAPTER: "compressed"}
-"""Engines of the variants that have adapters in host memory: all adapters, or ADAPTER_OF_ONE."""
+ENGINES_OF = {ALL_ADAPTERS: "bf16", ONE_ADAPTER: "compressed", **{f"{kind}-{ALL_ADAPTERS}": kind for kind in GGUF}}
+"""Engines of the variants that have adapters in host memory: ADAPTER_OF_ONE, or all adapters."""
 
 
 class AdaptRt:
@@ -41,11 +43,12 @@ class AdaptRt:
 
     def __init__(self, task: Task, variant: str) -> None:
         self._task = task
-        self._executor = start(task, ENGINES_OF.get(variant, variant), all_adapters=variant == ALL_ADAPTERS)
+        has_all = variant in ENGINES_OF and variant != ONE_ADAPTER
+        self._executor = start(task, ENGINES_OF.get(variant, variant), all_adapters=has_all)
         self._cold = itertools.count(COLD_TASKS)
         if variant in ENGINES_OF:
             paths = dict(enumerate(task.loras + task.doras))
-            for number in paths if variant == ALL_ADAPTERS else [ADAPTER_OF_ONE]:
+            for number in paths if has_all else [ADAPTER_OF_ONE]:
                 self._executor.put_adapter(LoraConfig.from_peft(number, paths[number], self._executor.engine))
 
     def generate(
@@ -122,6 +125,7 @@ def make(task: Task) -> Peer:
             **base_rows(task, "w8a8", "int8-"),
             **base_rows(task, "w8a16", "w8a16-"),
             **base_rows(task, "w4a16", "int4-"),
+            **gguf_rows(task),
         },
         notes={"mixed-16": batch, "mixed-16-dora": batch, "int8-decode-1": "W8A8", "int4-decode-1": "W4A16"},
     )

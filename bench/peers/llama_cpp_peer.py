@@ -18,11 +18,13 @@ from worker import (
     ADAPTER_OF_ONE,
     BATCH,
     CONTEXT,
+    GGUF,
     MIXED_TOKENS,
     Peer,
     Task,
     base_rows,
     decode_row,
+    gguf_rows,
     long_prompt_row,
     main,
     prefill_row,
@@ -31,28 +33,31 @@ from worker import (
 START_SECONDS = 120.0
 REQUEST_SECONDS = 900.0
 BASE = -1
-FILES = {"bf16": "base", "long": "base", "adapters": "base", "q8_0": "base-q8_0", "q4_0": "base-q4_0"}
-"""GGUF file of each variant. `adapters` loads all adapters, and each request selects one of them. `long` has one slot,
-because a server divides its context evenly among its slots."""
+FILES = {"bf16": "base", "long": "base", "adapters": "base"}
+"""GGUF file of each variant; all others are types of quantised files. `adapters`, and variants that end with
+`-adapters`, load all adapters, and each request selects one of them. `long` has one slot, because a server divides its
+context evenly among its slots."""
 SLOT_TOKENS = 1024
+NO_REPACK = "--no-repack"
 
 
 class Server:
     """A llama-server."""
 
-    def __init__(self, binary: Path, task: Task, variant: str) -> None:
+    def __init__(self, binary: Path, task: Task, variant: str, flags: Sequence[str] = ()) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._address = f"http://127.0.0.1:{free.getsockname()[1]}"
             port = free.getsockname()[1]
         folder = task.root / "gguf"
         slots, context = (1, CONTEXT) if variant == "long" else (BATCH, SLOT_TOKENS * BATCH)
+        file = FILES.get(variant, f"base-{variant.removesuffix('-adapters')}")
         command = [
-            str(binary), "-m", str(folder / f"{FILES[variant]}.gguf"), "--host", "127.0.0.1", "--port", str(port),
+            str(binary), *flags, "-m", str(folder / f"{file}.gguf"), "--host", "127.0.0.1", "--port", str(port),
             "-t", str(task.threads), "-tb", str(task.threads), "-np", str(slots), "-c", str(context),
             "-b", "2048", "-ub", "512", "--no-warmup", "--cache-ram", "0", "--threads-http", str(BATCH + 4),
         ]  # fmt: skip
-        if variant == "adapters":
+        if variant.endswith("adapters"):
             adapters = ",".join(str(folder / f"{path.name}.gguf") for path in task.loras)
             command += ["--lora", adapters, "--lora-init-without-apply"]
         self._process = subprocess.Popen(command, stdout=2, stderr=2)
@@ -106,16 +111,32 @@ class Server:
         self._process.wait()
 
 
+def survives_repacking(binary: Path, task: Task) -> bool:
+    """False if the server ends in a prompt with repacked weights, as on some CPUs with AMX."""
+    files = [path.stem.removeprefix("base-") for path in (task.root / "gguf").glob("base-*.gguf")]
+    if not files or "amx_tile" not in Path("/proc/cpuinfo").read_text():
+        return True
+    server = Server(binary, task, files[0])
+    try:
+        server.complete(task.long, 1, BASE)
+    except (urllib.error.URLError, ConnectionError):
+        return False
+    finally:
+        server.close()
+    return True
+
+
 def make(task: Task) -> Peer:
     """A server for each kind of weights. LLAMA_SERVER is the path of the program that install.sh built."""
     binary = Path(os.environ["LLAMA_SERVER"])
     if not binary.is_file():
         raise FileNotFoundError(f"{binary}: no llama-server; bench/peers/install.sh llama_cpp builds it")
     version = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stderr.splitlines()
+    flags = [] if survives_repacking(binary, task) else [NO_REPACK]
     no_dora = "llama.cpp's converter refuses the magnitudes of a DoRA adapter"
     return Peer(
-        versions={"llama.cpp": version[0] if version else "unknown"},
-        load=lambda variant: Server(binary, task, variant),
+        versions={"llama.cpp": " ".join([version[0] if version else "unknown", *flags])},
+        load=lambda variant: Server(binary, task, variant, flags),
         rows={
             **base_rows(task, "bf16"),
             **long_prompt_row(task, "long"),
@@ -124,6 +145,7 @@ def make(task: Task) -> Peer:
             "mixed-16": decode_row("adapters", task.batch, most_tokens=MIXED_TOKENS, adapters=list(range(BATCH))),
             **base_rows(task, "q8_0", "int8-"),
             **base_rows(task, "q4_0", "int4-"),
+            **gguf_rows(task),
         },
         refused={
             "decode-1-dora": no_dora,
@@ -133,6 +155,7 @@ def make(task: Task) -> Peer:
         notes={
             "mixed-16": "16 requests at once; the server does not batch requests with different adapters",
             "int8-decode-1": "Q8_0: blocks of 32, activations quantised in the same way",
+            **{f"{kind}-mixed-16": "16 requests at once, not in one batch" for kind in GGUF},
             "int4-decode-1": "Q4_0: blocks of 32, lm_head Q6_K; activations quantised to 8 bits",
         },
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from own import BenchModel, Mixture, write_base, write_peft_adapter, write_tokenizer
-from worker import CONTEXT, STEP_TOKENS
+from worker import CONTEXT, GGUF, STEP_TOKENS
 
 from adaptrt.tools.bench.workload import random_prompt
 
@@ -37,6 +37,7 @@ ENGINES: dict[str, tuple[str, list[str]]] = {
     "int8": ("w8a8", ["--quantization", "w8a8"]),
     "w8a16": ("w8a16", ["--quantization", "w8a16"]),
     "int4": ("w4a16", ["--quantization", "w4a16", "--group_size", "128"]),
+    **{kind: (kind, []) for kind in GGUF},
 }
 """Name of AdaptRT's engine for each kind of weights (rows.py), and its build flags."""
 
@@ -87,11 +88,13 @@ def _build_engines(root: Path, home: Path, weights: Collection[str]) -> None:
     """AdaptRT's engines: activations in bfloat16, and LoRA and DoRA up to rank 64 if the model has adapters."""
     adapters = ["--lora_plugin", "auto", "--dora_plugin", "enable", "--max_lora_rank", max(RANKS)]
     command = [sys.executable, "-m", "adaptrt.builder.cli"]
+    _convert_gguf(root, home, files := [kind for kind in weights if kind in GGUF])
     for kind in weights:
         name, flags = ENGINES[kind]
+        model = root / "gguf" / f"base-{kind}.gguf" if kind in files else root / "base"
         engine = root / f"adaptrt-{name}"
         if not (engine / "config.json").exists():
-            _run([*command, "build", "--model_dir", root / "base", "--dtype", "bfloat16", "--output_dir", engine,
+            _run([*command, "build", "--model_dir", model, "--dtype", "bfloat16", "--output_dir", engine,
                   *(adapters if (root / "adapters").is_dir() else []), "--max_batch_size", LORAS,
                   "--max_num_tokens", STEP_TOKENS, "--max_seq_len", CONTEXT, *flags])  # fmt: skip
 
@@ -112,13 +115,15 @@ def _export_openvino(root: Path, home: Path, weights: Collection[str]) -> None:
 
 def _convert_gguf(root: Path, home: Path, weights: Collection[str]) -> None:
     """Converts with llama.cpp's converters and llama-quantize."""
+    if not weights:
+        return
     folder = root / "gguf"
     adapters = sorted((root / "adapters").glob("lora*"))
     if not all((folder / f"{name}.gguf").exists() for name in ("base", *(path.name for path in adapters))):
         sources = next(home.glob("llama_cpp_python-*/vendor/llama.cpp"))
         python = home / "venv-llama_cpp" / "bin" / "python"
         _run([python, Path(__file__).with_name("convert_gguf.py"), sources, root])
-    for kind, name in (("int8", "q8_0"), ("int4", "q4_0")):
+    for kind, name in (("int8", "q8_0"), ("int4", "q4_0"), *((kind, kind) for kind in GGUF)):
         output = folder / f"base-{name}.gguf"
         if kind in weights and not output.exists():
             _run([home / "llama-build" / "bin" / "llama-quantize", folder / "base.gguf", output, name.upper()])

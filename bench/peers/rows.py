@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from own import BenchModel, Mixture
+from worker import GGUF
 
 from adaptrt.tools.bench.limits import greatest
 from adaptrt.tools.bench.profile import Work
@@ -47,6 +48,19 @@ class RowKind:
     the same as the other one for them."""
     why_not: str = "no quantised weights by this runner"
     """Reason that is shown if a peer does not run the row and gives no reason."""
+
+
+def _gguf_rows(kind: str) -> dict[str, RowKind]:
+    def row(what: str, target: float, *, adapters: bool = False) -> RowKind:
+        title, only = f"{kind.upper()} in GGUF: {what}", "reads no GGUF files"
+        return RowKind(title, weights=kind, adapters=adapters, target=Target(target, "llama_cpp"), why_not=only)
+
+    return {
+        f"{kind}-prefill-512": row("prefill, 512 tokens", 2.0),
+        f"{kind}-decode-1": row("decode, 1 request", 1.1),
+        f"{kind}-decode-16": row("decode, 16 requests", 2.0),
+        f"{kind}-mixed-16": row("decode, 16 requests, 16 adapters of rank 8 to 64", 5.0, adapters=True),
+    }
 
 
 OWN = "the peers' int8 is W8A8: they quantise activations too"
@@ -140,6 +154,8 @@ ROWS = {
         "int4: decode, 1 request", weights="int4", tokens=1, target=Target(1.2), target_with_amx=Target(2.0)
     ),
     "int4-decode-16": RowKind("int4: decode, 16 requests", weights="int4", tokens=16),
+    **_gguf_rows("q8_0"),
+    **_gguf_rows("q4_k_m"),
 }
 _UNQUANTISED = ("bf16", "compressed")
 _LAYER_BYTES = {"bf16": 2.0, "compressed": 1.5, "int8": 1.0, "w8a16": 1.0, "int4": 0.5 + 2 / 128}
@@ -152,8 +168,9 @@ _ADAPTER_BYTES = 2  # Bytes per value: bfloat16.
 def groups() -> tuple[list[str], ...]:
     """Groups of rows that are measured together. Between groups the peers' processes end, which frees their memory."""
     bases = [name for name, kind in ROWS.items() if kind.weights in _UNQUANTISED and not kind.adapters]
-    adapters = [name for name, kind in ROWS.items() if kind.adapters]
-    return bases, adapters, [name for name, kind in ROWS.items() if kind.weights not in _UNQUANTISED]
+    adapters = [name for name, kind in ROWS.items() if kind.weights in _UNQUANTISED and kind.adapters]
+    quantised = [name for name, kind in ROWS.items() if kind.weights not in (*_UNQUANTISED, *GGUF)]
+    return bases, adapters, quantised, *([name for name in ROWS if ROWS[name].weights == kind] for kind in GGUF)
 
 
 def rows_of(model: BenchModel | Mixture) -> list[str]:

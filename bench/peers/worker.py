@@ -31,6 +31,8 @@ CONTEXT = 8448
 """Maximum tokens of a request, prompt and answer."""
 STEP_TOKENS = 1024
 """Prompt tokens per step, for peers that can limit them: a longer prompt is chunked."""
+GGUF = ("q8_0", "q4_k_m")
+"""Types of GGUF files, made by llama.cpp's quantiser, that AdaptRT and llama.cpp both read."""
 Metrics = dict[str, float]
 
 
@@ -171,6 +173,18 @@ def base_rows(task: Task, variant: str, prefix: str = "") -> dict[str, Row]:
         f"{prefix}decode-1": decode_row(variant, task.alone),
         f"{prefix}decode-16": decode_row(variant, task.batch),
     }
+
+
+def gguf_rows(task: Task) -> dict[str, Row]:
+    """The rows of peers that read GGUF files. Variants have the name of the file's type, with `-adapters` behind it if
+    all adapters are loaded."""
+    rows: dict[str, Row] = {}
+    for kind in GGUF:
+        rows |= base_rows(task, kind, f"{kind}-")
+        rows[f"{kind}-mixed-16"] = decode_row(
+            f"{kind}-adapters", task.batch, most_tokens=MIXED_TOKENS, adapters=list(range(BATCH))
+        )
+    return rows
 
 
 def long_prompt_row(task: Task, variant: str) -> dict[str, Row]:

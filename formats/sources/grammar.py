@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from ..._core import AdapterError, AdaptrtError
+from ..._core import AdaptrtError
 from ...common.shown_value import shown
 from .sum_of_names import SumOfNames, parse_sum
 
@@ -174,11 +174,6 @@ def parse_name(name: str | os.PathLike[str], error: type[AdaptrtError]) -> Local
         raise error(f"name is '{name}'; expected {HUB_PREFIX}ORGANISATION/NAME[@REVISION][/FOLDER]")
     if found is None:
         return LocalName(Path(name))
-    if found.gguf and issubclass(error, AdapterError):
-        raise error(
-            f"name is '{name}', one GGUF file of a repository of the Hub; expected the name of an adapter of PEFT, "
-            "ORGANISATION/NAME[@REVISION][/FOLDER]"
-        )
     if not explicit and _exists(first := name.split("/")[0]):
         raise error(
             f"name is '{name}', which could be a path (the directory '{first}' exists, but has no such entry) or the "

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from ..._core import ConfigError
+from ..._core import AdaptrtError
 from ...common.progress import format_bytes
 from ..gguf.model_directory import label_of
 from .grammar import HubName
@@ -37,44 +37,45 @@ class HubGguf:
     """Keeps `adaptrt cache` from deleting the files; None: AdaptRT did not download them."""
 
 
-def fetch_gguf(name: HubName) -> HubGguf:
-    """Returns the GGUF file that a name stands for, with all its parts. Downloads those that are not in the cache.
+def fetch_gguf(name: HubName, kind: Kind) -> HubGguf:
+    """Returns the GGUF file of a model or an adapter that a name stands for, with all its parts. Downloads those that
+    are not in the cache.
 
     If the Hub cannot be reached, a complete copy in the cache is used.
 
-    Raises ConfigError that says why there is no such file, or why it cannot be downloaded.
+    Raises `kind.error` that says why there is no such file, or why it cannot be downloaded.
     """
-    hub = require_hub(name, Kind.MODEL)
+    hub = require_hub(name, kind)
     errors = HubErrors(hub, name)
     try:
         info = hub.HfApi(library_name="adaptrt").model_info(
             name.repository, revision=name.revision or MAIN, files_metadata=True
         )
     except errors.failures as failure:
-        found = _cached(hub, name) if errors.is_unreachable(failure) else None
+        found = _cached(hub, name, kind) if errors.is_unreachable(failure) else None
         if found is None:
-            raise _error(name, errors.explain(failure)) from failure
+            raise _error(name, kind, errors.explain(failure)) from failure
         return found
     sizes = {entry.rfilename: entry.size or 0 for entry in info.siblings or ()}
-    chosen = chosen_files(name, sizes)
+    chosen = chosen_files(name, sizes, kind)
     absent = [file for file in chosen if not _is_cached(hub, name, file, info.sha)]
-    _check_space(name, errors, absent, sizes)
+    _check_space(name, kind, errors, absent, sizes)
     paths, revision = [], name.revision or MAIN
     try:
         for file in chosen:
             paths.append(Path(hub.hf_hub_download(name.repository, file, revision=revision, library_name="adaptrt")))
             revision = _commit_directory(paths[0], chosen[0]).name  # the first file pins the commit
     except errors.failures as failure:
-        raise _error(name, errors.explain(failure)) from failure
+        raise _error(name, kind, errors.explain(failure)) from failure
     pinned = replace(name, revision=revision)
-    lease = HubDownloads().note(pinned, Kind.MODEL, _commit_directory(paths[0], chosen[0]), is_new=bool(absent))
+    lease = HubDownloads().note(pinned, kind, _commit_directory(paths[0], chosen[0]), is_new=bool(absent))
     return HubGguf(paths[0], pinned, lease)
 
 
-def chosen_files(name: HubName, files: Collection[str]) -> list[str]:
+def chosen_files(name: HubName, files: Collection[str], kind: Kind) -> list[str]:
     """Returns the parts of the one GGUF file among the files of a repository that a name stands for, in order.
 
-    Raises ConfigError if there is none, or several.
+    Raises `kind.error` if there is none, or several.
     """
     above = name.file("")
     models = [
@@ -82,12 +83,13 @@ def chosen_files(name: HubName, files: Collection[str]) -> list[str]:
         if file.startswith(above) and file.endswith(_SUFFIX) and not _NO_MODEL.fullmatch(file)
     ]  # fmt: skip
     if not models:
-        raise _error(name, "has no GGUF files; leave out the file to get the model in Hugging Face's format")
+        instead = f"leave out the file to get the {kind.value} in Hugging Face's format"
+        raise _error(name, kind, f"has no GGUF files; {instead}")
     exact = name.file(name.gguf)
     wanted = {_model_of(exact)} if exact in models else {_model_of(file) for file in models if _matches(file, name)}
     if len(wanted) != 1:
         what = f"has no GGUF file of {name.gguf}" if not wanted else f"has several GGUF files of {name.gguf}"
-        raise _error(name, f"{what}; it has {some(sorted(wanted) or models)}")
+        raise _error(name, kind, f"{what}; it has {some(sorted(wanted) or models)}")
     return [file for file in models if _model_of(file) in wanted]
 
 
@@ -112,7 +114,7 @@ def _commit_directory(path: Path, file: str) -> Path:
     return path.parents[file.count("/")]
 
 
-def _check_space(name: HubName, errors: HubErrors, chosen: Iterable[str], sizes: dict[str, int]) -> None:
+def _check_space(name: HubName, kind: Kind, errors: HubErrors, chosen: Iterable[str], sizes: dict[str, int]) -> None:
     place = Path(errors.cache)
     while not place.exists():
         place = place.parent
@@ -120,12 +122,13 @@ def _check_space(name: HubName, errors: HubErrors, chosen: Iterable[str], sizes:
     if needed > free:
         raise _error(
             name,
+            kind,
             f"the download needs up to {format_bytes(needed)}, and {format_bytes(free)} are free at {errors.cache}; "
             "free some space, or set HF_HOME to another directory",
         )
 
 
-def _cached(hub: Any, name: HubName) -> HubGguf | None:
+def _cached(hub: Any, name: HubName, kind: Kind) -> HubGguf | None:
     """The file in the cache, without asking the Hub; None if it is not there."""
     try:
         commit = Path(hub.snapshot_download(name.repository, revision=name.revision or MAIN, local_files_only=True))
@@ -133,12 +136,12 @@ def _cached(hub: Any, name: HubName) -> HubGguf | None:
         return None
     files = [path.relative_to(commit).as_posix() for path in commit.rglob(f"*{_SUFFIX}") if path.exists()]
     try:
-        chosen = chosen_files(name, files)
-    except ConfigError:
+        chosen = chosen_files(name, files, kind)
+    except kind.error:
         return None
     pinned = replace(name, revision=commit.name)
-    return HubGguf(commit / chosen[0], pinned, HubDownloads().note(pinned, Kind.MODEL, commit, is_new=False))
+    return HubGguf(commit / chosen[0], pinned, HubDownloads().note(pinned, kind, commit, is_new=False))
 
 
-def _error(name: HubName, reason: str) -> ConfigError:
-    return ConfigError(f"{name.without_prefix}: {reason}")
+def _error(name: HubName, kind: Kind, reason: str) -> AdaptrtError:
+    return kind.error(f"{name.without_prefix}: {reason}")

@@ -116,10 +116,7 @@ def _find(name: str | os.PathLike[str], kind: Kind) -> Source:
     given = os.fspath(name)
     if isinstance(meaning, LocalName):
         if is_gguf_file(meaning.path):
-            try:
-                directory, lease = GgufModels().directory_of(meaning.path, kind)
-            except CheckpointError as error:
-                raise error if kind is Kind.MODEL else kind.error(str(error)) from None
+            directory, lease = _directory_of(meaning.path, kind)
             return Source(given, directory, lease=lease)
         return Source(given, meaning.path)
     if isinstance(meaning, ObjectName):
@@ -128,8 +125,16 @@ def _find(name: str | os.PathLike[str], kind: Kind) -> Source:
             raise kind.error(missing_config(meaning, kind))
         return Source(given, download.directory, meaning, download.version, download.lease)
     if meaning.gguf:
-        file = fetch_gguf(meaning)
-        directory, lease = GgufModels().directory_of(file.path, kind)
+        file = fetch_gguf(meaning, kind)
+        directory, lease = _directory_of(file.path, kind)
         return Source(given, directory, file.name, lease=Leases(lease, file.lease))
     snapshot = fetch(meaning, kind)
     return Source(given, snapshot.directory, snapshot.name, lease=snapshot.lease)
+
+
+def _directory_of(file: Path, kind: Kind) -> tuple[Path, Lease]:
+    """The directory of a GGUF file. Raises `kind.error`, and CheckpointError for a file of a model."""
+    try:
+        return GgufModels().directory_of(file, kind)
+    except CheckpointError as error:
+        raise error if kind is Kind.MODEL else kind.error(str(error)) from None

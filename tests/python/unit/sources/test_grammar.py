@@ -152,8 +152,6 @@ def test_names_and_their_meanings(text: str, meaning: HubName | LocalName | Obje
         ("s3://bucket/x:0.5", "a weighted sum of adapters; expected one model or adapter"),
         ("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main", "the name of the repository, 'Qwen/Qwen3-0.6B'"),
         ("a/b:0.7+c/d:0.3", "a weighted sum of adapters; expected one model or adapter"),
-        ("org/repo:Q4_K_M", "one GGUF file of a repository of the Hub; expected the name of an adapter"),
-        ("hf://org/repo/x.gguf", "one GGUF file of a repository of the Hub; expected the name of an adapter"),
         ("hf://org", "expected hf://ORGANISATION/NAME"),
         ("hf://org/../x", "expected hf://ORGANISATION/NAME"),
     ],

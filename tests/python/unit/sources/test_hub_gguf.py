@@ -13,12 +13,13 @@ gguf_files = pytest.importorskip("support.gguf_files")
 
 from huggingface_hub import constants  # noqa: E402
 
-from adaptrt import ConfigError  # noqa: E402
+from adaptrt import AdapterError, ConfigError  # noqa: E402
 from adaptrt.formats.gguf.model_directory import gguf_file_of  # noqa: E402
-from adaptrt.formats.sources import HubName, find_model  # noqa: E402
+from adaptrt.formats.sources import HubName, find_adapter, find_model  # noqa: E402
 from adaptrt.formats.sources.base_model import other_base_model  # noqa: E402
 from adaptrt.formats.sources.hub_downloads import HubDownloads  # noqa: E402
 from adaptrt.formats.sources.hub_gguf import chosen_files  # noqa: E402
+from adaptrt.formats.sources.kind import Kind  # noqa: E402
 from support.hub_server import Hub, commit_of, hub_server  # noqa: E402
 
 SIZES = {
@@ -86,7 +87,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     ],
 )
 def test_one_file_is_chosen_with_its_parts(name: HubName, chosen: list[str]) -> None:
-    assert chosen_files(name, FILES) == chosen
+    assert chosen_files(name, FILES, Kind.MODEL) == chosen
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_one_file_is_chosen_with_its_parts(name: HubName, chosen: list[str]) -> 
 )
 def test_no_file_is_guessed(name: HubName, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        chosen_files(name, FILES)
+        chosen_files(name, FILES, Kind.MODEL)
 
 
 def test_a_file_is_downloaded_and_used_offline(
@@ -126,6 +127,23 @@ def test_a_file_is_downloaded_and_used_offline(
     assert again.record == source.record
     with pytest.raises(ConfigError, match=r"org/model:Q8_0: .*HF_HUB_OFFLINE"):
         find_model("org/model:Q8_0")
+
+
+def test_an_adapter_is_downloaded(hub: Hub, parts: dict[str, bytes], tmp_path: Path) -> None:
+    keys = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": 4.0}
+    lora = {f"blk.0.attn_v.weight.lora_{side}": (np.ones((2, 2), np.float32), None) for side in "ab"}
+    file = gguf_files.write_file(tmp_path / "own-F32.gguf", "qwen3", keys, lora)
+    hub.add("org/adapter", {"own-F32.gguf": file.read_bytes(), "m-Q8_0.gguf": parts["m-Q8_0.gguf"]})
+    for name in ("org/adapter:F32", "hf://org/adapter/own-F32.gguf"):
+        source = find_adapter(name)
+        assert (source.directory / "adapter_config.json").is_file()
+        assert source.origin is not None
+    assert hub.fetched() == ["own-F32.gguf"]
+    assert [each.kind for each in HubDownloads().entries()] == ["adapter"]
+    with pytest.raises(AdapterError, match=r"m-Q8_0\.gguf: .*expected adapter, because a LoRA adapter"):
+        find_adapter("org/adapter:Q8_0")
+    with pytest.raises(AdapterError, match="org/adapter:F16: has no GGUF file of F16"):
+        find_adapter("org/adapter:F16")
 
 
 def test_a_repository_of_files_asks_for_one(hub: Hub, parts: dict[str, bytes]) -> None:
