@@ -18,7 +18,7 @@ from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.network.onnx_graph import NetworkOptions
 from adaptrt.formats.checkpoint.quantization import QuantConfig
 from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
-from support.families import FAMILIES, GEMMA4, LATENT, LLAMA4, RECURRENT, RELATIVES, Family, save_family
+from support.families import FAMILIES, GEMMA4, LATENT, RECURRENT, RELATIVES, Family, save_family
 from support.models import Reference, save_adapter
 from support.oracle import NetworkOracle, SequenceChunk
 from support.serving import Answer, collect, make_request
@@ -121,13 +121,13 @@ def test_a_crowd_changes_no_bit(served: Served) -> None:
         assert answer.same_bits(alone), case[0]
 
 
-@pytest.mark.parametrize("name", [*RELATIVES, *RECURRENT, *LATENT, *GEMMA4, *LLAMA4])
+@pytest.mark.parametrize("name", [*RELATIVES, *RECURRENT, *LATENT, *GEMMA4])
 def test_relatives(name: str, tmp_path: Path) -> None:
     """Other tests compare the ops; this checks only that these families use the right ones.
 
     test_linear_attention.py compares those of RECURRENT, test_latent_attention.py those of LATENT.
     """
-    check_against_transformers(Served({**RELATIVES, **RECURRENT, **LATENT, **GEMMA4, **LLAMA4}[name], tmp_path))
+    check_against_transformers(Served({**RELATIVES, **RECURRENT, **LATENT, **GEMMA4}[name], tmp_path))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), SIXTEEN_BIT_TOLERANCES.items())
@@ -184,7 +184,7 @@ def test_the_graph_computes_the_same(served: Served, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["olmo", "llama4-plain"])
 def test_graphs_of_relatives(name: str, tmp_path: Path) -> None:
     """Norms without weights, and experts whose inputs are scaled."""
-    model = save_family({**RELATIVES, **LLAMA4}[name], tmp_path / "model")
+    model = save_family(RELATIVES[name], tmp_path / "model")
     convert_checkpoint(model, tmp_path / "checkpoint")
     check_graph(model, tmp_path / "checkpoint", tmp_path)
 

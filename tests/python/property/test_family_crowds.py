@@ -17,7 +17,7 @@ from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.formats.checkpoint.quantization import QuantConfig
 from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from support.examples import examples
-from support.families import FAMILIES, GEMMA4, LATENT, LLAMA4, RECURRENT, RELATIVES, save_family
+from support.families import FAMILIES, GEMMA4, LATENT, RECURRENT, RELATIVES, save_family
 from support.models import save_adapter
 from support.serving import Answer, collect, crowd_fields, make_request
 
@@ -66,7 +66,7 @@ class Service:
 
     def __init__(self, name: str, directory: Path) -> None:
         dtype, algo = ENGINES[name]
-        family = {**FAMILIES, **RELATIVES, **RECURRENT, **LATENT, **GEMMA4, **LLAMA4}[name]
+        family = {**FAMILIES, **RELATIVES, **RECURRENT, **LATENT, **GEMMA4}[name]
         model = save_family(family, directory / "model")
         convert_checkpoint(model, directory / "checkpoint", dtype=dtype)
         quantization = None if algo is None else QuantConfig(quant_algo=algo)

@@ -204,7 +204,29 @@ FAMILIES = {
 }  # fmt: skip
 
 # Models with the same kinds of ops as those above or as Llama, under other names.
+LLAMA4_SIZES = {
+    **SIZES, "num_hidden_layers": 4, "head_dim": 20, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 22, "intermediate_size_mlp": 38, "num_local_experts": 6, "attention_chunk_size": 20,
+    "no_rope_layer_interval": 3, "floor_scale": 12, "attn_scale": 0.7, "rope_parameters": rope(theta=500.0),
+}  # fmt: skip
 RELATIVES = {
+    "llama4": Family(
+        transformers.Llama4TextConfig,
+        LLAMA,
+        {**LLAMA4_SIZES, "interleave_moe_layer_step": 2, "attention_bias": True},
+        ("experts.gate_up_proj", "experts.down_proj"),
+    ),
+    "llama4-plain": Family(
+        transformers.Llama4TextConfig,
+        LLAMA,
+        {
+            **LLAMA4_SIZES,
+            "num_experts_per_tok": 2,
+            "use_qk_norm": False,
+            "attention_chunk_size": None,
+            "attn_temperature_tuning": False,
+        },
+    ),
     "olmo": Family(transformers.OlmoConfig, LLAMA, {**SIZES, "attention_bias": True}),
     "qwen2-vl": Family(
         transformers.Qwen2VLConfig, TEXT_LAYERS,
@@ -559,31 +581,29 @@ LATENT = {
 """Families with latent attention. They have one rank, and no ONNX graph."""
 
 
-LLAMA4_SIZES = {
-    **SIZES, "num_hidden_layers": 4, "head_dim": 20, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 22, "intermediate_size_mlp": 38, "num_local_experts": 6, "attention_chunk_size": 20,
-    "no_rope_layer_interval": 3, "floor_scale": 12, "attn_scale": 0.7, "rope_parameters": rope(theta=500.0),
-}  # fmt: skip
-LLAMA4 = {
-    "llama4": Family(
-        transformers.Llama4TextConfig,
-        LLAMA,
-        {**LLAMA4_SIZES, "interleave_moe_layer_step": 2, "attention_bias": True},
-        ("experts.gate_up_proj", "experts.down_proj"),
-    ),
-    "llama4-plain": Family(
-        transformers.Llama4TextConfig,
-        LLAMA,
-        {
-            **LLAMA4_SIZES,
-            "num_experts_per_tok": 2,
-            "use_qk_norm": False,
-            "attention_chunk_size": None,
-            "attn_temperature_tuning": False,
+LLAMA4_VISION = Family(
+    transformers.Llama4Config,
+    r"language_model\.model\.layers\..*_proj",
+    {
+        "text_config": {**LLAMA4_SIZES, "moe_layers": [0, 3]},
+        "vision_config": {
+            "hidden_size": 24,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "intermediate_size": 96,
+            "vision_output_dim": 24,
+            "image_size": 28,
+            "patch_size": 14,
+            "projector_input_dim": 24,
+            "projector_output_dim": 24,
         },
-    ),
-}
-"""Attention in chunks, norms of heads without weights, and experts whose inputs are scaled."""
+        "boi_token_index": 58,
+        "eoi_token_index": 59,
+        "image_token_index": 60,
+    },
+    ("experts.gate_up_proj", "experts.down_proj"),
+)
+
 
 GEMMA4_SIZES = {
     **SIZES, "num_hidden_layers": 5, "head_dim": 10, "global_head_dim": 22, "num_attention_heads": 4,

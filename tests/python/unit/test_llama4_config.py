@@ -14,13 +14,15 @@ from adaptrt._core import CheckpointError, ConfigError
 from adaptrt.builder.compile.cuda_support import problems_of_network
 from adaptrt.builder.network.onnx_graph import NetworkOptions, onnx_graph
 from adaptrt.builder.network.rotary_frequencies import inverse_frequencies
+from adaptrt.formats.adapter.expert_parameters import split_expert_parameters
 from adaptrt.formats.checkpoint.rotary import Llama3Scaling
 from adaptrt.formats.models.registry import declare
+from adaptrt.formats.network.adapter_sites import AdaptedModules
 from adaptrt.formats.network.operands import QueryScaling
 from support.hf_configs import read_config
 
 # Fields of Llama 4 Scout with smaller sizes.
-SCOUT = {
+SCOUT: dict[str, Any] = {
     "architectures": ["Llama4ForConditionalGeneration"], "boi_token_index": 200080, "eoi_token_index": 200081,
     "image_token_index": 200092, "model_type": "llama4", "tie_word_embeddings": False, "torch_dtype": "bfloat16",
     "text_config": {
@@ -73,6 +75,30 @@ def test_fields_of_the_text(load: Any) -> None:
     damaged = {**json.loads(config.to_json()), "chunked_layers": [7], "attention_chunk_size": None}
     with pytest.raises(CheckpointError, match=r"chunked_layers \[7\] must ascend.*attention_chunk_size is missing"):
         type(config).from_dict(damaged, subject="damaged")
+
+
+def test_both_orders_of_an_experts_parameter(load: Any) -> None:
+    """PEFT takes the inputs of gate_up_proj [experts, hidden, 2 inner] for its outputs; its first releases did not."""
+    sizes = {"hidden_size": 5, "intermediate_size": 3, "num_local_experts": 2, "num_hidden_layers": 1, "head_dim": 4}
+    modules = AdaptedModules(declare(load(TEXT, **sizes)))
+    block, random = "model.layers.0.feed_forward.experts", np.random.default_rng(0)
+    for inputs, outputs in ((5, 6), (3, 5)):
+        a, b = (random.standard_normal(shape, dtype=np.float32) for shape in ((2 * 7, inputs), (outputs, 7 * 2)))
+        # B has a column for each expert of a rank, A a row for each rank of an expert.
+        swapped_a = b.reshape(outputs, 7, 2).transpose(2, 1, 0).reshape(2 * 7, outputs)
+        swapped_b = a.reshape(2, 7, inputs).transpose(2, 1, 0).reshape(inputs, 7 * 2)
+        found = [
+            split_expert_parameters({f"{block}.lora_A.weight": first, f"{block}.lora_B.weight": second}, modules)
+            for first, second in ((a, b), (swapped_a, swapped_b))
+        ]
+        assert not found[0].problems
+        assert found[0].tensors.keys() == found[1].tensors.keys()
+        for name, tensor in found[0].tensors.items():
+            np.testing.assert_array_equal(found[1].tensors[name], tensor)
+        assert len(found[0].tensors) == 2 * 2 * (2 if outputs == 6 else 1)
+    wrong = {f"{block}.lora_A.weight": np.ones((4, 9)), f"{block}.lora_B.weight": np.ones((5, 4))}
+    (problem,) = split_expert_parameters(wrong, modules).problems
+    assert "gate_up_proj are [2 rank, 6] and [5, 2 rank], of down_proj [2 rank, 5] and [3, 2 rank]" in problem
 
 
 def test_equal_frequency_factors_have_nothing_between_them() -> None:
