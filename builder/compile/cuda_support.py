@@ -13,7 +13,7 @@ from ..._core import AttentionKind
 from ...formats.checkpoint.activation import Activation
 from ...formats.engine.build_config import CUDA, NATIVE
 from ...formats.network.network import Network
-from ...formats.network.ops import Attention, Cast, Embedding, LayerNorm, Linear, Op, RmsNorm, Rotary
+from ...formats.network.ops import Attention, Cast, Embedding, LayerNorm, Linear, Op, RmsNorm, Rotary, Xielu
 from ...formats.network.weights import LinearWeight
 
 WIDTH_MULTIPLE: Final = 8
@@ -72,6 +72,12 @@ def _size_problems(op: Op) -> Iterator[str]:
         if size % WIDTH_MULTIPLE or size > MOST_HEAD_DIM:
             accepted = f"a multiple of {WIDTH_MULTIPLE} up to {MOST_HEAD_DIM}"
             yield f"a head_dim of {size}; expected {accepted} with backend {CUDA}"
+        half = op.rotary.cosine.width
+        if op.norms_after_rotation and half % WIDTH_MULTIPLE:
+            yield (
+                f"{2 * half} rotated elements of a head with norms after the rotation; expected a multiple of "
+                f"{2 * WIDTH_MULTIPLE} with backend {CUDA}"
+            )
     if isinstance(op, Linear):
         for weight in op.weights:
             # Rows of zeros complete lm_head, so any vocabulary runs.
@@ -130,9 +136,10 @@ _ACCEPTED: Final[Mapping[type[Op], Mapping[str, _Check]]] = {
         ("scope", "input", "output", "weight", "bias", "epsilon", "gather_logit_rows", "is_stream", "number"), _any
     ),
     Cast: dict.fromkeys(("scope", "input", "output"), _any),
+    Xielu: dict.fromkeys(("scope", "input", "output", "parameters"), _any),
     Attention: {
         **dict.fromkeys(("scope", "layer", "qkv", "rotary", "output", "shape", "scale", "window", "softcap"), _any),
-        **dict.fromkeys(("query_norm", "key_norm"), _any),
+        **dict.fromkeys(("query_norm", "key_norm", "interleaved", "sinks", "norms_after_rotation"), _any),
         "kind": _causal,
         # No position of the engine has scaled queries: build() checks max_seq_len.
         "query_scaling": _any,

@@ -30,7 +30,7 @@ def attention_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
         for head_dim in HEAD_DIMS[:1] if subset else HEAD_DIMS:
             for window in (0, 100):
                 yield _chunks(machine, _of(dtype, head_dim, (70,), (200 if subset else 1500,), sliding_window=window))
-            yield _alone(machine, _mixed(dtype, head_dim))
+            yield _alone(machine, _mixed(dtype, head_dim, interleaved=True, has_sinks=True))
             for window in (0, 700):
                 yield _alone(machine, _of(dtype, head_dim, (700, 300, 5), (1, 1, 1), sliding_window=window))
                 yield _decoded(machine, dtype, head_dim, 1000 if subset else 9000, window)
@@ -48,6 +48,7 @@ def _describe(shape: AttentionShape) -> str:
         f"{str(shape.dtype).removeprefix('torch.')} heads {shape.num_heads}/{shape.num_kv_heads} x {shape.head_dim} "
         f"tokens {shape.tokens} sequences {len(shape.lengths)} longest {longest} "
         f"blocks of {shape.tokens_per_block} window {shape.sliding_window} cap {shape.softcap:g}"
+        f"{' neighbours rotate' if shape.interleaved else ''}{' sinks' if shape.has_sinks else ''}"
     )
 
 
@@ -86,6 +87,11 @@ def _matrix() -> Iterator[AttentionShape]:
                 yield _of(dtype, head_dim, (0, 333), (length, length))
         for half in (1, 4, 16, 20, 32, 40):
             yield _mixed(dtype, 80, rotary_half=half)
+        for head_dim in HEAD_DIMS:
+            yield _mixed(dtype, head_dim, has_sinks=True)
+            yield _of(dtype, head_dim, (1200, 3, 500, 90), (1, 1, 1, 300), has_sinks=True, sliding_window=100)
+            yield _mixed(dtype, head_dim, interleaved=True)
+            yield _of(dtype, head_dim, (70, 3), (1, 1), interleaved=True, rotary_half=16)
         for head_dim in (2, 12, 16, 40, 72, 200):
             yield _mixed(dtype, head_dim)
             yield _mixed(dtype, head_dim, sliding_window=20, softcap=1.5)
@@ -117,6 +123,7 @@ def _subset() -> Iterator[AttentionShape]:
             yield _mixed(dtype, head_dim, tokens_per_block=16)
         yield _mixed(dtype, 64, sliding_window=33)
         yield _mixed(dtype, 64, softcap=1.5)
+        yield _mixed(dtype, 64, interleaved=True, has_sinks=True)
         yield _of(dtype, 64, (700, 300, 5), (1, 1, 1))
 
 

@@ -34,6 +34,8 @@ class AttentionShape:
     softcap: float = 0.0
     rotary_half: int = 0
     """0: half of the head."""
+    interleaved: bool = False
+    has_sinks: bool = False
     padding: tuple[int, ...] = ()
     """Indices of the sequences without blocks."""
 
@@ -75,6 +77,7 @@ class AttentionStep:
     positions: torch.Tensor
     cosine: torch.Tensor
     sine: torch.Tensor
+    sinks: torch.Tensor | None
     workspace: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,6 +91,7 @@ class AttentionStep:
             shape.head_dim**-0.5,
             shape.sliding_window,
             shape.softcap,
+            shape.interleaved,
         )
         size = self.kernel.workspace_bytes(shape.tokens, len(shape.lengths))
         self.workspace = self.machine.poisoned((size,), torch.uint8)
@@ -110,6 +114,7 @@ class AttentionStep:
             for index in range(-(-past // shape.tokens_per_block) if count else 0):
                 filled = min(shape.tokens_per_block, past - index * shape.tokens_per_block)
                 pool[own[index], :, :, :filled] = normal(2, shape.num_kv_heads, filled, shape.head_dim)
+        sinks = torch.randn(shape.num_heads, generator=generator, device=machine.device) * 4
         angles = torch.rand((shape.tokens, shape.half), generator=generator, device=machine.device) * 6 - 3
         return cls(
             machine=machine,
@@ -123,6 +128,7 @@ class AttentionStep:
             positions=_positions(shape).to(machine.device),
             cosine=angles.cos(),
             sine=angles.sin(),
+            sinks=sinks if shape.has_sinks else None,
         )
 
     def part(self, sequence: int, begin: int, end: int) -> AttentionStep:
@@ -147,6 +153,7 @@ class AttentionStep:
             positions=self.positions[rows].clone(),
             cosine=self.cosine[rows].clone(),
             sine=self.sine[rows].clone(),
+            sinks=self.sinks,
         )
 
     def enqueue(self, attended: torch.Tensor) -> None:
@@ -165,6 +172,7 @@ class AttentionStep:
             [attended.data_ptr(), self.pool.data_ptr()],
             self.workspace.data_ptr(),
             self.machine.stream(),
+            0 if self.sinks is None else self.sinks.data_ptr(),
         )
 
     def empty_result(self) -> torch.Tensor:
@@ -216,11 +224,16 @@ class AttentionStep:
         half = self.shape.half
         heads = rows_of_heads.double().view(rows_of_heads.shape[0], -1, self.shape.head_dim)
         cosine, sine = self.cosine[rows].double()[:, None], self.sine[rows].double()[:, None]
-        first, second, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
+        turned, rest = heads[..., : 2 * half], heads[..., 2 * half :]
+        if self.shape.interleaved:
+            first, second = turned[..., 0::2], turned[..., 1::2]
+        else:
+            first, second = turned[..., :half], turned[..., half:]
         if absolute:
             cosine, sine = cosine.abs(), sine.abs()
-            return torch.cat([first * cosine + second * sine, second * cosine + first * sine, rest], dim=-1)
-        return torch.cat([first * cosine - second * sine, second * cosine + first * sine, rest], dim=-1)
+        pairs = [first * cosine + second * (sine if absolute else -sine), second * cosine + first * sine]
+        turned = torch.stack(pairs, dim=-1).flatten(-2) if self.shape.interleaved else torch.cat(pairs, dim=-1)
+        return torch.cat([turned, rest], dim=-1)
 
     def _wrong_results(self, rows: slice, table: list[int], got: torch.Tensor) -> int:
         shape = self.shape
@@ -240,7 +253,11 @@ class AttentionStep:
         scores = queries @ cached[0].transpose(1, 2)[:, None] * shape.head_dim**-0.5
         if shape.softcap:
             scores = shape.softcap * torch.tanh(scores / shape.softcap)
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if self.sinks is not None:
+            sinks = self.sinks.double().view(shape.num_kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)
+            scores = torch.cat([scores, sinks], dim=-1)
+        weights = scores.softmax(dim=-1)[..., : last + 1]
         expected = weights @ cached[1][:, None]
         terms = weights @ cached[1].abs()[:, None]
         bound = _TOLERANCE * _ROUNDING[shape.dtype] * (terms + expected.abs())

@@ -33,9 +33,12 @@ def row_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
                 yield rows.added_norm(dtype, tokens, width)
                 yield from rows.addition(dtype, tokens, width)
                 yield rows.cast(dtype, tokens, width)
+                yield rows.xielu(dtype, tokens, width)
             for heads, kv_heads in ((3, 1),) if subset else ((3, 1), (32, 8)):
                 if width <= 1032:
                     yield from rows.head_norms(dtype, 5, heads, kv_heads, width)
+                if 16 <= width <= 256:
+                    yield from rows.head_norms(dtype, 5, heads, kv_heads, width, half=width // 16 * 8)
         for epilogue in LinearEpilogue:
             if epilogue != LinearEpilogue.ADD:
                 for tokens, width in ((3, 72),) if subset else ((1, 14336), (3, 72), (333, 4096)):
@@ -207,10 +210,13 @@ class _Rows:
         name = f"rows added norm {_name(dtype)} {tokens} x {width}"
         return self._check(name, residual, before.double() + added, extra)
 
-    def head_norms(self, dtype: torch.dtype, tokens: int, heads: int, kv_heads: int, size: int) -> Iterator[Check]:
-        """Checks norms of the heads of q and k; v does not change."""
+    def head_norms(
+        self, dtype: torch.dtype, tokens: int, heads: int, kv_heads: int, size: int, *, half: int = 0
+    ) -> Iterator[Check]:
+        """Checks norms of the heads of q and k, after a rotation if there is a half; v does not change."""
         before = self._random((tokens, (heads + 2 * kv_heads) * size), dtype)
         query_weight, key_weight = self._random((size,), torch.float32), self._random((size,), torch.float32)
+        cosine, sine = (self._random((tokens, half), torch.float32) for _ in range(2))
         qkv = before.clone()
         self.machine.kernels.enqueue_head_norms(
             dtype=KERNEL_DTYPES[dtype].value,
@@ -223,16 +229,20 @@ class _Rows:
             key_weight=key_weight.data_ptr(),
             epsilon=_EPSILON,
             qkv=qkv.data_ptr(),
+            rotary_half=half,
+            cosine=cosine.data_ptr(),
+            sine=sine.data_ptr(),
             stream=self.machine.stream(),
         )
-        name = f"rows head norms {_name(dtype)} {heads} + {kv_heads} heads of {size}"
+        name = f"rows head norms {_name(dtype)} {heads} + {kv_heads} heads of {size}, rotated half {half}"
         parts = (heads * size, kv_heads * size, kv_heads * size)
         found = qkv.split(parts, 1)
         for part, rows, actual, weight in zip(
             ("q", "k"), before.split(parts, 1), found, (query_weight, key_weight), strict=False
         ):
-            expected = _rms_norm(rows.reshape(-1, size), weight).view_as(rows)
-            yield self._check(f"{name}: {part}", actual, expected, expected.abs() * 2.0**-19)
+            rotated = _rotated(rows.double().view(tokens, -1, size), cosine.double(), sine.double())
+            expected = _rms_norm(rotated.reshape(-1, size), weight).view_as(rows)
+            yield self._check(f"{name}: {part}", actual, expected, expected.abs() * 2.0**-19 + 2.0**-19 * (half > 0))
         same = _same_bits(found[2], before.split(parts, 1)[2])
         yield Check(f"{name}: v is unchanged", same, f"seed {self.seed}")
 
@@ -250,6 +260,27 @@ class _Rows:
         self.machine.synchronize()
         name = f"rows cast {_name(dtype)} {tokens} x {width}"
         return Check(name, _same_bits(output, rows.to(dtype)), f"seed {self.seed}")
+
+    def xielu(self, dtype: torch.dtype, tokens: int, width: int) -> Check:
+        """Checks xIELU on both sides of zero."""
+        rows = self._random((tokens, width), dtype, 3.0)
+        output = self.machine.poisoned((tokens, width), dtype)
+        positive, negative, linear, bound = 0.8, 1.3, 0.5, -1e-6
+        self.machine.kernels.enqueue_xielu(
+            dtype=KERNEL_DTYPES[dtype].value,
+            elements=tokens * width,
+            positive=positive,
+            negative=negative,
+            linear=linear,
+            bound=bound,
+            input=rows.data_ptr(),
+            output=output.data_ptr(),
+            stream=self.machine.stream(),
+        )
+        x = rows.double()
+        below = negative * (torch.expm1(x.clamp(max=bound)) - x)
+        expected = torch.where(x > 0, positive * x * x, below) + linear * x
+        return self._check(f"rows xielu {_name(dtype)} {tokens} x {width}", output, expected, (x * x + 1) * 2.0**-19)
 
     def addition(self, dtype: torch.dtype, tokens: int, width: int) -> Iterator[Check]:
         """Checks that sums are exactly those of float32."""
@@ -460,6 +491,14 @@ class _Rows:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _rotated(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    """Rotates the first elements of [tokens, heads, size]: twice as many as the tables have columns."""
+    half = cosine.shape[1]
+    first, second, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
+    cosine, sine = cosine[:, None], sine[:, None]
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine, rest], dim=-1)
 
 
 def _rms_norm(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -18,20 +18,21 @@ using cuda::PagedAttentionKernel;
 std::unique_ptr<PagedAttentionKernel> make_attention_kernel(int dtype, std::int32_t num_heads,
                                                             std::int32_t num_kv_heads, std::int32_t head_dim,
                                                             float scale, std::int32_t sliding_window,
-                                                            float softcap) {
+                                                            float softcap, bool interleaved) {
   return std::make_unique<PagedAttentionKernel>(cuda::PagedAttentionConfig{.dtype = dtype_of(dtype),
                                                                            .num_heads = num_heads,
                                                                            .num_kv_heads = num_kv_heads,
                                                                            .head_dim = head_dim,
                                                                            .scale = scale,
                                                                            .sliding_window = sliding_window,
-                                                                           .softcap = softcap});
+                                                                           .softcap = softcap,
+                                                                           .interleaved = interleaved});
 }
 
 void enqueue_attention(const PagedAttentionKernel& kernel, std::int32_t tokens, std::int32_t sequences,
                        std::int32_t max_blocks, std::int32_t tokens_per_block, std::int32_t rotary_half,
                        const std::vector<Address>& inputs, const std::vector<Address>& outputs,
-                       Address workspace, Address stream) {
+                       Address workspace, Address stream, Address sinks) {
   check_addresses(inputs, 9, "q, k, v, kv_pool, block_tables, sequence_offsets, positions, cosine, sine");
   check_addresses(outputs, 2, "attended, kv_pool_out");
   if (outputs[1] != inputs[3]) throw ConfigError("kv_pool_out must be at the address of kv_pool");
@@ -51,6 +52,7 @@ void enqueue_attention(const PagedAttentionKernel& kernel, std::int32_t tokens, 
                   .positions = at_address<const std::int32_t>(inputs[6]),
                   .cosine = at_address<const float>(inputs[7]),
                   .sine = at_address<const float>(inputs[8]),
+                  .sinks = at_address<const float>(sinks),
                   .attended = at_address<void>(outputs[0])},
                  at_address<void>(workspace), at_address<void>(stream));
 }
@@ -64,16 +66,18 @@ void bind_attention_kernel(py::module_& module) {
       "Kernel of the plugin PagedAttention. A token whose block is -1 writes nothing and gets zeros.")
       .def(py::init(&make_attention_kernel), py::arg("dtype"), py::arg("num_heads"), py::arg("num_kv_heads"),
            py::arg("head_dim"), py::arg("scale"), py::arg("sliding_window"), py::arg("softcap"),
+           py::arg("interleaved") = false,
            "dtype: a value of DType, float16 or bfloat16. The other arguments are the plugin's attributes. "
-           "Raises ConfigError.")
+           "interleaved: neighbouring elements rotate together. Raises ConfigError.")
       .def("workspace_bytes", &PagedAttentionKernel::workspace_bytes, py::arg("max_tokens"),
            py::arg("max_sequences"),
            "Bytes of workspace that enqueue needs for up to this many tokens and sequences.")
       .def("enqueue", &enqueue_attention, py::arg("tokens"), py::arg("sequences"), py::arg("max_blocks"),
            py::arg("tokens_per_block"), py::arg("rotary_half"), py::arg("inputs"), py::arg("outputs"),
-           py::arg("workspace"), py::arg("stream"),
+           py::arg("workspace"), py::arg("stream"), py::arg("sinks") = 0,
            "Enqueues the launches in a stream. q, k and v have no gaps between rows. Addresses are device "
-           "addresses, in the order of the plugin's definition; kv_pool_out equals kv_pool. Raises "
+           "addresses, in the order of the plugin's definition; kv_pool_out equals kv_pool. sinks: float32 "
+           "[num_heads], or 0. Raises "
            "ConfigError for invalid sizes, and StepError if "
            "CUDA reports an error.");
 }

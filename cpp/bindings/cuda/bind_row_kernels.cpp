@@ -84,14 +84,18 @@ cuda::NormGroups heads_at(std::int64_t first, std::int64_t count, std::int64_t s
 
 void enqueue_head_norms(int dtype, std::int64_t tokens, std::int64_t stride, std::int64_t num_heads,
                         std::int64_t num_kv_heads, std::int64_t head_size, Address query_weight,
-                        Address key_weight, float epsilon, Address qkv, Address stream) {
+                        Address key_weight, float epsilon, Address qkv, std::int64_t rotary_half,
+                        Address cosine, Address sine, Address stream) {
   cuda::enqueue(cuda::HeadNorms{.dtype = dtype_of(dtype),
                                 .tokens = tokens,
                                 .stride = stride,
                                 .queries = heads_at(0, num_heads, head_size, query_weight),
                                 .keys = heads_at(num_heads * head_size, num_kv_heads, head_size, key_weight),
                                 .epsilon = epsilon,
-                                .qkv = at_address<void>(qkv)},
+                                .qkv = at_address<void>(qkv),
+                                .rotary_half = rotary_half,
+                                .cosine = at_address<const float>(cosine),
+                                .sine = at_address<const float>(sine)},
                 at_address<void>(stream));
 }
 
@@ -147,6 +151,16 @@ void enqueue_finish(int dtype, std::int64_t tokens, std::int64_t width, Address 
                              .epilogue = enum_of(epilogue, kLastLinearEpilogue, "epilogue"),
                              .threshold = threshold,
                              .output = at_address<void>(output)},
+                at_address<void>(stream));
+}
+
+void enqueue_xielu(int dtype, std::int64_t elements, float positive, float negative, float linear,
+                   float bound, Address input, Address output, Address stream) {
+  cuda::enqueue(cuda::Xielu{.dtype = dtype_of(dtype),
+                            .elements = elements,
+                            .coefficients = {positive, negative, linear, bound},
+                            .input = at_address<const void>(input),
+                            .output = at_address<void>(output)},
                 at_address<void>(stream));
 }
 
@@ -207,7 +221,8 @@ void bind_row_kernels(py::module_& module) {
   module.def("enqueue_head_norms", &enqueue_head_norms, py::kw_only(), py::arg("dtype"), py::arg("tokens"),
              py::arg("stride"), py::arg("num_heads"), py::arg("num_kv_heads"), py::arg("head_size"),
              py::arg("query_weight"), py::arg("key_weight"), py::arg("epsilon"), py::arg("qkv"),
-             py::arg("stream"), "RMS norms of each head of q and of k, in place.");
+             py::arg("rotary_half") = 0, py::arg("cosine") = 0, py::arg("sine") = 0, py::arg("stream"),
+             "RMS norms of each head of q and of k, in place. With rotary_half, heads are rotated first.");
   module.def("enqueue_cast", &enqueue_cast, py::kw_only(), py::arg("dtype"), py::arg("elements"),
              py::arg("input"), py::arg("output"), py::arg("stream"), "output = input, rounded to dtype.");
   module.def("enqueue_addition", &enqueue_addition, py::kw_only(), py::arg("dtype"), py::arg("elements"),
@@ -224,6 +239,11 @@ void bind_row_kernels(py::module_& module) {
              py::arg("softcap") = 0.0F, py::arg("epilogue"), py::arg("threshold") = 0.0F, py::arg("output"),
              py::arg("stream"),
              "Bias, scale, softcap and epilogue of a linear layer. epilogue: a value of LinearEpilogue.");
+  module.def(
+      "enqueue_xielu", &enqueue_xielu, py::kw_only(), py::arg("dtype"), py::arg("elements"),
+      py::arg("positive"), py::arg("negative"), py::arg("linear"), py::arg("bound"), py::arg("input"),
+      py::arg("output"), py::arg("stream"),
+      "output = positive x^2 + linear x for x > 0, else negative (expm1(min(x, bound)) - x) + linear x.");
   module.def("enqueue_finish_logits", &enqueue_finish_logits, py::kw_only(), py::arg("elements"),
              py::arg("logits"), py::arg("scale") = 1.0F, py::arg("softcap") = 0.0F, py::arg("bias") = 0,
              py::arg("width") = 0, py::arg("stream"),

@@ -9,7 +9,15 @@
 namespace adaptrt {
 namespace {
 
-/// Returns the norms of the heads; without any, nothing is launched.
+const float* floats(const std::byte* address) {
+  return reinterpret_cast<const float*>(address);
+}
+
+std::int64_t rotary_half(const AttentionOp& op, const Program& program) {
+  return program.buffers[static_cast<std::size_t>(op.cosine)].width;
+}
+
+/// Returns the norms of the heads; without any, nothing is launched. Norms after the rotation also rotate.
 cuda::HeadNorms head_norms(const AttentionOp& op, const Program& program, const CudaMemory& memory,
                            DeviceWeights& weights) {
   const auto groups = [&](const VectorView& weight, std::int64_t first, std::int64_t columns) {
@@ -19,12 +27,16 @@ cuda::HeadNorms head_norms(const AttentionOp& op, const Program& program, const 
                             .size = weight.size,
                             .weight = weights.vector(weight)};
   };
+  const bool rotates = op.norms_after_rotation;
   return {.dtype = program.dtype,
           .stride = program.buffers[static_cast<std::size_t>(op.qkv)].width,
           .queries = groups(op.query_norm, 0, op.shape.query_size()),
           .keys = groups(op.key_norm, op.shape.query_size(), op.shape.key_value_size()),
           .epsilon = op.norm_epsilon,
-          .qkv = memory.buffer(op.qkv)};
+          .qkv = memory.buffer(op.qkv),
+          .rotary_half = rotates ? rotary_half(op, program) : 0,
+          .cosine = rotates ? floats(memory.buffer(op.cosine)) : nullptr,
+          .sine = rotates ? floats(memory.buffer(op.sine)) : nullptr};
 }
 
 class AttentionLaunches final : public CudaOp {
@@ -40,15 +52,15 @@ class AttentionLaunches final : public CudaOp {
     const std::byte* k = q + static_cast<std::size_t>(op.shape.query_size()) * element;
     const std::byte* v = k + static_cast<std::size_t>(op.shape.key_value_size()) * element;
     sizes_.tokens_per_block = program.tokens_per_block;
-    sizes_.rotary_half =
-        static_cast<std::int32_t>(program.buffers[static_cast<std::size_t>(op.cosine)].width);
+    sizes_.rotary_half = op.norms_after_rotation ? 0 : static_cast<std::int32_t>(rotary_half(op, program));
     sizes_.q_stride = static_cast<std::int32_t>(qkv.width);
     sizes_.kv_stride = static_cast<std::int32_t>(qkv.width);
     arrays_.q = q;
     arrays_.k = k;
     arrays_.v = v;
-    arrays_.cosine = reinterpret_cast<const float*>(memory.buffer(op.cosine));
-    arrays_.sine = reinterpret_cast<const float*>(memory.buffer(op.sine));
+    arrays_.cosine = floats(memory.buffer(op.cosine));
+    arrays_.sine = floats(memory.buffer(op.sine));
+    arrays_.sinks = weights.vector(op.sinks);
     arrays_.attended = memory.buffer(op.output);
     workspace_ = memory.workspace();
   }

@@ -38,7 +38,8 @@ cuda::PagedAttentionConfig attention_config(const AttentionOp& op, const Program
           .head_dim = static_cast<std::int32_t>(op.shape.head_dim),
           .scale = op.scale,
           .sliding_window = op.sliding_window,
-          .softcap = op.softcap};
+          .softcap = op.softcap,
+          .interleaved = op.interleaved};
 }
 
 }  // namespace adaptrt

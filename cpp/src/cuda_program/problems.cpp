@@ -87,10 +87,8 @@ class Checker {
   }
   void check(const AttentionOp& op) {
     refuse_op(op.kind != AttentionKind::kCausal, "bidirectional attention");
-    refuse_op(op.interleaved, "rotations of neighbouring elements");
     refuse_op(op.position_bias.size != 0, "biases of positions");
-    refuse_op(op.sinks.size != 0, "attention sinks");
-    refuse_op(op.norms_after_rotation, "norms after the rotation");
+    if (op.norms_after_rotation) check_norms_after_rotation(op);
     refuse_op(op.value_norm.size != 0, "a norm of values");
     refuse_op(op.values_from_keys, "values from keys");
     refuse_op(op.shared_layer >= 0, "keys and values of another layer");
@@ -105,6 +103,16 @@ class Checker {
                     std::to_string(kMaxHeadDim));
     }
     check_width(op.shape.head_dim, "head_dim");
+  }
+  /// One kernel rotates and normalises.
+  void check_norms_after_rotation(const AttentionOp& op) {
+    refuse_op(op.query_norm.size == 0 || op.key_norm.size == 0,
+              "a norm after the rotation of either queries or keys; expected both");
+    check_width(program_.buffers[static_cast<std::size_t>(op.cosine)].width,
+                "half of the rotated part of a head with norms after the rotation");
+  }
+  void check(const XieluOp& op) {
+    check_width(program_.buffers[static_cast<std::size_t>(op.input)].width, "the width");
   }
   void check(const LinearOp& op) {
     refuse_op(op.has_sparse_input || op.scores != kNoBuffer || !op.neurons.is_empty(), "sparse weights");

@@ -134,6 +134,18 @@ std::unique_ptr<const CudaOp> make_cast(const CastOp& op, const Program& program
       });
 }
 
+std::unique_ptr<const CudaOp> make_xielu(const XieluOp& op, const Program& program,
+                                         const CudaMemory& memory) {
+  const cuda::Xielu kernel{.dtype = program.dtype,
+                           .coefficients = coefficients_of(op),
+                           .input = memory.buffer(op.input),
+                           .output = memory.buffer(op.output)};
+  return make_row_launch(kernel,
+                         [width = width_of(program, op.input)](cuda::Xielu& work, const CudaRun& run) {
+                           work.elements = run.shape.tokens * width;
+                         });
+}
+
 std::unique_ptr<const CudaOp> make_addition(BufferId stream, const Program& program,
                                             const CudaMemory& memory) {
   const cuda::Addition kernel{

@@ -32,6 +32,9 @@ namespace adaptrt {
 [[nodiscard]] std::unique_ptr<const CudaOp> make_cast(const CastOp& op, const Program& program, bool is_head,
                                                       const CudaMemory& memory);
 
+[[nodiscard]] std::unique_ptr<const CudaOp> make_xielu(const XieluOp& op, const Program& program,
+                                                       const CudaMemory& memory);
+
 /// Makes an op that adds memory.addend() to a residual stream.
 [[nodiscard]] std::unique_ptr<const CudaOp> make_addition(BufferId stream, const Program& program,
                                                           const CudaMemory& memory);

@@ -132,7 +132,7 @@ void Validator::check(const GatedRmsNormOp& op) {
 }
 
 void Validator::check(const XieluOp& op) {
-  const Buffer* input = operand("input", op.input, DType::kFloat32, rows_);
+  const Buffer* input = operand("input", op.input, program_.stored_type(), rows_);
   const Buffer* output = operand("output", op.output, program_.activation_type(), rows_);
   if (input != nullptr) check_width("output", output, input->width);
   check_vector("parameters", op.parameters, 4);

@@ -27,7 +27,7 @@ constexpr double kTolerance = 2.0;
 RandomAttentionStep::RandomAttentionStep(const PagedAttentionConfig& config, const StepSizes& sizes,
                                          const std::vector<SequenceOfStep>& sequences, std::mt19937& random)
     : config_(config), sizes_(sizes), sequence_offsets_{0} {
-  if (sizes_.rotary_half == 0) sizes_.rotary_half = config.head_dim / 2;
+  if (sizes_.rotary_half < 0) sizes_.rotary_half = config.head_dim / 2;
   for (const SequenceOfStep& sequence : sequences) {
     for (std::int32_t i = 0; i < sequence.tokens; ++i) positions_.push_back(sequence.past + i);
     sequence_offsets_.push_back(tokens());
@@ -45,6 +45,11 @@ RandomAttentionStep::RandomAttentionStep(const PagedAttentionConfig& config, con
     const float value = angle(random);
     cosine_.push_back(std::cos(value));
     sine_.push_back(std::sin(value));
+  }
+  if (sizes_.sinks) {
+    // From far below the scores to far above them.
+    std::normal_distribution<float> sink(0.0F, 4.0F);
+    for (std::int32_t head = 0; head < config.num_heads; ++head) sinks_.push_back(sink(random));
   }
   fill_tables(sequences, random);
   fill_past(sequences, random);
@@ -135,6 +140,7 @@ void RandomAttentionStep::run() {
                   .positions = positions_.data(),
                   .cosine = cosine_.data(),
                   .sine = sine_.data(),
+                  .sinks = sizes_.sinks ? sinks_.data() : nullptr,
                   .attended = attended_.data()},
                  workspace.data(), nullptr);
   const auto untouched = [](std::uint8_t byte) { return byte == 0xff; };
@@ -182,10 +188,12 @@ std::vector<std::uint16_t> RandomAttentionStep::rotate(const std::uint16_t* head
   for (std::size_t i = 0; i < half; ++i) {
     const float cosine = cosine_[static_cast<std::size_t>(token) * half + i];
     const float sine = sine_[static_cast<std::size_t>(token) * half + i];
-    const float first = widen(head[i]);
-    const float second = widen(head[half + i]);
-    turned[i] = round(first * cosine - second * sine);
-    turned[half + i] = round(second * cosine + first * sine);
+    const std::size_t low = config_.interleaved ? 2 * i : i;
+    const std::size_t high = config_.interleaved ? low + 1 : half + i;
+    const float first = widen(head[low]);
+    const float second = widen(head[high]);
+    turned[low] = round(first * cosine - second * sine);
+    turned[high] = round(second * cosine + first * sine);
   }
   return turned;
 }
@@ -212,8 +220,13 @@ std::string RandomAttentionStep::compare_head(std::size_t sequence, std::int32_t
       const double cap = double{config_.softcap};
       scores.push_back(cap == 0.0 ? score : cap * std::tanh(score / cap));
     }
-    const double greatest = *std::max_element(scores.begin(), scores.end());
+    double greatest = *std::max_element(scores.begin(), scores.end());
     double total = 0.0;
+    if (sizes_.sinks) {
+      const double sink = double{sinks_[static_cast<std::size_t>(head)]};
+      greatest = std::max(greatest, sink);
+      total = std::exp(sink - greatest);
+    }
     for (double& score : scores) total += score = std::exp(score - greatest);
     for (std::int32_t key = first; key <= position; ++key) {
       const std::size_t at = pool_row(block_of(sequence, key), 1, kv_head, key % sizes_.tokens_per_block);

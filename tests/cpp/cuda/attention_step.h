@@ -20,9 +20,10 @@ struct SequenceOfStep {
 struct StepSizes {
   std::int32_t tokens_per_block = 32;
   std::int32_t max_blocks = 8;
-  std::int32_t rotary_half = 0;  ///< 0 for half the head
-  float magnitude = 1.0F;        ///< magnitude of queries and keys
-  bool fused = false;            ///< q, k and v are columns of one buffer, which has more columns
+  std::int32_t rotary_half = -1;  ///< 0: heads are not rotated; -1: half the head
+  float magnitude = 1.0F;         ///< magnitude of queries and keys
+  bool fused = false;             ///< q, k and v are columns of one buffer, which has more columns
+  bool sinks = false;             ///< heads have sinks
 };
 
 /// A step with random inputs in host memory, for the emulated kernels and a float64 reference. Everything
@@ -79,6 +80,7 @@ class RandomAttentionStep {
   std::vector<std::uint16_t> attended_;
   std::vector<float> cosine_;
   std::vector<float> sine_;
+  std::vector<float> sinks_;
 };
 
 }  // namespace adaptrt::cuda

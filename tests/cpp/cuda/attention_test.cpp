@@ -118,9 +118,32 @@ BOOST_DATA_TEST_CASE(tokens_per_block_without_tensor_core_kernels, data::make({1
                random);
 }
 
-BOOST_DATA_TEST_CASE(part_of_a_head_is_turned, data::make({1, 4, 16, 20, 32, 40}), half) {
+BOOST_DATA_TEST_CASE(part_of_a_head_is_turned, data::make({0, 1, 4, 16, 20, 32, 40}), half) {
   Random random;
-  expect_right(config_of(random.among(kDtypes), 2, 2, 80), {.rotary_half = half}, kMixed, random);
+  const PagedAttentionConfig config = config_of(random.among(kDtypes), 2, 2, 80);
+  expect_right(config, {.rotary_half = half}, kMixed, random);
+  expect_right(config, {.rotary_half = half}, {{.past = 70}, {.past = 3}}, random);
+}
+
+BOOST_DATA_TEST_CASE(neighbouring_elements_rotate_together, data::make({64, 80, 128, 6, 24}), head_dim) {
+  Random random;
+  PagedAttentionConfig config = config_of(random.among(kDtypes), 4, 2, head_dim);
+  config.interleaved = true;
+  // Decodes rotate parts of 8 pairs themselves.
+  const std::int32_t part = head_dim >= 32 ? 8 * random.of(1, head_dim / 16) : random.of(1, head_dim / 2);
+  for (const std::int32_t half : {head_dim / 2, part}) {
+    expect_right(config, {.rotary_half = half}, kMixed, random);
+    expect_right(config, {.rotary_half = half}, {{.past = 70}, {.past = 3}}, random);
+  }
+}
+
+BOOST_DATA_TEST_CASE(sinks_take_a_share_of_the_weights, data::make({64, 128, 256, 20}) * data::make({0, 33}),
+                     head_dim, window) {
+  Random random;
+  const PagedAttentionConfig config = config_of(random.among(kDtypes), 6, 2, head_dim, window);
+  expect_right(config, {.sinks = true}, kMixed, random);
+  expect_right(config, {.max_blocks = 40, .sinks = true}, {{.past = 1200}, {.past = 300}, {.past = 9}},
+               random);
 }
 
 BOOST_DATA_TEST_CASE(columns_of_one_buffer, data::make({64, 128, 24, 6}), head_dim) {
@@ -206,7 +229,9 @@ BOOST_DATA_TEST_CASE(chunks_of_a_prompt_equal_the_whole, data::make(kHeadDims) *
   constexpr std::int32_t kTokens = 100;
   PagedAttentionConfig config = config_of(random.among(kDtypes), 4, 2, head_dim, window);
   config.softcap = random.of(0, 1) == 0 ? 0.0F : 2.0F;
-  RandomAttentionStep whole(config, {}, {{.past = random.of(0, 70), .tokens = kTokens}}, random.engine);
+  config.interleaved = random.of(0, 1) == 0;
+  RandomAttentionStep whole(config, {.sinks = random.of(0, 1) == 0},
+                            {{.past = random.of(0, 70), .tokens = kTokens}}, random.engine);
   std::vector<std::uint16_t> pool = whole.pool();
   const RandomAttentionStep before = whole;
   whole.run();
@@ -236,8 +261,8 @@ BOOST_DATA_TEST_CASE(decodes_equal_prefills, data::make(kHeadDims) * data::make(
   config.softcap = random.of(0, 1) == 0 ? 0.0F : 2.0F;
   for (const std::int32_t past :
        {random.of(0, 90), kTileKeys<64> * kSplitTiles * 2 - 4, random.of(800, 1200)}) {
-    RandomAttentionStep prompt(config, {.max_blocks = 50}, {{.past = past, .tokens = kTokens}},
-                               random.engine);
+    RandomAttentionStep prompt(config, {.max_blocks = 50, .sinks = random.of(0, 1) == 0},
+                               {{.past = past, .tokens = kTokens}}, random.engine);
     std::vector<std::uint16_t> pool = prompt.pool();
     const RandomAttentionStep before = prompt;
     prompt.run();
@@ -345,7 +370,7 @@ BOOST_AUTO_TEST_CASE(invalid_arguments_are_refused_by_name) {
                        {}, nullptr, nullptr);
       },
       {"sequences is 2; it must be 1 to 1", "max_blocks is 0", "tokens_per_block is 0",
-       "rotary_half is 33; it must be 1 to 32", "q_stride is 132; it must be a multiple of 8",
+       "rotary_half is 33; it must be 0 to 32", "q_stride is 132; it must be a multiple of 8",
        "kv_stride is 56; it must be 64 to "}));
   BOOST_TEST(is_refused(
       [&] {

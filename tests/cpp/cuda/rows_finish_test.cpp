@@ -171,6 +171,35 @@ BOOST_DATA_TEST_CASE(finished_outputs_match_float64, data::make(kRowTypes) * dat
   }
 }
 
+BOOST_DATA_TEST_CASE(xielu_matches_float64, data::make(kRowTypes), dtype) {
+  FreshRandom random;
+  const float parameters[] = {0.7F, 25.0F, 0.5F, -1e-6F};
+  const XieluCoefficients by = coefficients_of({.parameters = {parameters, 4}});
+  const std::int64_t size = 8 * random.integer(1, 600);
+  const auto input = random_elements(dtype, size, &random, 6);
+  Tensor<std::uint16_t> output(size);
+  enqueue(Xielu{.dtype = dtype,
+                .elements = size,
+                .coefficients = by,
+                .input = input.data(),
+                .output = output.data()},
+          nullptr);
+  const double positive = std::log1p(std::exp(double{parameters[0]}));
+  const double negative = double{parameters[2]} + std::log1p(std::exp(double{parameters[1]}));
+  std::int64_t wrong = 0;
+  for (std::int64_t i = 0; i < size; ++i) {
+    const double x = element(dtype, input[i]);
+    const double curve =
+        x > 0 ? positive * x * x : negative * (std::expm1(std::min(x, double{parameters[3]})) - x);
+    const double extra = negative * (std::abs(x) + 1) * 0x1p-21;
+    wrong += static_cast<std::int64_t>(!is_rounded(curve + parameters[2] * x, dtype, output[i], extra));
+  }
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    BOOST_TEST(wrong == 0);
+  }
+  BOOST_TEST(output.rest_is_unchanged());
+}
+
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace

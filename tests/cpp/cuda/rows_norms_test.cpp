@@ -75,6 +75,31 @@ struct HeadsCase {
         query_weight(random_floats(each.query_size, random)),
         key_weight(random_floats(each.key_size, random)) {}
 
+  /// The tables of a rotation before the norms; empty: there is none.
+  Tensor<float> cosine{0};
+  Tensor<float> sine{0};
+  std::int64_t half = 0;
+
+  void add_rotation(std::int64_t rotary_half, std::int64_t tokens, FreshRandom* random) {
+    half = rotary_half;
+    cosine = random_floats(tokens * half, random, 1);
+    sine = random_floats(tokens * half, random, 1);
+  }
+
+  /// Group [begin, begin + size) of a token, rotated.
+  [[nodiscard]] std::vector<double> rotated(std::vector<double> group, std::int64_t token) const {
+    for (std::int64_t i = 0; i < half; ++i) {
+      double& first = group[static_cast<std::size_t>(i)];
+      double& second = group[static_cast<std::size_t>(i + half)];
+      const double c = cosine[token * half + i];
+      const double s = sine[token * half + i];
+      const double turned = first * c - second * s;
+      second = second * c + first * s;
+      first = turned;
+    }
+    return group;
+  }
+
   void run(Tensor<std::uint16_t>* qkv) const {
     enqueue(HeadNorms{.dtype = dtype,
                       .tokens = qkv->size() / heads.stride(),
@@ -88,7 +113,10 @@ struct HeadsCase {
                                .size = heads.key_size,
                                .weight = key_weight.data()},
                       .epsilon = kEpsilon,
-                      .qkv = qkv->data()},
+                      .qkv = qkv->data(),
+                      .rotary_half = half,
+                      .cosine = cosine.data(),
+                      .sine = sine.data()},
             nullptr);
   }
 };
@@ -98,17 +126,23 @@ BOOST_AUTO_TEST_SUITE(row_norms)
 BOOST_DATA_TEST_CASE(head_norms_match_float64, data::make(kRowTypes) * data::make(kHeads), dtype, heads) {
   FreshRandom random;
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
-    const HeadsCase norms(heads, dtype, &random);
+    HeadsCase norms(heads, dtype, &random);
     for (const std::int64_t tokens : {1, 5}) {
+      const bool rotates = std::max(heads.query_size, heads.key_size) <= 256;
+      norms.add_rotation(rotates ? std::min(heads.query_size, heads.key_size) / 16 * 8 / tokens / 8 * 8 : 0,
+                         tokens, &random);
       const auto before = random_elements(dtype, tokens * heads.stride(), &random);
       Tensor<std::uint16_t> qkv = before;
       norms.run(&qkv);
       std::int64_t wrong = 0;
       const auto check = [&](std::int64_t begin, std::int64_t size, const Tensor<float>& weight) {
-        const auto expected = rms_normalised(elements_of(dtype, before, begin, size));
+        const auto expected =
+            rms_normalised(norms.rotated(elements_of(dtype, before, begin, size), begin / heads.stride()));
         for (std::int64_t i = 0; i < size; ++i) {
           const double value = expected[static_cast<std::size_t>(i)] * weight[i];
-          const bool right = is_rounded(value, dtype, qkv[begin + i], std::abs(value) * 0x1p-19);
+          // Both terms of a rotation are rounded.
+          const double extra = std::abs(value) * 0x1p-19 + (norms.half > 0 ? 0x1p-19 : 0.0);
+          const bool right = is_rounded(value, dtype, qkv[begin + i], extra);
           wrong += static_cast<std::int64_t>(!right);
         }
       };
@@ -433,6 +467,19 @@ BOOST_AUTO_TEST_CASE(invalid_sizes_are_refused_by_name) {
       says(
           "HeadNorms: queries.size is 12; expected a multiple of 8 from 8 to 2147483647; keys ends after the "
           "row"));
+  BOOST_CHECK_EXCEPTION(enqueue(HeadNorms{.tokens = 1,
+                                          .stride = 1024,
+                                          .queries = {.count = 1, .size = 512},
+                                          .keys = {.first = 512, .count = 1, .size = 8},
+                                          .rotary_half = 8},
+                                nullptr),
+                        ConfigError,
+                        says("queries.size is too large for a rotation; expected at most 256; rotary_half is "
+                             "more than half of a group"));
+  BOOST_CHECK_EXCEPTION(enqueue(HeadNorms{.stride = 8, .queries = {}, .keys = {}, .rotary_half = 4}, nullptr),
+                        ConfigError, says("HeadNorms: rotary_half is 4; expected a multiple of 8"));
+  BOOST_CHECK_EXCEPTION(enqueue(Xielu{.elements = 9, .coefficients = {}}, nullptr), ConfigError,
+                        says("Xielu: elements is 9; expected a multiple of 8 from 0 to "));
   const float bias = 0;
   BOOST_CHECK_EXCEPTION(enqueue(FinishLogits{.elements = 8, .bias = &bias, .width = 4}, nullptr), ConfigError,
                         says("FinishLogits: width is 4; expected a multiple of 8 from 8 to "));

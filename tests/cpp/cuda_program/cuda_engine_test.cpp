@@ -6,6 +6,7 @@
 #include <boost/test/unit_test.hpp>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -35,11 +36,20 @@ ModelOptions small_model(DType dtype) {
   return options;
 }
 
+/// Changes an attention op of a model.
+using AttentionChange = std::function<void(AttentionOp*)>;
+
+void change_attention(RandomModel* model, const AttentionChange& change) {
+  for (Op& op : model->program.body) {
+    if (auto* attention = std::get_if<AttentionOp>(&op); attention != nullptr && change) change(attention);
+  }
+}
+
 /// A model, and the same model with row-major matrices on an emulated GPU.
 struct Pair {
-  explicit Pair(const ModelOptions& options, bool cuda_graphs = true)
+  explicit Pair(const ModelOptions& options, bool cuda_graphs = true, const AttentionChange& change = {})
       : model(options),
-        rows(model),
+        rows((change_attention(&model, change), model)),
         cpu(make_cpu_engine(model.program, std::make_shared<ThreadPool>(1))),
         gpu(make_cuda_engine(rows.program, std::make_shared<HostDevice>(), {.cuda_graphs = cuda_graphs})) {
     cpu->allocate_kv_blocks(kNumBlocks);
@@ -87,13 +97,25 @@ std::vector<float> last_rows(const std::vector<float>& logits, const std::vector
           logits.begin() + static_cast<std::ptrdiff_t>(row * width)};
 }
 
+// Both engines round activations to 16 bits, at different places: the GPU also rounds the outputs of linear
+// layers, and the float16 CPU engine rounds none. Two layers add up to a few units in the last place of the
+// largest logits.
+void expect_close(const std::vector<float>& expected, const std::vector<float>& found, DType dtype) {
+  BOOST_REQUIRE_EQUAL(expected.size(), found.size());
+  float range = 0.0F;
+  float distance = 0.0F;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    range = std::max(range, std::fabs(expected[i]));
+    distance = std::max(distance, std::fabs(expected[i] - found[i]));
+  }
+  BOOST_TEST_MESSAGE("distance " << distance << " of " << range);
+  BOOST_TEST(distance <= range * (dtype == DType::kBFloat16 ? 0.02F : 0.003F));
+}
+
 }  // namespace
 
 BOOST_AUTO_TEST_SUITE(cuda_engine)
 
-// Both engines round activations to 16 bits, at different places: the GPU also rounds the outputs of linear
-// layers, and the float16 CPU engine rounds none. Two layers add up to a few units in the last place of the
-// largest logits.
 BOOST_DATA_TEST_CASE(logits_equal_the_cpu_engines,
                      boost::unit_test::data::make({true, false}) *
                          boost::unit_test::data::make({true, false}),
@@ -112,15 +134,28 @@ BOOST_DATA_TEST_CASE(logits_equal_the_cpu_engines,
   };
   const auto expected = logits_of_pieces(*pair.cpu, pieces(&cpu_lora, &cpu_dora));
   const auto found = logits_of_pieces(*pair.gpu, pieces(&gpu_lora, &gpu_dora));
-  BOOST_REQUIRE_EQUAL(expected.size(), found.size());
-  float range = 0.0F;
-  float distance = 0.0F;
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    range = std::max(range, std::fabs(expected[i]));
-    distance = std::max(distance, std::fabs(expected[i] - found[i]));
+  expect_close(expected, found, dtype);
+}
+
+BOOST_DATA_TEST_CASE(other_attention_equals_the_cpu_engines, boost::unit_test::data::make({0, 1, 2}), kind) {
+  ModelOptions options = small_model(DType::kFloat16);
+  options.head_norms = kind == 0;
+  const std::vector<float> sinks{-2.0F, 0.5F, 3.0F, 1.0F};
+  const AttentionChange change = [&](AttentionOp* op) {
+    op->norms_after_rotation = kind == 0;
+    op->interleaved = kind == 1;
+    if (kind == 2) op->sinks = {sinks.data(), 4};
+  };
+  Pair pair(options, true, change);
+  Pair plain(options);
+  // Prompts, then decodes.
+  for (const auto& [first, count] : {std::pair{0, 30}, {30, 1}}) {
+    const std::vector<Piece> pieces{piece_of(0, first, count, nullptr),
+                                    piece_of(1, first / 3, count, nullptr)};
+    const auto found = logits_of_pieces(*pair.gpu, pieces);
+    expect_close(logits_of_pieces(*pair.cpu, pieces), found, options.dtype);
+    BOOST_TEST(found != logits_of_pieces(*plain.gpu, pieces));
   }
-  BOOST_TEST_MESSAGE("distance " << distance << " of " << range);
-  BOOST_TEST(distance <= range * (is_bfloat16 ? 0.02F : 0.003F));
 }
 
 BOOST_AUTO_TEST_CASE(a_sequence_has_the_same_bits_alone_and_in_a_crowd) {
@@ -210,8 +245,10 @@ BOOST_AUTO_TEST_CASE(best_tokens_are_those_of_the_logits) {
 }
 
 BOOST_AUTO_TEST_CASE(what_gpus_cannot_run_is_named) {
-  const auto finds = [](const std::string& words, ModelOptions options) {
+  const auto finds = [](const std::string& words, const ModelOptions& options,
+                        const AttentionChange& change = {}) {
     RandomModel model(options);
+    change_attention(&model, change);
     RowsOfModel rows(model);
     std::string all;
     const Problems problems = problems_on_cuda(rows.program);
@@ -228,6 +265,20 @@ BOOST_AUTO_TEST_CASE(what_gpus_cannot_run_is_named) {
   options.intermediate_size = 36;
   finds("an output's width is 36; expected a multiple of 8", options);
   options = small_model(DType::kBFloat16);
+  options.head_norms = true;
+  finds("(attention) has a norm after the rotation of either queries or keys; expected both", options,
+        [](AttentionOp* op) {
+          op->norms_after_rotation = true;
+          op->key_norm = {};
+        });
+  options.shape.attention.head_dim = 24;
+  finds("half of the rotated part of a head with norms after the rotation is 12; expected a multiple of 8",
+        options, [](AttentionOp* op) { op->norms_after_rotation = true; });
+  options = small_model(DType::kBFloat16);
+  finds("(attention) has biases of positions", options, [](AttentionOp* op) {
+    static const std::vector<float> biases(4 * 3);
+    op->position_bias = {biases.data(), 12};
+  });
   options.keep_logit_rows = true;
   finds("(keep logit rows) is one that GPUs do not run yet", options);
 

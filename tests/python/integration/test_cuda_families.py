@@ -57,6 +57,7 @@ FALCON = {
     "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_hidden_size": 72,
     "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None,
 }  # fmt: skip
+GLM_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"]
 FAMILIES = {
     # Norms of each head, and of all heads.
     "qwen3": Family(transformers.Qwen3Config, LLAMA, HEADS),
@@ -105,11 +106,31 @@ FAMILIES = {
         transformers.StableLmConfig, LLAMA,
         {**WIDE, "use_parallel_residual": True, "use_qkv_bias": True, "rope_parameters": HALF_ROTATED},
     ),
+    # Neighbouring elements rotate together; in GLM, half of each head.
+    "glm": Family(transformers.GlmConfig, GLM_TARGETS, {**HEADS, "head_dim": 32}),
+    "glm4": Family(transformers.Glm4Config, GLM_TARGETS, {**HEADS, "head_dim": 32}),
+    "cohere": Family(transformers.CohereConfig, LLAMA, {**WIDE, "logit_scale": 0.7}),
+    "cohere2": Family(transformers.Cohere2Config, LLAMA, {**WIDE, **TWO_WINDOWS}),
+    "ernie4.5": Family(transformers.Ernie4_5Config, LLAMA, {**HEADS, "use_bias": True}),
+    "helium": Family(transformers.HeliumConfig, LLAMA, {**WIDE, "head_dim": 16, "attention_bias": True}),
+    # Norms of each head after its rotation.
+    "hunyuan": Family(
+        transformers.HunYuanDenseV1Config, LLAMA,
+        {**HEADS, "attention_bias": True, "rope_parameters": rope("dynamic", factor=1.0, alpha=50.0)},
+    ),
+    "apertus": Family(
+        transformers.ApertusConfig, [name for name in LLAMA if name != "gate_proj"],
+        {**HEADS, "attention_bias": True, "rope_parameters": rope(
+            "llama3", factor=16.0, high_freq_factor=4.0, low_freq_factor=1.0, original_max_position_embeddings=64)},
+    ),
 }  # fmt: skip
 
 
 # Their ops are those of other families in the list.
-REPEATED = {"olmo3", "exaone4", "falcon-of-groups", "gpt2", "starcoder2", "stablelm-parallel"}
+REPEATED = {
+    "olmo3", "exaone4", "falcon-of-groups", "gpt2", "starcoder2", "stablelm-parallel", "glm4", "cohere2", "ernie4.5",
+    "helium", "cohere",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

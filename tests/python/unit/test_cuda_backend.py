@@ -217,12 +217,14 @@ def test_sizes_that_the_kernels_cannot_read_are_refused(tmp_path: Path) -> None:
 
 
 RUNNING = {
-    "ApertusForCausalLM": False,
+    "ApertusForCausalLM": True,
     "LlamaForCausalLM": True,
     "MistralForCausalLM": True,
     "Qwen2ForCausalLM": True,
     "Phi3ForCausalLM": True,
-    "CohereForCausalLM": False,
+    "CohereForCausalLM": True,
+    "GlmForCausalLM": True,
+    "HunYuanDenseV1ForCausalLM": True,
     "Gemma2ForCausalLM": True,
     "Gemma3ForCausalLM": True,
     "MixtralForCausalLM": False,
@@ -254,9 +256,8 @@ def with_changed(network: Network, kind: type[Op], **fields: Any) -> Network:
 @pytest.mark.parametrize(
     ("kind", "fields", "missing"),
     [
-        (Attention, {"sinks": object()}, "the op Attention with sinks"),
+        (Attention, {"values_from_keys": True}, "the op Attention with values_from_keys"),
         (Attention, {"position_bias": object()}, "the op Attention with position_bias"),
-        (Attention, {"interleaved": True}, "the op Attention with interleaved"),
         (Embedding, {"types": object()}, "the op Embedding with types"),
         (Linear, {"scores": object()}, "the op Linear with scores"),
         (Linear, {"activation": Activation.SILU}, "the op Linear with the activation silu and no gate"),
@@ -269,6 +270,14 @@ def test_a_field_without_a_kernel_is_refused_by_name(
     assert problems_of_network(network) == []
     assert problems_of_network(with_changed(network, kind, **fields)) == [
         f"LlamaForCausalLM needs {missing}, which backend cuda does not have; use backend native"
+    ]
+
+
+def test_a_rotation_before_norms_has_whole_vectors(root: Path) -> None:
+    network = with_changed(Checkpoint.open(root / "checkpoint").network, Attention, norms_after_rotation=True)
+    assert problems_of_network(network) == [
+        "LlamaForCausalLM has 8 rotated elements of a head with norms after the rotation; expected a multiple of 16 "
+        "with backend cuda; use backend native"
     ]
 
 

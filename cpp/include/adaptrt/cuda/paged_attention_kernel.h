@@ -16,6 +16,8 @@ struct PagedAttentionConfig {
   float scale = 1.0F;             ///< scale of the scores; above 0
   std::int32_t sliding_window = 0;
   float softcap = 0.0F;  ///< scores s become softcap * tanh(s / softcap); 0: no softcap
+  /// True: elements 2 i and 2 i + 1 of a head rotate together, instead of i and i + rotary_half.
+  bool interleaved = false;
 };
 
 /// Sizes of a step. The launches depend only on them.
@@ -24,7 +26,7 @@ struct PagedAttentionSizes {
   std::int32_t sequences = 0;         ///< each has at least one token
   std::int32_t max_blocks = 0;        ///< columns of the block tables
   std::int32_t tokens_per_block = 0;  ///< multiples of 16 use tensor cores
-  std::int32_t rotary_half = 0;       ///< columns of cosine and sine
+  std::int32_t rotary_half = 0;       ///< columns of cosine and sine; 0: heads are not rotated
   /// Elements from a row of q to the next, and from a row of k or v to the next. q, k and v may be columns of
   /// one buffer. Both are multiples of 8 if head_dim is.
   std::int32_t q_stride = 0;
@@ -44,6 +46,7 @@ struct PagedAttentionArrays {
   const std::int32_t* positions = nullptr;  ///< [tokens], ascending by one within a sequence
   const float* cosine = nullptr;            ///< [tokens, rotary_half]
   const float* sine = nullptr;              ///< [tokens, rotary_half]
+  const float* sinks = nullptr;             ///< [num_heads], see AttentionOp::sinks; nullptr: none
   void* attended = nullptr;                 ///< T [tokens, num_heads * head_dim]; not one of the inputs
 };
 

@@ -5,6 +5,7 @@
 #include "adaptrt/core/best_token.h"
 #include "adaptrt/core/dtype.h"
 #include "adaptrt/program/ops.h"
+#include "adaptrt/program/xielu.h"
 
 namespace adaptrt::cuda {
 
@@ -89,6 +90,11 @@ struct HeadNorms {
   NormGroups keys;
   float epsilon = 0.0F;
   void* qkv = nullptr;  ///< T [tokens, stride]
+  /// A multiple of 8: element i of a group is first rotated together with element i + rotary_half, in
+  /// float32. Groups have up to 256 elements then. 0: groups are not rotated.
+  std::int64_t rotary_half = 0;
+  const float* cosine = nullptr;  ///< [tokens, rotary_half]
+  const float* sine = nullptr;    ///< [tokens, rotary_half]
 };
 void enqueue(const HeadNorms& work, void* stream);
 
@@ -145,6 +151,16 @@ struct Finish {
   void* output = nullptr;                            ///< T [tokens, width]; may be `product` without a gate
 };
 void enqueue(const Finish& work, void* stream);
+
+/// output = xIELU(input), see XieluOp, with a = `positive` and n = `negative`.
+struct Xielu {
+  DType dtype = DType::kBFloat16;
+  std::int64_t elements = 0;  ///< a multiple of 8
+  XieluCoefficients coefficients;
+  const void* input = nullptr;  ///< T [elements]
+  void* output = nullptr;       ///< T [elements]
+};
+void enqueue(const Xielu& work, void* stream);
 
 /// logits = softcap * tanh((logits + bias) * scale / softcap), in place.
 struct FinishLogits {

@@ -413,7 +413,7 @@ struct GatedAddOp {
 ///
 ///   a x^2 + beta x for x > 0, otherwise n (expm1(min(x, epsilon)) - x) + beta x
 struct XieluOp {
-  BufferId input = kNoBuffer;   // float32
+  BufferId input = kNoBuffer;   // the type of stored outputs of linear layers
   BufferId output = kNoBuffer;  // activation type
   VectorView parameters;        // [alpha_p, alpha_n, beta, epsilon]
 };

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "adaptrt/program/xielu.h"
 #include "given_rows.h"
 #include "lowered_op.h"
 #include "op_sizes.h"
@@ -276,12 +277,9 @@ class LoweredXielu final : public LoweredOp {
       : context_(place.context),
         input_(place.context.rows_of(op.input)),
         output_(place.context.rows_of(op.output)) {
-    const auto softplus = [](float x) { return x > 20.0F ? x : std::log1p(std::exp(x)); };
-    const float* given = op.parameters.data;
-    parameters_ = {.positive = softplus(given[0]),
-                   .negative = given[2] + softplus(given[1]),
-                   .linear = given[2],
-                   .bound = given[3]};
+    const XieluCoefficients found = coefficients_of(op);
+    parameters_ = {
+        .positive = found.positive, .negative = found.negative, .linear = found.linear, .bound = found.bound};
   }
 
   void run(Step& step) override {

@@ -1,6 +1,7 @@
 #include "cuda/kernels/attention/any_size.h"
 #include "cuda/kernels/attention/instantiate.h"
 #include "cuda/kernels/attention/softmax.h"
+#include "cuda/kernels/attention/tile_sums.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/ptx.h"
 #include "cuda/kernels/types.h"
@@ -57,7 +58,8 @@ class AnySize {
           sums[d] += weight_of_key * to_float(value[d]);
       }
     }
-    for (std::int32_t d = lane; d < step.head_dim; d += kWarpSize) out[d] = from_float<T>(sums[d] / total);
+    const float inverse = 1.0F / total_with_sink(step, head, {maximum, total});
+    for (std::int32_t d = lane; d < step.head_dim; d += kWarpSize) out[d] = from_float<T>(sums[d] * inverse);
   }
 
  private:

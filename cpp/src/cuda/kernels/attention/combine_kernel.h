@@ -75,7 +75,7 @@ class Combine {
         }
       }
     }
-    const float inverse = 1.0F / total.total;
+    const float inverse = 1.0F / total_with_sink(step, head, total);
     T* out = static_cast<T*>(step.attended) +
              (static_cast<std::int64_t>(token) * step.num_heads + head) * kHeadDim;
     ADAPTRT_UNROLL

@@ -380,7 +380,7 @@ class Decode {
 
   __device__ static void store_attended(const AttentionStep& step, const Task& task, const Sums& sums) {
     if (own_row() >= task.num_heads) return;
-    const float inverse = 1.0F / sums.totals.total;
+    const float inverse = 1.0F / total_with_sink(step, task.first_head + own_row(), sums.totals);
     T* out = attended_rows(step, task) + own_row() * kHeadDim;
     ADAPTRT_UNROLL
     for (int pair = 0; pair < kPairs; ++pair) {

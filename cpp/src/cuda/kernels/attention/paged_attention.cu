@@ -77,7 +77,7 @@ void check(const PagedAttentionConfig& config, const PagedAttentionSizes& sizes)
   // Positions, and their sums with a tile's number of keys, must fit in 32 bits.
   check_range(problems, "max_blocks * tokens_per_block",
               static_cast<std::int64_t>(sizes.max_blocks) * sizes.tokens_per_block, 1, kMost / 2);
-  check_range(problems, "rotary_half", sizes.rotary_half, 1, config.head_dim / 2);
+  check_range(problems, "rotary_half", sizes.rotary_half, 0, config.head_dim / 2);
   const auto check_stride = [&](const char* name, std::int32_t stride, std::int32_t heads) {
     check_range(problems, name, stride, std::int64_t{heads} * config.head_dim, kMost);
     if (config.head_dim % kWideElements == 0 && stride % kWideElements != 0) {
@@ -90,7 +90,8 @@ void check(const PagedAttentionConfig& config, const PagedAttentionSizes& sizes)
   problems.throw_if_any<ConfigError>("a PagedAttention kernel's step");
 }
 
-void check(const PagedAttentionConfig& config, const PagedAttentionArrays& arrays, const void* workspace) {
+void check(const PagedAttentionConfig& config, const PagedAttentionSizes& sizes,
+           const PagedAttentionArrays& arrays, const void* workspace) {
   constexpr std::uintptr_t kPiece = 16;  // bytes that a thread loads at once
   const std::uintptr_t of_rows = config.head_dim % kWideElements == 0 ? kPiece : size_of(config.dtype);
   Problems problems;
@@ -107,8 +108,11 @@ void check(const PagedAttentionConfig& config, const PagedAttentionArrays& array
   check_address("block_tables", arrays.block_tables, sizeof(std::int32_t));
   check_address("sequence_offsets", arrays.sequence_offsets, sizeof(std::int32_t));
   check_address("positions", arrays.positions, sizeof(std::int32_t));
-  check_address("cosine", arrays.cosine, sizeof(float));
-  check_address("sine", arrays.sine, sizeof(float));
+  if (sizes.rotary_half > 0) {
+    check_address("cosine", arrays.cosine, sizeof(float));
+    check_address("sine", arrays.sine, sizeof(float));
+  }
+  if (arrays.sinks != nullptr) check_address("sinks", arrays.sinks, sizeof(float));
   check_address("attended", arrays.attended, kPiece);
   check_address("the workspace", workspace, kPiece);
   problems.throw_if_any<ConfigError>("a PagedAttention kernel's step");
@@ -127,7 +131,7 @@ std::size_t PagedAttentionKernel::workspace_bytes(std::int32_t max_tokens, std::
 void PagedAttentionKernel::enqueue(const PagedAttentionSizes& sizes, const PagedAttentionArrays& arrays,
                                    void* workspace, void* stream) const {
   check(config_, sizes);
-  check(config_, arrays, workspace);
+  check(config_, sizes, arrays, workspace);
   const float softcap = config_.softcap / config_.scale;  // softcap of the unscaled products
   const AttentionStep step{.query = arrays.q,
                            .key = arrays.k,
@@ -138,6 +142,7 @@ void PagedAttentionKernel::enqueue(const PagedAttentionSizes& sizes, const Paged
                            .positions = arrays.positions,
                            .cosine = arrays.cosine,
                            .sine = arrays.sine,
+                           .sinks = arrays.sinks,
                            .rotated_query = workspace,
                            .attended = arrays.attended,
                            .tokens = sizes.tokens,
@@ -153,6 +158,7 @@ void PagedAttentionKernel::enqueue(const PagedAttentionSizes& sizes, const Paged
                            .scale = config_.scale * std::numbers::log2e_v<float>,
                            .softcap = softcap,
                            .exponent = softcap == 0.0F ? 0.0F : 2.0F * std::numbers::log2e_v<float> / softcap,
+                           .interleaved = config_.interleaved,
                            .tokens_per_block = Divisor(sizes.tokens_per_block),
                            .group = Divisor(config_.num_heads / config_.num_kv_heads)};
   const bool has_tensor_core_kernels = with_head_dim(config_.head_dim, [](auto) {});

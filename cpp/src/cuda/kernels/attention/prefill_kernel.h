@@ -115,8 +115,10 @@ class Prefill {
         commit_copies();
         if (takes_part) add_values(weights, factors);
       }
-      if (has_splits) {
+      if (step_.sinks != nullptr && !has_splits) splits = {};
+      if (step_.sinks != nullptr || has_splits) {
         finish_split(end_, splits);
+        if (step_.sinks != nullptr) add_sinks(splits);
         own_ = splits;
       }
       store();
@@ -318,6 +320,16 @@ class Prefill {
             }
           }
         }
+      }
+    }
+
+    /// Adds the sinks of the rows' heads. `splits` is in memory, since registers are scarce.
+    __device__ void add_sinks(Accumulators& splits) const {
+      ADAPTRT_NO_UNROLL
+      for (int i = 0; i < 2 * kRowTiles; ++i) {
+        RowTotals& totals = splits.totals[i / 2][i % 2];
+        const int row = warp() * kWarpRows + 8 * i + lane() / 4;
+        totals.total = total_with_sink(step_, tile_.head_of(step_, row), totals);
       }
     }
 

@@ -29,11 +29,15 @@ struct QueryTile {
     return block_of(step, sequence, position) < 0 ? -1 : position;
   }
 
+  /// The query head of a row of the tile.
+  [[nodiscard]] __device__ std::int32_t head_of(const AttentionStep& step, std::int32_t row) const {
+    return kv_head * step.group.value() + step.group.remainder(first_row + row);
+  }
+
   /// Element offset of a row in the queries and in the result.
   [[nodiscard]] __device__ std::int64_t row_offset(const AttentionStep& step, std::int32_t row) const {
-    const std::int64_t head =
-        static_cast<std::int64_t>(kv_head) * step.group.value() + step.group.remainder(first_row + row);
-    return (static_cast<std::int64_t>(token_of(step, row)) * step.num_heads + head) * step.head_dim;
+    return (static_cast<std::int64_t>(token_of(step, row)) * step.num_heads + head_of(step, row)) *
+           step.head_dim;
   }
 };
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/attention/softmax.h"
 #include "cuda/kernels/attention/step.h"
 #include "cuda/kernels/attention/words.h"
 #include "cuda/kernels/types.h"
@@ -41,17 +42,31 @@ struct Elements {
   }
 };
 
-/// a * b, never fused with an addition: every kernel that rotates gives the same bits.
-__device__ inline float rounded_product(float a, float b) {
-#ifdef __CUDACC__
-  return __fmul_rn(a, b);
-#else
-  return a * b;
-#endif
+/// Rotates the pair (a, b).
+__device__ inline void rotate_pair(float* a, float* b, float cosine, float sine) {
+  const float turned = rounded_product(*a, cosine) - rounded_product(*b, sine);
+  *b = rounded_product(*b, cosine) + rounded_product(*a, sine);
+  *a = turned;
 }
 
-/// Rotates unit `unit` of a head: element i of the first half of the rotated part pairs with element i of the
-/// second half. A head has head_dim / kWidth - rotary_half / kWidth units.
+/// Rotates the pairs of neighbours in two adjacent vectors.
+template <typename T, int kWidth>
+__device__ inline void rotate_neighbours(Elements<T, kWidth>& a, Elements<T, kWidth>& b, const float* cosine,
+                                         const float* sine) {
+  if constexpr (kWidth == 1) {
+    rotate_pair(&a.values[0], &b.values[0], cosine[0], sine[0]);
+  } else {
+    ADAPTRT_UNROLL
+    for (int i = 0; i < kWidth / 2; ++i) {
+      rotate_pair(&a.values[2 * i], &a.values[2 * i + 1], cosine[i], sine[i]);
+      rotate_pair(&b.values[2 * i], &b.values[2 * i + 1], cosine[kWidth / 2 + i], sine[kWidth / 2 + i]);
+    }
+  }
+}
+
+/// Rotates unit `unit` of a head, which is kWidth pairs, or copies a unit of kWidth elements that are not
+/// rotated. Element i of the first half of the rotated part pairs with element i of the second half; if
+/// interleaved, with its neighbour. A head has head_dim / kWidth - rotary_half / kWidth units.
 template <typename T, int kWidth>
 __device__ inline void rotate_unit(const AttentionStep& step, std::int32_t token, std::int32_t unit,
                                    const T* from, T* to) {
@@ -64,16 +79,19 @@ __device__ inline void rotate_unit(const AttentionStep& step, std::int32_t token
   }
   const float* cosine = step.cosine + static_cast<std::int64_t>(token) * half + first;
   const float* sine = step.sine + static_cast<std::int64_t>(token) * half + first;
-  Vector a = Vector::load(from + first);
-  Vector b = Vector::load(from + half + first);
-  ADAPTRT_UNROLL
-  for (int i = 0; i < kWidth; ++i) {
-    const float turned = rounded_product(a.values[i], cosine[i]) - rounded_product(b.values[i], sine[i]);
-    b.values[i] = rounded_product(b.values[i], cosine[i]) + rounded_product(a.values[i], sine[i]);
-    a.values[i] = turned;
+  // Offsets of the unit's two vectors.
+  const std::int32_t low = step.interleaved ? 2 * first : first;
+  const std::int32_t high = low + (step.interleaved ? kWidth : half);
+  Vector a = Vector::load(from + low);
+  Vector b = Vector::load(from + high);
+  if (step.interleaved) {
+    rotate_neighbours(a, b, cosine, sine);
+  } else {
+    ADAPTRT_UNROLL
+    for (int i = 0; i < kWidth; ++i) rotate_pair(&a.values[i], &b.values[i], cosine[i], sine[i]);
   }
-  a.store(to + first);
-  b.store(to + half + first);
+  a.store(to + low);
+  b.store(to + high);
 }
 
 /// First element of a token's query head, or of its key or value of a KV head, before rotation.

@@ -10,6 +10,15 @@ namespace adaptrt::cuda {
 
 inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
+/// a * b, never fused with an addition: all kernels that use it get the same bits.
+__device__ inline float rounded_product(float a, float b) {
+#ifdef __CUDACC__
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
 /// 2^x with a relative error of about 2^-22; 0 if the result is below the smallest normal number.
 __device__ inline float power_of_two(float x) {
 #ifdef __CUDACC__

@@ -19,6 +19,7 @@ struct AttentionStep {
   const std::int32_t* positions;         // [tokens]
   const float* cosine;                   // [tokens, rotary_half]
   const float* sine;                     // [tokens, rotary_half]
+  const float* sinks;                    // [num_heads]; nullptr: none
   void* rotated_query;                   // T [tokens, num_heads, head_dim], after RoPE; undefined for padding
   void* attended;                        // T [tokens, num_heads, head_dim]
   std::int32_t tokens;
@@ -31,9 +32,10 @@ struct AttentionStep {
   std::int32_t num_kv_heads;
   std::int32_t head_dim;
   std::int32_t sliding_window;
-  float scale;     // scale of the scores, times log2(e), because weights are powers of two
-  float softcap;   // softcap of the unscaled scores; 0: none
-  float exponent;  // 2 log2(e) / softcap
+  float scale;       // scale of the scores, times log2(e), because weights are powers of two
+  float softcap;     // softcap of the unscaled scores; 0: none
+  float exponent;    // 2 log2(e) / softcap
+  bool interleaved;  // elements 2 i and 2 i + 1 of a head rotate together
   Divisor tokens_per_block;
   Divisor group;  // query heads per KV head
 };

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/attention/softmax.h"
+#include "cuda/kernels/attention/step.h"
 #include "cuda/kernels/platform.h"
 
 // The order of a token's sums. A tile of keys has its own maximum score and its own sums, which begin at
@@ -34,6 +35,14 @@ __device__ inline MergeFactors merge_totals(RowTotals& sum, const RowTotals& par
 
 __device__ inline float merge_value(float sum, float part, const MergeFactors& factors) {
   return fmaf(sum, factors.kept, part * factors.added);
+}
+
+/// Adds the weight of a head's sink, if it has one, to the total of a row's weights. A sink far above all
+/// scores makes it infinite, and the row's result zero.
+__device__ inline float total_with_sink(const AttentionStep& step, std::int32_t head, const RowTotals& row) {
+  if (step.sinks == nullptr) return row.total;
+  constexpr float kLog2E = 1.44269504F;
+  return row.total + power_of_two(rounded_product(step.sinks[head], kLog2E) - row.maximum);
 }
 
 /// Masks keys outside [begin, end), relative to the tile's first key, for a row of mma results: half 0 is the

@@ -32,8 +32,12 @@ struct HeadNormsStep {
   GroupVectors queries;
   GroupVectors keys;
   float epsilon;
+  std::int32_t half;  ///< vectors of a half of the rotated part; 0: groups are not rotated
+  const float* cosine;
+  const float* sine;
 
   struct Group {
+    std::int64_t token;
     std::int64_t first;  ///< vector of the tensor
     std::int32_t size;
     const float* weight;
@@ -42,12 +46,13 @@ struct HeadNormsStep {
   /// Group `index` of all tokens.
   [[nodiscard]] __device__ Group group(std::int64_t index) const {
     const auto i = static_cast<std::int32_t>(index);
-    const std::int64_t row = groups_per_token.quotient(i) * stride;
+    const std::int64_t token = groups_per_token.quotient(i);
     const std::int32_t number = groups_per_token.remainder(i);
     const bool is_query = number < queries.count;
     const GroupVectors& columns = is_query ? queries : keys;
     const std::int32_t at = is_query ? number : number - queries.count;
-    return {row + columns.first + std::int64_t{at} * columns.size, columns.size, columns.weight};
+    return {token, token * stride + columns.first + std::int64_t{at} * columns.size, columns.size,
+            columns.weight};
   }
 };
 
@@ -67,6 +72,24 @@ __device__ inline void store_scaled(const HeadNormsStep& step, std::int64_t at, 
                                     float factor, const rows::Elements& weight) {
   elements.for_each([&](float value, int i) { return value * factor * weight.values[i]; });
   rows::store<T>(step.qkv, at, elements);
+}
+
+/// Rotates vector `index` of a group. Other threads must not store the group's vectors yet.
+template <typename T>
+__device__ inline rows::Elements rotate(const HeadNormsStep& step, const HeadNormsStep::Group& group,
+                                        std::int32_t index, rows::Elements own) {
+  if (index >= 2 * step.half) return own;
+  const bool is_first = index < step.half;
+  const std::int64_t partner = group.first + (is_first ? index + step.half : index - step.half);
+  const rows::Elements other = rows::load<T>(step.qkv, partner);
+  const std::int64_t angles = group.token * step.half + index % step.half;
+  const rows::Elements cosine = rows::load<float>(step.cosine, angles);
+  const rows::Elements sine = rows::load<float>(step.sine, angles);
+  own.for_each([&](float value, int i) {
+    const float turned = other.values[i] * sine.values[i];
+    return value * cosine.values[i] + (is_first ? -turned : turned);
+  });
+  return own;
 }
 
 /// One warp per group of up to kMaxWarpSize columns.
@@ -91,7 +114,10 @@ class WarpHeadNorms {
     if (has_vector) weight = rows::load_constant<float>(group.weight, lane);
     wait_for_previous_kernel();
     rows::Elements kept{};
-    if (has_vector) kept = rows::load<T>(step.qkv, group.first + lane);
+    if (has_vector) {
+      kept = rows::load<T>(step.qkv, group.first + lane);
+      if (step.half > 0) kept = rotate<T>(step, group, lane, kept);
+    }
     float squares = sum_of_squares(kept);
     ADAPTRT_UNROLL
     for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
@@ -130,12 +156,16 @@ class BlockHeadNorms {
   }
 };
 
-void check(rows::Checks* checks, const NormGroups& groups, std::int64_t stride, const std::string& name) {
+void check(rows::Checks* checks, const NormGroups& groups, const HeadNorms& work, const std::string& name) {
   if (groups.count == 0) return;
   checks->count((name + ".count").c_str(), groups.count)
       .vectors((name + ".size").c_str(), groups.size, 8)
       .vectors((name + ".first").c_str(), groups.first, 0)
-      .condition(groups.first + groups.count * groups.size <= stride, (name + " ends after the row").c_str());
+      .condition(groups.first + groups.count * groups.size <= work.stride,
+                 (name + " ends after the row").c_str())
+      .condition(work.rotary_half == 0 || groups.size <= kMaxWarpSize,
+                 (name + ".size is too large for a rotation; expected at most 256").c_str())
+      .condition(2 * work.rotary_half <= groups.size, "rotary_half is more than half of a group");
 }
 
 GroupVectors in_vectors(const NormGroups& groups) {
@@ -158,8 +188,9 @@ void launch_groups(const HeadNormsStep& step, void* stream) {
 void enqueue(const HeadNorms& work, void* stream) {
   rows::Checks checks;
   checks.type(work.dtype).count("tokens", work.tokens).vectors("stride", work.stride, 8);
-  check(&checks, work.queries, work.stride, "queries");
-  check(&checks, work.keys, work.stride, "keys");
+  checks.vectors("rotary_half", work.rotary_half, 0);
+  check(&checks, work.queries, work, "queries");
+  check(&checks, work.keys, work, "keys");
   checks.done("HeadNorms");
   const std::int64_t per_token = work.queries.count + work.keys.count;
   rows::Checks().count("tokens * groups", work.tokens * per_token).done("HeadNorms");
@@ -170,7 +201,10 @@ void enqueue(const HeadNorms& work, void* stream) {
                            .groups_per_token = Divisor(static_cast<std::int32_t>(per_token)),
                            .queries = in_vectors(work.queries),
                            .keys = in_vectors(work.keys),
-                           .epsilon = work.epsilon};
+                           .epsilon = work.epsilon,
+                           .half = static_cast<std::int32_t>(work.rotary_half / rows::kVector),
+                           .cosine = work.cosine,
+                           .sine = work.sine};
   // The sizes alone decide, so the order of a sum does not depend on the number of tokens.
   const bool fits_warps = std::max(work.queries.size, work.keys.size) <= kMaxWarpSize;
   with_element_type(work.dtype, [&]<typename T>(TypeTag<T>) {
