@@ -70,7 +70,9 @@ def test_fields_of_the_text(load: Any) -> None:
     assert (whole.chunked_layers, whole.query_scaling_beta, whole.has_plain_norms) == ((), 0.0, False)
     assert load(TEXT, no_rope_layers=[0, 1, 1, 1, 1, 0]).unrotated_layers == (0, 5)
     kinds = ["full_attention"] * 5 + ["chunked_attention"]
-    assert load(TEXT, layer_types=kinds).chunked_layers == (5,)
+    last = load(TEXT, layer_types=kinds)
+    assert last.chunked_layers == (5,)
+    assert [op.chunk for op in declare(last).attentions] == [None] * 5 + [8192]
     config = load(TEXT)
     damaged = {**json.loads(config.to_json()), "chunked_layers": [7], "attention_chunk_size": None}
     with pytest.raises(CheckpointError, match=r"chunked_layers \[7\] must ascend.*attention_chunk_size is missing"):
@@ -131,7 +133,7 @@ def test_fields_that_cannot_be_served_are_named(load: Any, changes: dict[str, An
 def test_other_backends_name_what_they_do_not_have(load: Any) -> None:
     network = declare(load(TEXT, hidden_size=64, vocab_size=61, num_local_experts=2))
     problems = "; ".join(problems_of_network(network))
-    for field in ("chunk", "plain_norm_epsilon", "interleaved"):
+    for field in ("chunk", "plain_norm_epsilon"):
         assert f"the op Attention with {field}" in problems
     assert "the op Experts" in problems
     with pytest.raises(ConfigError, match=r"Attention\.chunk, Attention\.plain_norm_epsilon"):
