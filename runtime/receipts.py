@@ -12,6 +12,7 @@ import platform
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,13 +21,17 @@ import numpy as np
 from .. import _core
 from .._core import GuidedDecodingParams, PeftCacheConfig, Request, SamplingConfig
 from .._version import __version__
+from ..formats.engine.engine_config import VISION_DIRECTORY
 from ..formats.sources.sum_of_names import parse_sum
 from .adapter_versions import parse_version
 from .executor import Executor
+from .images.prompt import VirtualPrompt
+from .images.vision import takes_images
+from .loaded_engine import LoadedEngine
 
 FORMAT: Final = 1
 """Version of the format."""
-BITS: Final = ("engine", "library", "libc", "cpu_kernels", "kernels", "ranks", "lora_storage")
+BITS: Final = ("engine", "library", "libc", "cpu_kernels", "kernels", "ranks", "lora_storage", "vision")
 """Fields of the environment that bits depend on. Drafts, threads and other requests change none."""
 
 
@@ -85,7 +90,23 @@ def environment_of(executor: Executor) -> dict[str, Any]:
         "ranks": executor.engine.num_ranks,
         "lora_storage": (config.peft_cache_config or PeftCacheConfig()).lora_storage,
         "speculation": drafts,
+        "vision": _vision_of(executor.engine),
     }
+
+
+def _vision_of(engine: LoadedEngine) -> dict[str, Any] | None:
+    """Returns everything that an image's rows depend on besides its pixels; None: the engine has no tower."""
+    if not takes_images(engine):
+        return None
+    directory = engine.directory / VISION_DIRECTORY
+    return {"engine": _engine_digest(directory, ()), "pillow": _release_of("pillow"), "numpy": np.__version__}
+
+
+def _release_of(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 @lru_cache(maxsize=1)
@@ -113,16 +134,25 @@ def adapters_in(version: str | None) -> list[dict[str, Any]]:
     return found
 
 
-def request_content(request: Request, *, with_prompt: bool) -> dict[str, Any]:
-    """Returns an executor's request for JSON. with_prompt: True: with the tokens of its prompt, not only a digest."""
+def request_content(
+    request: Request, *, with_prompt: bool, seen_prompt: Sequence[int] | None = None, images: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Returns an executor's request for JSON.
+
+    with_prompt: True: with the tokens of its prompt, not only a digest. seen_prompt: tokens of a prompt with images,
+    before their rows replaced image tokens. images: digests of their pixels.
+    """
     encoder = request.encoder_input_token_ids
-    prompt = request.input_token_ids if encoder is None else encoder
+    prompt: Sequence[int] = request.input_token_ids if encoder is None else encoder
+    if seen_prompt is not None:
+        prompt = seen_prompt
     guide, bias = request.guided_decoding_params, request.embedding_bias
     shown_prompt: dict[str, Any] = {"num_tokens": len(prompt), "digest": digest_of_tokens(prompt)}
     if with_prompt:
         shown_prompt["token_ids"] = list(prompt)
     return {
         "prompt": shown_prompt,
+        "images": list(images),
         "decoder_start": None if encoder is None else list(request.input_token_ids),
         "max_tokens": request.max_tokens,
         "sampling": {name: value for name, value in _state_of(request.sampling_config).items() if value is not None},
@@ -135,8 +165,13 @@ def request_content(request: Request, *, with_prompt: bool) -> dict[str, Any]:
     }
 
 
-def request_of(content: Mapping[str, Any], prompt: Sequence[int], vocab_size: int) -> Request:
-    """Makes the request again, with log probs. vocab_size: of its adapter. Raises RequestError for invalid values."""
+def request_of(
+    content: Mapping[str, Any], prompt: Sequence[int], vocab_size: int, seen: VirtualPrompt | None = None
+) -> Request:
+    """Makes the request again, with log probs. vocab_size: of its adapter. seen: the prompt with the rows of its
+    images. Raises RequestError for invalid values.
+    """
+    prompt = prompt if seen is None else seen.ids
     guide, bias, start = content["guide"], content["logit_bias"], content["decoder_start"]
     row = None
     if bias is not None:
@@ -154,6 +189,7 @@ def request_of(content: Mapping[str, Any], prompt: Sequence[int], vocab_size: in
         num_return_sequences=content["num_answers"],
         guided_decoding_params=None if guide is None else _guide_of(guide),
         embedding_bias=row,
+        prompt_tuning_config=None if seen is None else seen.rows,
     )
 
 

@@ -9,7 +9,6 @@ from typing import Any
 from ..runtime.adapter_tokenizers import TextTokenizer
 from ..runtime.receipts import FORMAT, AnswerDigest, adapters_in, digest_of_text, environment_of, request_content
 from .conversation import Conversation
-from .errors import ApiError
 from .generation import TextPiece, TextRequest
 from .openai_chat_fields import ChatRequest
 from .openai_fields import GenerationFields
@@ -57,7 +56,10 @@ class ReceiptMaker:
         environment = await service.executor.work.run(WorkKind.FILES, environment_of, service.executor.executor)
         contents = [
             request_content(
-                service.generator.executor_request(request, own.end_ids), with_prompt=fields.return_receipt_prompt
+                service.generator.executor_request(request, own.end_ids),
+                with_prompt=fields.return_receipt_prompt,
+                seen_prompt=None if request.virtual_prompt is None else request.prompt,
+                images=() if request.virtual_prompt is None else request.virtual_prompt.digests,
             )
             for request in requests
         ]
@@ -65,11 +67,9 @@ class ReceiptMaker:
 
     @classmethod
     async def of_chat(cls, service: Service, fields: ChatRequest, conversation: Conversation) -> ReceiptMaker | None:
-        """Returns the maker for a conversation; None: the client asks for no receipt. Raises ApiError for images."""
+        """Returns the maker for a conversation; None: the client asks for no receipt."""
         if not fields.return_receipt:
             return None
-        if conversation.request.virtual_prompt is not None:
-            raise ApiError("return_receipt is true with images; expected only texts", param="return_receipt")
         template = await service.prompts.template_for(fields, conversation.adapter)
         source = None if template is None else template.text(with_tools=bool(fields.called_tools))
         return await cls.of(service, fields, [conversation.request], conversation.tokenizer, source)

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from .._core import AdapterError, ConfigError, ExecutorConfig, PeftCacheConfig, cpu_kernels
+from .._core import AdapterError, ConfigError, ExecutorConfig, PeftCacheConfig, Request, cpu_kernels
 from ..common.json_fields import load_json_object
 from ..common.number_flags import MAX_INT32, integer
 from ..common.regular_file import read_regular
@@ -18,6 +18,9 @@ from ..runtime.adapter_tokenizers import Tokenizers, read_tokenizer
 from ..runtime.chat_template import ChatTemplate
 from ..runtime.engine import load_engine
 from ..runtime.executor import Executor
+from ..runtime.images.opened import ImageLimits
+from ..runtime.images.prompt import PreparedMessages
+from ..runtime.images.vision import Vision
 from ..runtime.receipts import (
     FORMAT,
     AnswerDigest,
@@ -31,6 +34,8 @@ from ..runtime.receipts import (
 MAX_RECEIPT_BYTES: Final = 64 << 20
 """Maximum size of a receipt's file."""
 EXIT_DIFFERENT: Final = 1
+_OWN_FILES: Final = ImageLimits(max_bytes=1 << 28, max_pixels=1 << 30, max_images=1 << 20, max_all_pixels=1 << 40)
+"""Limits of images, which are higher than a server needs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompt", type=Path, metavar="FILE",
         help="JSON file with an object whose 'prompts' are lists of token ids, if the receipt has no prompts",
     )  # fmt: skip
+    parser.add_argument(
+        "--images",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="files of the prompt's images, in their order",
+    )
     parser.add_argument(
         "--chat_template", type=Path, metavar="FILE",
         help="the server's or the request's own template, if the receipt's chat used neither the adapter's nor the "
@@ -69,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         config.kernels = kernels
     engine = load_engine(args.engine_dir)
     with Executor(engine, engine.model_type, config) as executor:
-        problems = replay(executor, receipt, _modules(args.lora_modules), prompts, template)
+        problems = replay(executor, receipt, _modules(args.lora_modules), prompts, template, args.images)
     for problem in problems:
         print(problem)
     num_answers = sum(len(request["answers"]) for request in receipt["requests"])
@@ -96,25 +109,32 @@ def replay(
     modules: Mapping[str, Path],
     prompts: Sequence[Sequence[int]] | None,
     chat_template: str | None = None,
+    images: Sequence[Path] = (),
 ) -> list[str]:
     """Returns everything that differs. Answers are compared only if the environment, the adapters, the tokenizer and
     the chat template are the same.
 
     modules: directories of adapters by name. prompts: token ids of each request, if the receipt does not have them.
-    chat_template: a template that a chat may have used instead of the adapter's or the model's.
+    chat_template: a template that a chat may have used instead of the adapter's or the model's. images: files of the
+    prompt's images.
 
-    Raises ConfigError for a missing prompt and for a receipt that cannot be read, AdapterError.
+    Raises ConfigError for a missing prompt or image, and for a receipt that cannot be read, AdapterError.
     """
     problems = differences(receipt["environment"], environment_of(executor))
+    vision = Vision(executor.engine, executor.adapters, executor.executor_config, _OWN_FILES)
     try:
         problems += _load_adapters(executor, receipt["adapters"], modules)
         problems += _text_differences(executor, receipt, chat_template)
         if problems:
             return problems
         for index, content in enumerate(receipt["requests"]):
-            problems += _replay_request(executor, receipt, index, _prompt_of(content, index, prompts))
+            prompt = _prompt_of(content, index, prompts)
+            request = _request_of(executor, receipt, index, prompt, vision, images)
+            problems += _replay_request(executor, receipt, index, request)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"the receipt cannot be read: {type(error).__name__}: {error}") from error
+    finally:
+        vision.shutdown()
     return problems
 
 
@@ -181,10 +201,36 @@ def _prompt_of(content: Mapping[str, Any], index: int, prompts: Sequence[Sequenc
     return list(known)
 
 
-def _replay_request(executor: Executor, receipt: Mapping[str, Any], index: int, prompt: Sequence[int]) -> list[str]:
+def _request_of(
+    executor: Executor,
+    receipt: Mapping[str, Any],
+    index: int,
+    prompt: Sequence[int],
+    vision: Vision,
+    images: Sequence[Path],
+) -> Request:
     content, name = receipt["requests"][index], _adapter_of(receipt)
     change = 0 if name is None else executor.adapters.terms_of(name).vocabulary_change
-    request = request_of(content, prompt, executor.engine_info.vocab_size + change)
+    vocab_size = executor.engine_info.vocab_size + change
+    digests = list(content.get("images", ()))
+    if not digests:
+        return request_of(content, prompt, vocab_size)
+    if len(images) != len(digests):
+        raise ConfigError(
+            f"requests[{index}]: the receipt only has digests of images ({len(digests)}); give the file of each with "
+            f"--images FILE ... ({len(images)} are given)"
+        )
+    places = PreparedMessages([], list(images), list(map(str, images)))
+    _, seen = vision.prompt(places, name, lambda _: vision.place * len(images), lambda _: list(prompt), paths=True)
+    assert seen is not None
+    for file, expected, digest in zip(images, digests, seen.digests, strict=True):
+        if digest != expected:
+            raise ConfigError(f"{file}: its pixels have another digest than the receipt's")
+    return request_of(content, prompt, vocab_size, seen.within(prompt, vocab_size))
+
+
+def _replay_request(executor: Executor, receipt: Mapping[str, Any], index: int, request: Request) -> list[str]:
+    content, name = receipt["requests"][index], _adapter_of(receipt)
     request_id = executor.enqueue_request(request, adapter=name)
     tokens: dict[int, list[int]] = {}
     log_probs: dict[int, list[float]] = {}

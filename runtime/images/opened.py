@@ -5,6 +5,7 @@ Sizes are checked before pixels are read.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import re
@@ -70,6 +71,11 @@ def open_image(source: Any, subject: str, limits: ImageLimits) -> Image:
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _of_bytes(bytes(source), subject, limits)
     raise RequestError(f"{subject} is {shown(source)}; expected an image of Pillow, an array, a path or bytes")
+
+
+def digest_of(image: Image) -> str:
+    """Returns the SHA-256 of the size and the pixels of an image in mode RGB, in hexadecimal digits."""
+    return hashlib.sha256(f"{image.width} {image.height} ".encode() + image.tobytes()).hexdigest()
 
 
 def _bytes_of(path: Path, subject: str, limits: ImageLimits) -> bytes:

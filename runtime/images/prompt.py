@@ -21,6 +21,8 @@ class VirtualPrompt:
     ids: list[int]
     """Tokens of the text, and virtual tokens for the rows of images."""
     rows: PromptTuningConfig
+    digests: tuple[str, ...] = ()
+    """Those of PromptImages."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,12 +32,14 @@ class PromptImages:
     rows: PromptTuningConfig
     image_token_id: int
     """Token of the prompt that stands for a row."""
+    digests: tuple[str, ...] = field(default=(), kw_only=True)
+    """Digest of each image's pixels, as opened.digest_of() makes them."""
 
     def within(self, prompt: Sequence[int], vocab_size: int) -> VirtualPrompt:
         """Returns the prompt with the rows' numbers, which follow the vocabulary, in place of image tokens."""
         numbers = iter(range(vocab_size, vocab_size + len(self.rows.embedding_table)))
         ids = [next(numbers) if token == self.image_token_id else token for token in prompt]
-        return VirtualPrompt(ids, self.rows)
+        return VirtualPrompt(ids, self.rows, self.digests)
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,7 +39,8 @@ class _PlacedImages(PromptImages):
     def within(self, prompt: Sequence[int], vocab_size: int) -> VirtualPrompt:
         """Returns the prompt with the numbers of rows that have their positions in this prompt."""
         rows = with_positions(self.rows.embedding_table, np.asarray(prompt), self.image_token_id, self.sides)
-        return PromptImages(PromptTuningConfig(rows), self.image_token_id).within(prompt, vocab_size)
+        placed = PromptImages(PromptTuningConfig(rows), self.image_token_id, digests=self.digests)
+        return placed.within(prompt, vocab_size)
 
 
 class QwenImages(ImageModel):

@@ -6,7 +6,7 @@ import base64
 import binascii
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +20,7 @@ from ..adapter_store import AdapterStore
 from ..loaded_engine import LoadedEngine
 from ..named_adapter import NamedAdapter
 from .image_model import ImageModel, Tiles
-from .opened import ImageLimits, open_image
+from .opened import ImageLimits, digest_of, open_image
 from .prompt import PreparedMessages, PromptImages, expand
 from .tower import TowerRunner, tower_memory
 
@@ -120,7 +120,7 @@ class Vision:
         self.check(len(prepared.images))
         tower = self._running()
         adapter = self._adapter(lora)
-        tiles = self._tiles(prepared, tower.model, paths=paths)
+        tiles, digests = self._tiles(prepared, tower.model, paths=paths)
         model = tower.model
         ids = tokens(expand(render(prepared.messages), model.place, [model.text(one) for one in tiles]))
         expected = sum(map(model.num_rows, tiles))
@@ -133,7 +133,7 @@ class Vision:
         if not with_rows:
             return ids, None
         rows = np.concatenate([tower.rows(one, adapter) for one in tiles])
-        return ids, model.prompt_images(rows, tiles)
+        return ids, replace(model.prompt_images(rows, tiles), digests=digests)
 
     def check(self, num_images: int) -> None:
         """Raises RequestError if the engine has no tower, or for more images than a request may have."""
@@ -175,9 +175,13 @@ class Vision:
             raise RequestError(f"lora is '{lora}', a weighted sum; expected one adapter for prompts with images")
         return found
 
-    def _tiles(self, prepared: PreparedMessages, model: ImageModel, *, paths: bool) -> list[Tiles]:
+    def _tiles(
+        self, prepared: PreparedMessages, model: ImageModel, *, paths: bool
+    ) -> tuple[list[Tiles], tuple[str, ...]]:
+        """Returns the tiles of each image, and the digest of its pixels."""
         limit = self._limits.max_all_pixels
         made: list[Tiles] = []
+        digests: list[str] = []
         num_pixels = 0
         for image, place in zip(prepared.images, prepared.places, strict=True):
             opened = self._opened(image, place, paths=paths)
@@ -185,10 +189,11 @@ class Vision:
             if num_pixels > limit:
                 raise RequestError(f"the images have more than {limit} pixels together, the maximum")
             made.append(model.tiles(opened, place))
+            digests.append(digest_of(opened))
         with self._lock:
             self._num_images += len(made)
             self._num_pixels += num_pixels
-        return made
+        return made, tuple(digests)
 
     def _opened(self, image: Any, subject: str, *, paths: bool) -> Image:
         """Returns an image in mode RGB."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from PIL import Image
 
 from adaptrt import LLM, SamplingParams
+from adaptrt.builder.cli import main
 from adaptrt.serve.app import make_app
 from adaptrt.serve.media_hosts import MediaHosts
 from support.seeing import engine_of_model, question, random_image, save_adapters, save_model
@@ -200,7 +202,6 @@ def test_images_that_cannot_be_used_are_400(place: AppPlace) -> None:
         many = [{"role": "user", "content": asked(image)[0]["content"][:1] * 33}]
         assert "have 33 images; expected at most 32" in await refused(messages=many)
         assert "images cannot be cut" in await refused(truncate_prompt_tokens=5)
-        assert "return_receipt is true with images" in await refused(return_receipt=True)
         video = {"type": "video_url", "video_url": {"url": "x"}}
         assert "is of type 'video_url'" in await refused(messages=[{"role": "user", "content": [video]}])
         # The server still answers.
@@ -221,3 +222,31 @@ def test_models_of_texts_refuse_images(tmp_path: Path) -> None:
         assert "takes no images" in answer.json()["error"]["message"]
 
     run_app(place, body)
+
+
+def test_receipts_of_images_are_replayed(place: AppPlace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images = [random_image(9, 5, 1), random_image(5, 9, 2)]
+    received: list[dict[str, Any]] = []
+
+    async def body(client: AppClient) -> None:
+        assert (await client.load("tower", "tower")).status_code == 200
+        drawn = {"max_tokens": LENGTH, "temperature": 1.0, "return_receipt": True, "return_receipt_prompt": True}
+        answer = await client.post("/v1/chat/completions", model="tower", messages=asked(data_url(images[0])), **drawn)
+        assert answer.status_code == 200, answer.text
+        received.append(answer.json())
+
+    run_app(place, body)
+    (tmp_path / "answer.json").write_text(json.dumps(received[0]))
+    files = [str(tmp_path / f"{number}.png") for number in range(2)]
+    for image, file in zip(images, files, strict=True):
+        image.save(file)
+    command = ["replay", str(tmp_path / "answer.json"), "--engine_dir", str(place.engine)]
+    command += ["--lora_modules", f"tower={place.root / 'tower'}"]
+    assert main([*command, "--images", files[0]]) == 0
+    assert "reproduced 1 answers bit by bit" in capsys.readouterr().out
+    for given, complaint in (
+        ([], r"only has digests of images \(1\); .* \(0 are given\)"),
+        (["--images", files[1]], "1.png: its pixels have another digest than the receipt's"),
+    ):
+        assert main([*command, *given]) == 2
+        assert re.search(complaint, " ".join(capsys.readouterr().err.split()))
