@@ -40,6 +40,7 @@ from .draft_adapters import task_id_of as draft_task_id_of
 from .draft_vocabulary import check_draft_vocabulary
 from .engine import LoadedEngine, load_engine, load_engine_bytes
 from .guide_trial import GuideLimits
+from .multimodal_rows import with_multimodal_rows
 from .named_adapter import NamedAdapter, refuse_named_task_id
 from .native_engine import NativeEngine
 from .orchestrator.mode import num_ranks_at, orchestrator_of
@@ -216,6 +217,7 @@ class Executor(_core.Executor, metaclass=ExecutorType):
         2**63 or more; these ids are reserved for named adapters). Nothing is queued then.
         """
         _refuse_named_task_ids(request, "")
+        request = self._with_rows(request, adapter)
         self._begin_guided_decoding_of([request])
         if adapter is None:
             return super().enqueue_request(request)
@@ -256,8 +258,18 @@ class Executor(_core.Executor, metaclass=ExecutorType):
         """
         for index, request in enumerate(requests):
             _refuse_named_task_ids(request, f"requests[{index}].")
+        requests = [self._with_rows(request, None) for request in requests]
         self._begin_guided_decoding_of(requests)
         return super().enqueue_requests(requests)
+
+    def _with_rows(self, request: Request, adapter: str | None) -> Request:
+        """Returns the request with its multimodal rows as virtual tokens."""
+        if not isinstance(request, Request):
+            return request  # refused later
+        vocab_size = self.engine_info.vocab_size
+        if request.multimodal_embedding is not None and adapter is not None:
+            vocab_size += self._adapters.terms_of(adapter).vocabulary_change
+        return with_multimodal_rows(request, self.engine_info, vocab_size)
 
     def draft_reference(self, name: str) -> LoraConfig | None:
         """Returns the draft_lora_config of requests with the adapter `name`, with only the task_id.

@@ -53,6 +53,41 @@ def test_tables_of_requests_are_what_adapters_of_the_name_are(llama: Served, exe
     assert np.array_equal(config.embedding_table, table(llama))
 
 
+def test_multimodal_embeddings_are_rows_of_the_tokens_after_the_vocabulary(
+    llama: Served, executor: adaptrt.Executor
+) -> None:
+    rows, text = table(llama), tokens_of(6, 20)
+    count = len(rows)
+    expected = ask(executor, text[:3] + VIRTUAL[:2] + text[3:5] + VIRTUAL[2:] + text[5:], rows)
+    # TensorRT-LLM's ids are any from the vocabulary's end on.
+    prompt = text[:3] + [VOCABULARY] * 2 + text[3:5] + [VOCABULARY + 1] * (count - 2) + text[5:]
+    places = adaptrt.MultimodalInput([[1], [2]], [3, 7], [2, count - 2])
+    given = make_request(prompt, 4, multimodal_embedding=rows, multimodal_input=places)
+    assert without_nan(collect(executor, executor.enqueue_request(given))).same_bits(expected)
+    (number,) = executor.enqueue_requests([make_request(prompt, 4, multimodal_embedding=rows)])
+    assert without_nan(collect(executor, number)).same_bits(expected)
+    assert given.multimodal_embedding is rows
+    for fields, complaint in (
+        ({"multimodal_embedding": rows[1:]}, f"has {count - 1} rows, and input_token_ids has {count} tokens from"),
+        ({"multimodal_input": places}, "multimodal_input is given without multimodal_embedding"),
+        (
+            {"multimodal_embedding": rows, "prompt_tuning_config": adaptrt.PromptTuningConfig(rows)},
+            "given with prompt_tuning_config",
+        ),
+        (
+            {"multimodal_embedding": rows, "multimodal_input": adaptrt.MultimodalInput([[1]], [3], [count])},
+            "multimodal_input has other places",
+        ),
+        (
+            {"multimodal_embedding": rows, "multimodal_input": adaptrt.MultimodalInput([[1]], [3], [])},
+            "has 1 multimodal_positions and 0 multimodal_lengths",
+        ),
+        ({"multimodal_embedding": rows, "multimodal_input": 5}, "is of type int; expected MultimodalInput"),
+    ):
+        with pytest.raises(adaptrt.RequestError, match=complaint):
+            executor.enqueue_request(make_request(prompt, 4, **fields))
+
+
 def test_any_token_may_be_virtual_and_a_row_may_be_a_tokens_own(llama: Served, executor: adaptrt.Executor) -> None:
     """Rows copied from the model's own table act as their tokens, in any place and order."""
     embedding = load_model(llama.model).get_input_embeddings().weight.detach().numpy()

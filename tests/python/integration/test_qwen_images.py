@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from adaptrt import LLM, RequestError, SamplingParams
+from adaptrt import LLM, Request, RequestError, SamplingParams
 from adaptrt.runtime.images.opened import ImageLimits, open_image
 from support.seeing import engine_of_model, question, random_image
 from support.seeing_qwen import ADAPTERS, QwenReference, save_adapters, save_model
@@ -126,6 +126,8 @@ def test_videos_and_narrow_images_are_refused(llm: LLM) -> None:
     ):
         with pytest.raises(RequestError, match=complaint):
             llm.chat(conversation, GREEDY)
+    with pytest.raises(RequestError, match="rows of this model have 4 coordinates"):
+        llm.executor.enqueue_request(Request([61], 1, multimodal_embedding=np.zeros((1, 8), np.float32)))
 
 
 @pytest.mark.parametrize("seeing", ["qwen3-vl"], indirect=True, scope="module")
