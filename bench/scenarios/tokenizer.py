@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -17,9 +17,11 @@ SPLIT = (
 )
 
 
-def write_tokenizer(vocab_size: int, base: Path) -> None:
-    """Trains a byte-level BPE of `vocab_size` tokens on Python's standard library: converters need a
-    tokenizer."""
+def write_tokenizer(vocab_size: int, base: Path, special_tokens: Sequence[str] = SPECIAL_TOKENS) -> None:
+    """Trains a byte-level BPE of `vocab_size` tokens on Python's standard library: converters need a tokenizer.
+
+    special_tokens: the first tokens; they begin with SPECIAL_TOKENS.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -30,7 +32,7 @@ def write_tokenizer(vocab_size: int, base: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=SPECIAL_TOKENS,
+        special_tokens=list(special_tokens),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
