@@ -38,7 +38,7 @@ build_llama_server() {
   fi
   PATH="$venv/bin:$PATH" cmake -G Ninja -S "$sources/vendor/llama.cpp" -B "$home/llama-build" \
     -DCMAKE_BUILD_TYPE=Release -DLLAMA_CURL=OFF -DLLAMA_BUILD_TESTS=OFF >/dev/null || return 1
-  PATH="$venv/bin:$PATH" cmake --build "$home/llama-build" --target llama-server llama-quantize
+  PATH="$venv/bin:$PATH" cmake --build "$home/llama-build" --target llama-server llama-quantize llama-perplexity
 }
 
 status=0

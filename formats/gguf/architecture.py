@@ -70,5 +70,7 @@ class Architecture:
     """False if the architecture has no rotary positions."""
     yarn_truncates: bool = True
     """False if YaRN's interpolation begins and ends between dimensions, which files do not state."""
+    scales_by_default: bool = False
+    """True if a config.json without rope_scaling stands for a scaling."""
     partial_rotation: bool = False
     """True if only a part of each head may be rotated."""

@@ -350,6 +350,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         bias_fields={"attention_bias": "blk.0.attn_q.bias"},
         expert_names=_EXPERTS,
         yarn_truncates=False,
+        scales_by_default=True,
     ),
     "command-r": _COHERE,
     "cohere2": replace(_COHERE, hugging_face="Cohere2ForCausalLM", read_fields=_cohere2),

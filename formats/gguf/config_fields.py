@@ -124,6 +124,8 @@ def _rope_fields(
     elif rotated != head_size:
         metadata.problem(".rope.dimension_count", f"is {rotated}; expected the size of a head, {head_size}")
     scaling = _rope_scaling(model, metadata, architecture, common["max_position_embeddings"])
+    if scaling is None and architecture.scales_by_default:
+        scaling = {"rope_type": "default"}
     return fields if scaling is None else {**fields, "rope_scaling": scaling}
 
 

@@ -96,6 +96,8 @@ CASES: dict[str, tuple[str, Family]] = {
         shared_expert_intermediate_size=26)),
     "olmoe": ("olmoe", FAMILIES["olmoe"]),
     "gpt-oss": ("gpt-oss", RELATIVES["gpt-oss"]),
+    "gpt-oss-unscaled": ("gpt-oss", dataclasses.replace(
+        RELATIVES["gpt-oss"], fields={**RELATIVES["gpt-oss"].fields, "rope_parameters": rope()})),
     "command-r": ("command-r", FAMILIES["cohere"]),
     "cohere2": ("cohere2", family(
         transformers.Cohere2Config, logit_scale=0.7, num_hidden_layers=5, sliding_window=10)),
