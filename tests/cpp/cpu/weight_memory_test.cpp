@@ -263,7 +263,7 @@ BOOST_DATA_TEST_CASE(of_experts, data::make({0, 2}), dtype) {
                  .shape = {.hidden_size = 96, .attention = {4, 2, 24}},
                  .intermediate_size = 136,
                  .num_experts = 8,
-                 .routing = {.top_k = 2, .norm_topk_prob = true},
+                 .routing = {.top_k = 2, .norm_topk_prob = true, .scales_inputs = true},
                  .biases = true});
 }
 

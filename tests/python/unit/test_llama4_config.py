@@ -68,6 +68,7 @@ def test_fields_of_the_text(load: Any) -> None:
     assert load(TEXT, moe_layers=[1, 4]).dense_layers == (0, 2, 3, 5)
     whole = load(TEXT, attention_chunk_size=None, attn_temperature_tuning=False, use_qk_norm=False)
     assert (whole.chunked_layers, whole.query_scaling_beta, whole.has_plain_norms) == ((), 0.0, False)
+    assert load(TEXT, attention_chunk_size=...).attention_chunk_size == 8192
     assert load(TEXT, no_rope_layers=[0, 1, 1, 1, 1, 0]).unrotated_layers == (0, 5)
     kinds = ["full_attention"] * 5 + ["chunked_attention"]
     last = load(TEXT, layer_types=kinds)

@@ -117,6 +117,7 @@ def test_falcon_h1(load: Any) -> None:
     assert type(config).from_dict(json.loads(config.to_json()), subject="again") == config
     ones = load(FALCON_H1, ssm_multipliers=None, mlp_multipliers=...)
     assert (ones.ssm_multipliers, ones.mlp_multipliers) == ((1.0,) * 5, (1.0,) * 2)
+    assert not load(FALCON_H1, mamba_rms_norm=...).mamba_has_norm
     # Without mamba_d_ssm, transformers has 1024; null means mamba_expand times hidden_size.
     assert load(FALCON_H1, mamba_d_ssm=..., mamba_d_head=..., mamba_n_heads=16).scan_shape.head_dim == 64
     assert load(FALCON_H1, mamba_d_ssm=None, mamba_n_heads=32).scan_shape.value_size == 2048
