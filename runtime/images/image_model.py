@@ -48,6 +48,9 @@ class ImageModel(ABC):
         """
         self.config: Final[TowerConfig] = config
 
+    row_interval: int = 1
+    """Number of tokens of the tower from one row that rows() reads to the next."""
+
     @abstractmethod
     def tiles(self, image: Image, subject: str) -> Tiles:
         """Returns the pixels of an image in mode RGB.
@@ -61,9 +64,9 @@ class ImageModel(ABC):
 
     @abstractmethod
     def rows(self, encoded: FloatArray, projection: FloatArray | None, pixels: FloatArray) -> FloatArray:
-        """Returns a tile's rows [rows, hidden size of the language model] from the tower's output [tokens, width].
+        """Returns a tile's rows [rows, hidden size of the language model] from the tower's output.
 
-        pixels: of the tile, [channels, height, width].
+        encoded: [tokens / row_interval, width]. pixels: of the tile, [channels, height, width].
 
         projection: [outputs, inputs] of the layer outside of the program, with a request's adapter; None: there is no
         such layer.

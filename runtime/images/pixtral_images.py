@@ -41,6 +41,7 @@ class PixtralImages(ImageModel):
             raise EngineError(f"{directory}: has no settings of an image processor; build the engine again")
         self._settings = settings
         self._config: PixtralConfig = config
+        self.row_interval = config.merge_size**2
         self._patches = PatchRows(tensors["weight"], None)
 
     def tiles(self, image: Image, subject: str) -> Tiles:
@@ -56,7 +57,7 @@ class PixtralImages(ImageModel):
 
     def rows(self, encoded: FloatArray, projection: FloatArray | None, pixels: FloatArray) -> FloatArray:
         """Returns one row for each square of patches: the connector is a part of the tower's program."""
-        return encoded[:: self._config.merge_size**2]
+        return encoded
 
     def num_rows(self, tiles: Tiles) -> int:
         """Returns the number of squares of patches."""

@@ -56,6 +56,7 @@ class QwenImages(ImageModel):
             raise EngineError(f"{directory}: has no settings of an image processor; build the engine again")
         self._settings = settings
         self._config: QwenTowerConfig = config
+        self.row_interval = config.merge_size**2
         weight = tensors["weight"]
         # All frames of an image are equal, so that the convolution's weights of a pixel can be added up.
         self._weight = np.ascontiguousarray(weight.sum(axis=2).reshape(len(weight), -1).T)
@@ -86,7 +87,7 @@ class QwenImages(ImageModel):
         height, width = (side // self._config.patch_size for side in pixels.shape[1:])
         grid = _grid(height, width, merge, self._window_rows)
         made: FloatArray = np.empty((len(grid.squares), encoded.shape[1]), np.float32)
-        made[grid.squares] = encoded[:: merge * merge]
+        made[grid.squares] = encoded
         return made
 
     @property

@@ -162,7 +162,7 @@ class TowerRunner:
         request = Request(
             list(range(first, first + len(patches))),
             0,
-            pooling_params=PoolingParams(PoolingType.ALL),
+            pooling_params=PoolingParams(PoolingType.ALL, row_interval=self.model.row_interval),
             prompt_tuning_config=PromptTuningConfig(patches),
         )
         return self._executor.enqueue_request(request, adapter=part.name)

@@ -97,6 +97,10 @@ void check_vector(Problems& problems, const std::string& name, const std::option
 
 Problems PoolingParams::validate(std::int64_t hidden_size) const {
   Problems problems;
+  if (row_interval < 1) problems.add("row_interval is " + text(row_interval) + "; accepted: 1 or more");
+  if (row_interval > 1 && pooling_type != PoolingType::kAll) {
+    problems.add("row_interval is " + text(row_interval) + "; accepted without pooling_type ALL: 1");
+  }
   std::int64_t inputs = hidden_size;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const PoolingLayer& layer = layers[i];
@@ -130,7 +134,9 @@ Pooler::Pooler(PoolingParams params, std::int32_t prompt_length, std::int64_t hi
   if (params_.pooling_type == PoolingType::kLast) next_row_ = prompt_length - 1;
   if (params_.pooling_type == PoolingType::kCls) end_of_rows_ = 1;
   if (params_.pooling_type == PoolingType::kMean) sums_.resize(static_cast<std::size_t>(hidden_size));
-  if (params_.pooling_type == PoolingType::kAll) num_rows = static_cast<std::size_t>(prompt_length);
+  if (params_.pooling_type == PoolingType::kAll) {
+    num_rows = static_cast<std::size_t>((prompt_length - 1) / params_.row_interval + 1);
+  }
   output_->reserve(num_rows * static_cast<std::size_t>(params_.num_outputs(hidden_size)));
 }
 
@@ -138,7 +144,7 @@ void Pooler::add(std::span<const float> hidden) {
   if (!std::ranges::all_of(hidden, [](float value) { return std::isfinite(value); })) {
     throw StepError("the hidden state of token " + text(next_row_) + " has NaN or infinity");
   }
-  ++next_row_;
+  next_row_ += params_.row_interval;
   if (params_.pooling_type != PoolingType::kMean) {
     finish_row(hidden);
     return;
@@ -165,7 +171,9 @@ void Pooler::finish_row(std::span<const float> row) {
 FloatTensor Pooler::take_output() {
   const std::int64_t width = params_.num_outputs(hidden_size_);
   std::vector<std::int64_t> shape = {width};
-  if (params_.pooling_type == PoolingType::kAll) shape.insert(shape.begin(), end_of_rows_);
+  if (params_.pooling_type == PoolingType::kAll) {
+    shape.insert(shape.begin(), (end_of_rows_ - 1) / params_.row_interval + 1);
+  }
   return {.values = std::exchange(output_, nullptr), .shape = std::move(shape)};
 }
 

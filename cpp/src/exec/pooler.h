@@ -18,10 +18,11 @@ class Pooler {
 
   /// True if hidden states of earlier positions are wanted, so that the whole prompt must be computed.
   [[nodiscard]] bool needs_whole_prompt() const { return params_.pooling_type != PoolingType::kLast; }
-  /// Hidden states of the positions [next_row(), end_of_rows()) are still wanted.
+  /// Hidden states of every row_interval()-th of the positions [next_row(), end_of_rows()) are still wanted.
   [[nodiscard]] std::int32_t next_row() const { return next_row_; }
   [[nodiscard]] std::int32_t end_of_rows() const { return end_of_rows_; }
-  [[nodiscard]] bool is_complete() const { return next_row_ == end_of_rows_; }
+  [[nodiscard]] std::int32_t row_interval() const { return params_.row_interval; }
+  [[nodiscard]] bool is_complete() const { return next_row_ >= end_of_rows_; }
 
   /// Adds the hidden state of next_row(). Throws StepError if it has NaN or infinity.
   void add(std::span<const float> hidden);

@@ -230,8 +230,8 @@ void StepBuilder::add_hidden_rows(const PlannedSequence& entry, std::int32_t fir
   auto* sequence = static_cast<ActiveSequence*>(entry.sequence);
   const Pooler& pooler = *sequence->request().pooler();
   // Rows before next_row() already exist.
-  for (std::int32_t position = std::max(entry.first_token, pooler.next_row());
-       position < std::min(entry.end(), pooler.end_of_rows()); ++position) {
+  for (std::int32_t position = pooler.next_row(); position < std::min(entry.end(), pooler.end_of_rows());
+       position += pooler.row_interval()) {
     hidden_row_indices_.push_back(first_row + position - entry.first_token);
     hidden_rows_.push_back({.sequence = sequence});
   }

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "adaptrt/core/error.h"
@@ -110,6 +112,35 @@ BOOST_DATA_TEST_CASE(rows_are_those_of_the_type, data::xrange(4) * data::make({4
     BOOST_TEST((result.finish_reasons.at(0) == FinishReason::kLength));
     BOOST_TEST(result.is_final);
     BOOST_TEST(result.output_token_ids.at(0) == prompt, boost::test_tools::per_element());
+  }
+}
+
+/// Steps are shorter than the intervals, so some steps have no row, and rows lie anywhere in a step.
+BOOST_DATA_TEST_CASE(every_nth_row_is_returned, data::make({1, 2, 4, 7, 18, 19, 2147483647}), row_interval) {
+  ExecutorConfig config;
+  config.enable_chunked_context = true;
+  config.max_num_tokens = 3;
+  const auto executor = make_executor(config);
+  const auto prompt = prompt_of(19);
+  const Floats states = hidden_states(prompt);
+  Floats expected;
+  for (std::size_t row = 0; row < 19; row += static_cast<std::size_t>(row_interval)) {
+    const auto first = states.begin() + static_cast<std::ptrdiff_t>(row) * kHiddenSize;
+    expected.insert(expected.end(), first, first + kHiddenSize);
+  }
+  const PoolingParams params{.pooling_type = PoolingType::kAll, .row_interval = row_interval};
+  const auto result = collect_result(*executor, executor->enqueue_request(pooled(prompt, params)));
+  BOOST_TEST(result.pooled_output->shape.at(0) == static_cast<std::int64_t>(expected.size()) / kHiddenSize);
+  check_equal(*result.pooled_output->values, expected);
+}
+
+BOOST_AUTO_TEST_CASE(intervals_are_refused_by_name) {
+  const auto executor = make_executor();
+  for (const auto& [type, row_interval, reason] :
+       {std::tuple{PoolingType::kAll, 0, "row_interval is 0; accepted: 1 or more"},
+        std::tuple{PoolingType::kMean, 2, "row_interval is 2; accepted without pooling_type ALL: 1"}}) {
+    const Request request = pooled({1, 2}, {.pooling_type = type, .row_interval = row_interval});
+    BOOST_TEST(refusal(*executor, request).find(reason) != std::string::npos, reason);
   }
 }
 

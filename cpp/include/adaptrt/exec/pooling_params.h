@@ -54,6 +54,7 @@ struct PoolingParams {
   PoolingType pooling_type = PoolingType::kLast;
   std::vector<PoolingLayer> layers = {};
   bool normalize = false;
+  std::int32_t row_interval = 1;
 
   /// Lists all problems for hidden states of this width.
   [[nodiscard]] Problems validate(std::int64_t hidden_size) const;
@@ -73,7 +74,11 @@ constexpr auto fields_of(const PoolingParams* /*type*/) {
       Field{"layers", &C::layers,
             "Layers applied to each pooled row in float32: a classifier's linear layer, and the layers "
             "before it."},
-      Field{"normalize", &C::normalize, "Divide each row by its Euclidean length, last of all."}};
+      Field{"normalize", &C::normalize, "Divide each row by its Euclidean length, last of all."},
+      Field{
+          "row_interval", &C::row_interval,
+          "With ALL: return only the rows of the tokens 0, row_interval, 2 * row_interval, and so on. Layers "
+          "after the last attention compute only these rows."}};
 }
 
 }  // namespace adaptrt
