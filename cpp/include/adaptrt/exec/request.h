@@ -211,8 +211,11 @@ constexpr auto fields_of(const Request* /*type*/) {
             "the second. None: all 0. Not in TensorRT-LLM."},
       Field{"request_type", &C::request_type,
             "Refused unless REQUEST_TYPE_CONTEXT_AND_GENERATION: one executor runs both phases."},
-      Field{"multimodal_embedding", &C::multimodal_embedding, "Refused unless None."},
-      Field{"multimodal_input", &C::multimodal_input, "Refused unless None."},
+      Field{"multimodal_embedding", &C::multimodal_embedding,
+            "Rows [rows, hidden_size] that stand in their order for the tokens after the vocabulary; refused "
+            "for models whose rows have coordinates."},
+      Field{"multimodal_input", &C::multimodal_input,
+            "Places of multimodal_embedding's rows; refused without it."},
       Field{"mrope_config", &C::mrope_config, "Refused unless None."},
       Field{"context_phase_params", &C::context_phase_params, "Refused unless None."}};
 }
