@@ -69,6 +69,10 @@ def test_multimodal_embeddings_are_rows_of_the_tokens_after_the_vocabulary(
     assert given.multimodal_embedding is rows
     for fields, complaint in (
         ({"multimodal_embedding": rows[1:]}, f"has {count - 1} rows, and input_token_ids has {count} tokens from"),
+        (
+            {"multimodal_embedding": np.concatenate([rows, rows])},
+            f"has {2 * count} rows, and input_token_ids has {count}",
+        ),
         ({"multimodal_input": places}, "multimodal_input is given without multimodal_embedding"),
         (
             {"multimodal_embedding": rows, "prompt_tuning_config": adaptrt.PromptTuningConfig(rows)},
