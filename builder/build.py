@@ -252,7 +252,12 @@ def _checked_config(
                 f"position from {scaled_from} on, which needs backend {NATIVE}; expected up to {scaled_from}"
             )
         if config.backend == CUDA:
-            problems += problems_of_network(checkpoint.network)
+            quantized = (
+                checkpoint
+                if quantization is None
+                else checkpoint.with_quantization(quantization, int8_activations=False)
+            )
+            problems += problems_of_network(quantized.network)
         else:
             if any(isinstance(op, Experts) for op in checkpoint.network.ops):
                 problems.append(f"{checkpoint.config.architecture} has experts, which need backend {NATIVE}")
@@ -265,7 +270,7 @@ def _checked_config(
                 )
         if not checkpoint.config.has_lm_head:
             problems.append(f"{checkpoint.config.architecture} has no lm_head; such models need backend {NATIVE}")
-        published = checkpoint.config.quantization
+        published = checkpoint.config.quantization if config.backend == TENSORRT else None
         if published is not None and published.is_codebook:
             problems.append(f"weights of {published.code.name} need backend {NATIVE}")
         if published is not None and published.act_order:
@@ -273,7 +278,7 @@ def _checked_config(
         if published is not None and published.has_zero_point and published.quant_algo is QuantAlgo.W8A16:
             problems.append(f"weights of 8 bits with zero points need backend {NATIVE}")
         needs = {
-            "quantization": quantization is not None,
+            "quantization": quantization is not None and config.backend == TENSORRT,
             "quality_text": quality is not None,
             "usage_text": usage is not None,
         }

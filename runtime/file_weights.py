@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from .._core import EngineError, PanelMatrix, VectorView, dtype_name
+from .._core import EngineError, PanelMatrix, QuantAlgo, VectorView, dtype_name
 from ..formats.checkpoint.casting import to_float32
 from ..formats.engine.engine_file import EngineFile
 
@@ -40,11 +40,39 @@ class RowMajorWeights(MappedWeights):
 
     def rows(self, matrix: PanelMatrix, first: int, last: int) -> FloatArray:
         """See MappedWeights."""
+        if matrix.quantization.algo is not QuantAlgo.NONE:
+            return self._quantized_rows(matrix, first, last)
         dtype = np.dtype(dtype_name(matrix.dtype))
         offset = matrix.address - self._begin
         row_bytes = matrix.k * dtype.itemsize
         content = self._bytes[offset + first * row_bytes : offset + last * row_bytes]
         return np.asarray(to_float32(content.view(dtype)), np.float32).reshape(last - first, matrix.k)
+
+    def _quantized_rows(self, matrix: PanelMatrix, first: int, last: int) -> FloatArray:
+        """Returns scale * (integer - zero point). See src/program/matrix_storage.h for the layout."""
+        how, n, k = matrix.quantization, matrix.n, matrix.k
+        groups = -(-k // how.group_size) if how.group_size else 1
+        has_few_bits = how.algo is QuantAlgo.W4A16
+        offset = matrix.address - self._begin
+
+        def part(row_bytes: int) -> npt.NDArray[np.uint8]:
+            """Returns these rows of the next part of the matrix."""
+            nonlocal offset
+            begin = offset + first * row_bytes
+            offset += n * row_bytes
+            return self._bytes[begin : begin + (last - first) * row_bytes].reshape(last - first, row_bytes)
+
+        stored = part(k // 2 if has_few_bits else k)
+        scales = np.ascontiguousarray(part(4 * groups)).view(np.float32)
+        middle = 8 if has_few_bits else 128
+        zeros = part(groups).astype(np.int32) if how.zero_points else np.int32(middle)
+        if has_few_bits:
+            integers = np.stack([stored & 15, stored >> 4], axis=-1).reshape(len(stored), k).astype(np.int32)
+        else:
+            integers = stored.view(np.int8).astype(np.int32) + middle
+        group = np.arange(k) // (how.group_size or k)
+        of_input = zeros[:, group] if how.zero_points else zeros
+        return scales[:, group] * (integers - of_input).astype(np.float32)
 
 
 class FileWeights(MappedWeights):

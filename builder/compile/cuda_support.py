@@ -6,11 +6,12 @@ An op or field that is not in the list is refused, so nothing that is added to n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Final
 
-from ..._core import AttentionKind
+from ..._core import AttentionKind, QuantAlgo
 from ...formats.checkpoint.activation import Activation
+from ...formats.checkpoint.quantization import QuantConfig
 from ...formats.engine.build_config import CUDA, NATIVE
 from ...formats.network.network import Network
 from ...formats.network.ops import Attention, Cast, Embedding, LayerNorm, Linear, Op, RmsNorm, Rotary, Xielu
@@ -19,6 +20,8 @@ from ...formats.network.weights import LinearWeight
 WIDTH_MULTIPLE: Final = 8
 """Kernels read rows in pieces of this many elements."""
 MOST_HEAD_DIM: Final = 256
+COLUMNS_TOGETHER: Final = 16
+"""Inputs of quantised weights that one instruction multiplies."""
 
 _Problem = str | None
 _Check = Callable[[Any], _Problem]
@@ -32,6 +35,10 @@ def problems_of_network(network: Network) -> list[str]:
         f"{architecture} needs {missing}, which backend {CUDA} does not have; use backend {NATIVE}" for missing in found
     ]
     sizes = dict.fromkeys(problem for op in network.ops for problem in _size_problems(op))
+    if network.config.quantization is not None:
+        for weight in _quantized_weights(network):
+            how = network.config.quantization.of_weight(f"{weight.name}.weight")
+            sizes |= dict.fromkeys(_quantization_problems(how, weight.inputs))
     return problems + [f"{architecture} has {problem}; use backend {NATIVE}" for problem in sizes]
 
 
@@ -87,6 +94,34 @@ def _size_problems(op: Op) -> Iterator[str]:
                     yield (
                         f"a linear layer of {size} {what}; expected a multiple of {WIDTH_MULTIPLE} with backend {CUDA}"
                     )
+
+
+def _quantized_weights(network: Network) -> Iterator[LinearWeight]:
+    return (weight for op in network.ops if isinstance(op, Linear) for weight in op.weights if weight.quantized)
+
+
+def _quantization_problems(how: QuantConfig, inputs: int) -> Iterator[str]:
+    """Yields the reasons why no kernel multiplies such weights."""
+    accepted = QuantConfig(
+        quant_algo=how.quant_algo,
+        group_size=how.group_size,
+        has_zero_point=how.has_zero_point,
+        scale_dtype=how.scale_dtype,
+        exclude_modules=how.exclude_modules,
+        quantized_layers=how.quantized_layers,
+    )
+    if how != accepted or how.quant_algo not in (QuantAlgo.W8A16, QuantAlgo.W4A16):
+        integers = "integers of W8A16 and of four bits of W4A16, without minimums and an input permutation"
+        yield f"weights of {replace(how, quantized_layers=()).describe()}; accepted with backend {CUDA}: {integers}"
+        return
+    together = 2 * COLUMNS_TOGETHER if how.has_few_bits else COLUMNS_TOGETHER
+    if inputs % together:
+        yield (
+            f"a linear layer of {inputs} inputs with weights of {how.quant_algo.name}; expected a multiple of "
+            f"{together} with backend {CUDA}"
+        )
+    if how.group_size is not None and how.group_size % COLUMNS_TOGETHER:
+        yield f"a group_size of {how.group_size}; expected a multiple of {COLUMNS_TOGETHER} with backend {CUDA}"
 
 
 def _any(value: Any) -> _Problem:

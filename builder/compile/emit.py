@@ -116,7 +116,7 @@ def emit(
     if max_extra_tokens:
         assert logits is not None  # builder/engine/problems.py checks this.
         logits = replace(logits, width=logits.width + max_extra_tokens)
-    weights = Weights(network.config.quantization, compression)
+    weights = Weights(network.config.quantization, compression, storage.float32_scales)
     numbers = SiteNumbers(first_site, lora=lora, fully_sharded=fully_sharded, layers_only=storage.adapts_layers_only)
     linears = LinearEmitter(network, storage, weights, numbers, logits, sparse_mlp=sparse_mlp, neurons=neurons)
     emitter = _Emitter(network, storage, weights, numbers, linears)

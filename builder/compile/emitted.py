@@ -79,6 +79,8 @@ class Weights:
     quantization: QuantConfig | None = None
     compression: Compression | None = None
     """Compression of linear layers' matrices; None: they stay uncompressed."""
+    float32_scales: bool = False
+    """True if scales of quantised matrices are stored as float32. Their values do not change."""
     matrices: dict[str, tuple[Matrix, WeightRows]] = field(default_factory=dict)
     vectors: dict[str, tuple[Vector, WeightRows | ChosenRows | Array]] = field(default_factory=dict)
     neurons: dict[str, tuple[NeuronTable, WeightNeurons]] = field(default_factory=dict)
@@ -138,7 +140,7 @@ class Weights:
                 algo=algo,
                 group_size=group_size or 0,
                 zero_points=how.has_zero_point,
-                scale_type=how.scale_dtype,
+                scale_type=DType.FLOAT32 if self.float32_scales and how.has_typed_scales else how.scale_dtype,
                 code=how.code,
                 value_type=DType.FLOAT32 if how.value_dtype is None else how.value_dtype,
                 bits=how.bits,

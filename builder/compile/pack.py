@@ -47,6 +47,9 @@ def engine_tensors(
         made.append(EngineTensor(name, np.dtype(np.float32), vector.size, partial(_vector_pieces, tensors, values)))
     numpy_dtype = np.dtype(dtype_name(dtype))
     for name, (matrix, source) in weights.matrices.items():
+        if storage is not PANELS and matrix.quantization is not None:
+            made.append(_quantized_rows(tensors, matrix, source))
+            continue
         if storage is not PANELS:
             pieces = partial(_row_pieces, tensors, matrix.k, source)
             made.append(EngineTensor(name, numpy_dtype, matrix.n * matrix.k, pieces))
@@ -75,6 +78,40 @@ def _quantized_tensor(tensors: RankTensors, matrix: Matrix, source: WeightRows) 
     size = quantized_panel_bytes(Quantization(**vars(matrix.quantization)), matrix.n, matrix.k)
     pieces = partial(_quantized_pieces, tensors, matrix.k, source, matrix.quantization)
     return EngineTensor(matrix.tensor, np.dtype(np.uint8), size, pieces)
+
+
+def _quantized_rows(tensors: RankTensors, matrix: Matrix, source: WeightRows) -> EngineTensor:
+    how = matrix.quantization
+    assert how is not None
+    size = quantized_panel_bytes(Quantization(**vars(how)), matrix.n, matrix.k)
+    return EngineTensor(
+        matrix.tensor, np.dtype(np.uint8), size, partial(_quantized_row_pieces, tensors, matrix.k, source, how)
+    )
+
+
+def _quantized_row_pieces(tensors: RankTensors, k: int, source: WeightRows, how: plan.Quantization) -> Iterator[Array]:
+    """The integers row by row, then the float32 scales and the zero points. See src/program/matrix_storage.h.
+
+    Scales and zero points are in memory meanwhile.
+    """
+    scales, zeros = [], []
+    for piece in tensors.quantized_rows(source.tensor, source.rows, _rows_of_a_piece(k * 4)):
+        scales.append(np.ascontiguousarray(to_float32(piece.scales)))
+        weights = np.ascontiguousarray(piece.weights).view(np.uint8)
+        if how.algo is QuantAlgo.W4A16 and piece.zeros is None:
+            weights = weights ^ 0x88  # from two's complement to integers above 0
+        if piece.zeros is not None:
+            zeros.append(_stored_zeros(piece.zeros, how))
+        yield weights
+    yield np.concatenate(scales).reshape(-1).view(np.uint8)
+    if zeros:
+        yield np.concatenate(zeros).reshape(-1)
+
+
+def _stored_zeros(zeros: Array, how: plan.Quantization) -> Array:
+    """Zero points of an engine, from those of a checkpoint: the integers that they are compared with are unsigned."""
+    unsigned = np.ascontiguousarray(zeros).view(np.uint8)
+    return unsigned ^ 0x80 if how.algo is QuantAlgo.W8A16 else unsigned
 
 
 def _vector_pieces(tensors: RankTensors, source: WeightRows | ChosenRows | Array) -> Iterator[Array]:
@@ -167,9 +204,7 @@ def _quantized_pieces(tensors: RankTensors, k: int, source: WeightRows, how: pla
     for piece in tensors.quantized_rows(source.tensor, source.rows, step):
         count = piece.weights.shape[0]
         scales = np.ascontiguousarray(to_float32(piece.scales))
-        zeros: Array | None = None if piece.zeros is None else np.ascontiguousarray(piece.zeros).view(np.uint8)
-        if zeros is not None and how.algo is QuantAlgo.W8A16:
-            zeros = zeros ^ 0x80
+        zeros = None if piece.zeros is None else _stored_zeros(piece.zeros, how)
         minimums = None if piece.minimums is None else np.ascontiguousarray(to_float32(piece.minimums))
         panels = np.empty(quantized_panel_bytes(in_order, count, k), np.uint8)
         # numpy's buffer protocol has no FP8.

@@ -17,6 +17,8 @@ class Storage:
     """True if matrices of sparse layers may also be stored in rows, columns or neurons."""
     keeps_logit_rows: bool
     """True if the body drops the rows that lead to no logits after its last attention."""
+    float32_scales: bool
+    """True if scales of quantised matrices are stored as float32, whatever their type is."""
     adapts_layers_only: bool
     """True if adapters act only on linear layers of decoder layers."""
 
@@ -29,7 +31,11 @@ class Storage:
         return dtype if self.layout is MatrixLayout.ROWS else DType.FLOAT32
 
 
-PANELS: Final = Storage(layout=MatrixLayout.PANELS, has_copies=True, keeps_logit_rows=True, adapts_layers_only=False)
+PANELS: Final = Storage(
+    layout=MatrixLayout.PANELS, has_copies=True, keeps_logit_rows=True, float32_scales=False, adapts_layers_only=False
+)
 """Storage of native engines."""
-ROWS: Final = Storage(layout=MatrixLayout.ROWS, has_copies=False, keeps_logit_rows=False, adapts_layers_only=True)
+ROWS: Final = Storage(
+    layout=MatrixLayout.ROWS, has_copies=False, keeps_logit_rows=False, float32_scales=True, adapts_layers_only=True
+)
 """Storage of CUDA engines."""

@@ -260,7 +260,7 @@ def _backend_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list
             f"a {dtype_name(checkpoint.dtype)} checkpoint cannot be built with backend {config.backend}, whose kernels "
             "multiply 16-bit numbers; convert the checkpoint with --dtype float16 or bfloat16"
         )
-    if checkpoint.quantization is not None:
+    if checkpoint.quantization is not None and config.backend == TENSORRT:
         found.append(
             f"a checkpoint of {checkpoint.quantization.quant_algo.name} weights cannot be built with backend "
             f"{config.backend} yet; convert it without --use_weight_only"

@@ -18,6 +18,7 @@ from lora_timings import lora_timings
 from machine import Machine
 from product_checks import product_checks
 from product_timings import product_timings
+from quantized_product_checks import quantized_product_checks
 from rates import measure_rates
 from results import Check, Report, Row, Timing, row_cells
 from row_checks import row_checks
@@ -47,6 +48,7 @@ def main() -> int:
             run.checks("lora", lambda: lora_checks(machine, subset=few))
             run.checks("attention", lambda: attention_checks(machine, subset=few))
             run.checks("product", lambda: product_checks(machine, subset=few))
+            run.checks("quantized product", lambda: quantized_product_checks(machine, subset=few))
             run.checks("rows", lambda: row_checks(machine, subset=few))
         elif part == SESSION:
             run.checks("session", lambda: _served("session_checks").session_checks(machine, subset=few))

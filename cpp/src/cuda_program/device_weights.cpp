@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "adaptrt/core/quantized_panels.h"
 #include "kernel_configs.h"
 
 namespace adaptrt {
@@ -14,6 +15,22 @@ std::span<const std::byte> bytes_of(const PanelMatrix& matrix) {
 
 std::span<const std::byte> bytes_of(const VectorView& vector) {
   return std::as_bytes(std::span(vector.data, static_cast<std::size_t>(vector.size)));
+}
+
+/// Bytes of the parts of a quantised matrix, which follow one another.
+struct QuantizedBytes {
+  std::span<const std::byte> weights;
+  std::span<const std::byte> scales;
+  std::span<const std::byte> zeros;  ///< empty without zero points
+};
+
+QuantizedBytes quantized_bytes(const PanelMatrix& matrix) {
+  const QuantizedPanel parts = parts_of_panel(matrix.quantization, matrix.data, matrix.k, matrix.n);
+  const std::byte* end = matrix.data + matrix.bytes();
+  const std::byte* scales_end = parts.extra == nullptr ? end : parts.extra;
+  return {.weights = {parts.weights, parts.scales},
+          .scales = {parts.scales, scales_end},
+          .zeros = {scales_end, end}};
 }
 
 /// Size of the rows of zeros behind `rows` rows that are as wide as those of `matrix`.
@@ -34,6 +51,22 @@ const void* DeviceWeights::matrices(std::span<const LinearPart> parts) {
     rows += part.weight.n;
   }
   return copy(pieces, bytes_of_padding(rows, parts.front().weight));
+}
+
+QuantizedMatrices DeviceWeights::quantized_matrices(std::span<const LinearPart> parts) {
+  std::int64_t rows = 0;
+  for (const LinearPart& part : parts) rows += part.weight.n;
+  // Copies one kind of bytes of all parts, and the same of the rows of zeros.
+  const auto copy_all = [&](std::span<const std::byte> QuantizedBytes::* kind) -> const std::byte* {
+    std::vector<Piece> pieces;
+    for (const LinearPart& part : parts) pieces.push_back(quantized_bytes(part.weight).*kind);
+    const std::size_t row_bytes = pieces.front().size() / static_cast<std::size_t>(parts.front().weight.n);
+    if (row_bytes == 0) return nullptr;
+    return copy(pieces, static_cast<std::size_t>(padded_rows(rows) - rows) * row_bytes);
+  };
+  return {.weights = copy_all(&QuantizedBytes::weights),
+          .scales = reinterpret_cast<const float*>(copy_all(&QuantizedBytes::scales)),
+          .zeros = reinterpret_cast<const std::uint8_t*>(copy_all(&QuantizedBytes::zeros))};
 }
 
 const void* DeviceWeights::matrix(const PanelMatrix& matrix) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <span>
 #include <utility>
@@ -13,6 +14,14 @@
 
 namespace adaptrt {
 
+/// Quantised matrices of a linear layer's parts on the device, one below the other. See
+/// cuda::QuantizedProductKernel for their layout.
+struct QuantizedMatrices {
+  const void* weights = nullptr;
+  const float* scales = nullptr;
+  const std::uint8_t* zeros = nullptr;  ///< nullptr without zero points
+};
+
 /// Copies of weights on the device. A weight that two ops share is copied once. Errors are those of
 /// Device::allocate and Stream.
 class DeviceWeights {
@@ -23,6 +32,8 @@ class DeviceWeights {
   /// Returns the matrices [n, k] of a linear layer's parts, one below the other, as one matrix, and then the
   /// rows of zeros of padded_rows().
   [[nodiscard]] const void* matrices(std::span<const LinearPart> parts);
+  /// Returns the quantised matrices of a linear layer's parts, and the padded_rows(), whose scales are 0.
+  [[nodiscard]] QuantizedMatrices quantized_matrices(std::span<const LinearPart> parts);
   /// Returns a matrix and its padded_rows().
   [[nodiscard]] const void* matrix(const PanelMatrix& matrix);
   /// Returns nullptr for an empty vector.

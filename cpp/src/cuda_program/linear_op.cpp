@@ -1,10 +1,12 @@
 #include "linear_op.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 
 #include "adaptrt/cuda/lora_kernel.h"
 #include "adaptrt/cuda/product_kernel.h"
+#include "adaptrt/cuda/quantized_product_kernel.h"
 #include "adaptrt/cuda/row_kernels.h"
 #include "kernel_configs.h"
 
@@ -19,14 +21,60 @@ struct Adapters {
   void* workspace = nullptr;
 };
 
+/// The product of a layer with plain or quantised weights.
+class Product {
+ public:
+  Product(const LinearOp& op, const Program& program, const void* x, void* y, DeviceWeights& weights)
+      : x_(x), y_(y) {
+    const PanelMatrix& first = op.parts.front().weight;
+    const auto in = static_cast<std::int32_t>(first.k);
+    const auto out = static_cast<std::int32_t>(padded_rows(product_width(op)));
+    const bool float32_output = op.output == program.logits;
+    const Quantization& how = first.quantization;
+    if (how.algo == QuantAlgo::kNone) {
+      plain_.emplace(cuda::ProductKernel::Config{
+          .dtype = program.dtype, .in_size = in, .out_size = out, .float32_output = float32_output});
+      matrix_ = weights.matrices(op.parts);
+    } else {
+      quantized_.emplace(cuda::QuantizedProductKernel::Config{
+          .dtype = program.dtype,
+          .bits = has_few_bits(how.algo) ? how.bits : 8,
+          .in_size = in,
+          .out_size = out,
+          .group_size = static_cast<std::int32_t>(std::min<std::int64_t>(how.group_size, first.k)),
+          .float32_output = float32_output});
+      matrices_ = weights.quantized_matrices(op.parts);
+    }
+  }
+
+  void enqueue(std::int64_t tokens, void* stream) const {
+    if (plain_) {
+      plain_->enqueue(tokens, {.x = x_, .weights = matrix_}, y_, stream);
+    } else {
+      quantized_->enqueue(
+          tokens,
+          {.x = x_, .weights = matrices_.weights, .scales = matrices_.scales, .zeros = matrices_.zeros}, y_,
+          stream);
+    }
+  }
+
+ private:
+  const void* x_;
+  void* y_;
+  std::optional<cuda::ProductKernel> plain_;
+  const void* matrix_ = nullptr;
+  std::optional<cuda::QuantizedProductKernel> quantized_;
+  QuantizedMatrices matrices_;
+};
+
 class LinearLaunches final : public CudaOp {
  public:
   LinearLaunches(const LinearOp& op, const Program& program, bool is_head, const CudaMemory& memory,
                  DeviceWeights& weights)
       : is_head_(is_head),
-        inputs_{.x = memory.buffer(op.input), .weights = weights.matrices(op.parts)},
-        product_(product_config(op, program)),
-        y_(destination(op, program, memory)) {
+        x_(memory.buffer(op.input)),
+        y_(destination(op, program, memory)),
+        product_(op, program, x_, y_, weights) {
     if (const auto config = lora_config(op, program)) {
       adapters_ = Adapters{.kernel = cuda::LoraKernel(*config),
                            .in = op.parts.front().weight.k,
@@ -71,7 +119,7 @@ class LinearLaunches final : public CudaOp {
 
   void enqueue(const CudaRun& run) const override {
     const std::int64_t rows = is_head_ ? run.shape.logit_rows : run.shape.tokens;
-    product_.enqueue(rows, inputs_, y_, run.stream);
+    product_.enqueue(rows, run.stream);
     if (adapters_ && run.shape.has_adapters) adapt(run, *adapters_);
     if (finish_) {
       cuda::Finish finish = *finish_;
@@ -91,13 +139,6 @@ class LinearLaunches final : public CudaOp {
   }
 
  private:
-  static cuda::ProductKernel::Config product_config(const LinearOp& op, const Program& program) {
-    return {.dtype = program.dtype,
-            .in_size = static_cast<std::int32_t>(op.parts.front().weight.k),
-            .out_size = static_cast<std::int32_t>(padded_rows(product_width(op))),
-            .float32_output = op.output == program.logits};
-  }
-
   /// Returns where the product is written.
   static void* destination(const LinearOp& op, const Program& program, const CudaMemory& memory) {
     if (has_padded_logits(op, program)) return memory.padded_logits();
@@ -111,7 +152,7 @@ class LinearLaunches final : public CudaOp {
          .in = adapters.in,
          .sequences = run.shape.sequences + run.shape.split_sequences,
          .layers = adapters.tables->ranks.dims[1]},
-        {.x = inputs_.x,
+        {.x = x_,
          .base = y_,
          .sequence_offsets = run.adapter_offsets,
          .adapter_slots = run.adapter_slots,
@@ -121,9 +162,9 @@ class LinearLaunches final : public CudaOp {
   }
 
   bool is_head_;
-  cuda::ProductKernel::Inputs inputs_;
-  cuda::ProductKernel product_;
+  const void* x_;
   void* y_;
+  Product product_;
   std::optional<Adapters> adapters_;
   std::optional<cuda::Finish> finish_;
   std::optional<cuda::FinishLogits> logits_finish_;

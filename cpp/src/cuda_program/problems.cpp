@@ -119,11 +119,26 @@ class Checker {
     refuse_op(is_gated(op.epilogue) && op.scale != 1.0F, "a factor of its gate");
     for (const LinearPart& part : op.parts) {
       check_width(part.weight.k, "the input's width");
+      check_quantization(part.weight);
       if (op.output != program_.logits) check_width(part.weight.n, "an output's width");
     }
     if (op.output != program_.logits) return;
     refuse_op(op.lora_site >= 0, "adapters of the logits");
     refuse_op(op.epilogue != LinearEpilogue::kStore, "logits after an activation");
+  }
+  /// Copies move 16 bytes of integers, and instructions multiply 16 of them.
+  void check_quantization(const PanelMatrix& matrix) {
+    constexpr std::int64_t kTogether = 16;
+    const Quantization& how = matrix.quantization;
+    if (how.algo == QuantAlgo::kNone) return;
+    const std::int64_t unit = has_few_bits(how.algo) ? 2 * kTogether : kTogether;
+    const auto refuse_size = [&](std::string_view what, std::int64_t size, std::int64_t expected) {
+      if (size % expected == 0) return;
+      problems_.add(where_ + ": " + std::string(what) + " of quantised weights is " + std::to_string(size) +
+                    "; expected a multiple of " + std::to_string(expected));
+    };
+    refuse_size("the input's width", matrix.k, unit);
+    refuse_size("the group size", how.group_size, kTogether);
   }
   template <typename Other>
   void check(const Other& /*op*/) {

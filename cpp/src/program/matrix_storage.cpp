@@ -176,6 +176,30 @@ void check_columns(const PanelMatrix& matrix, std::vector<std::string>* problems
 
 }  // namespace
 
+std::vector<std::string> problems_of_rows(const PanelMatrix& matrix) {
+  std::vector<std::string> problems;
+  if (matrix.is_compressed() || matrix.is_stored_twice()) {
+    problems.push_back("is compressed or stored twice, which no row-major matrix is");
+  }
+  const Quantization& how = matrix.quantization;
+  if (how.algo == QuantAlgo::kNone) return problems;
+  const bool is_weight_only = how.algo == QuantAlgo::kW8A16 || how.algo == QuantAlgo::kW4A16;
+  if (!is_weight_only || how.is_codebook() || how.minimums || how.act_order || how.bits != 4) {
+    problems.push_back(
+        "is quantised in a way that no row-major matrix is; it may have integers of W8A16 or of 4 bits of "
+        "W4A16, without minimums and a permutation");
+  }
+  if (has_typed_scales(how) && how.scale_type != DType::kFloat32) {
+    problems.push_back("is row-major and has scales of " + std::string(name_of(how.scale_type)) +
+                       "; they must be float32");
+  }
+  if (matrix.k % packed_inputs(4) != 0) {
+    problems.push_back("is row-major, quantised and has " + text(matrix.k) +
+                       " inputs, which must be a multiple of " + text(packed_inputs(4)));
+  }
+  return problems;
+}
+
 std::vector<std::string> problems_of_storage(const PanelMatrix& matrix) {
   std::vector<std::string> problems;
   check_quantization(matrix, &problems);

@@ -47,9 +47,10 @@ void Validator::check_matrix(std::string_view name, const PanelMatrix& matrix, s
   if (matrix.has_columns && access != MatrixAccess::kSomeInputs) {
     add(where_ + ": " + std::string(name) + " has columns, which only one layer of a sparse input can have");
   }
-  if (program_.matrix_layout == MatrixLayout::kRows && (!matrix.is_plain() || matrix.is_stored_twice())) {
-    add(where_ + ": " + std::string(name) +
-        " is quantised, compressed or stored twice, which no row-major matrix is");
+  if (program_.matrix_layout == MatrixLayout::kRows) {
+    for (const std::string& problem : problems_of_rows(matrix)) {
+      add(where_ + ": " + std::string(name) + " " + problem);
+    }
   }
   for (std::string& problem : problems_of_storage(matrix)) {
     add(where_ + ": " + std::string(name) + " " + std::move(problem));

@@ -72,6 +72,58 @@ BOOST_AUTO_TEST_CASE(matrices_end_with_rows_of_zeros) {
   BOOST_TEST(read<std::uint16_t>(embedding, 16 * 8) == values, boost::test_tools::per_element());
 }
 
+// Integers, scales and zero points of all parts, each followed by those of rows of zeros.
+BOOST_AUTO_TEST_CASE(quantised_parts_are_joined) {
+  HostDevice device(std::size_t{1} << 20);
+  const auto stream = device.make_stream();
+  DeviceWeights weights(device, *stream, 16);
+  // [n][k / 2] integers, [n][2] scales, [n][2] zero points, for k of 32 in groups of 16.
+  const auto bytes_of = [](std::int64_t n, int first) {
+    std::vector<std::byte> bytes;
+    for (std::int64_t i = 0; i < n * 16; ++i) bytes.push_back(static_cast<std::byte>(first + i));
+    for (std::int64_t i = 0; i < n * 2; ++i) {
+      const float scale = static_cast<float>(first) + static_cast<float>(i) / 4;
+      const auto* from = reinterpret_cast<const std::byte*>(&scale);
+      bytes.insert(bytes.end(), from, from + sizeof scale);
+    }
+    for (std::int64_t i = 0; i < n * 2; ++i) bytes.push_back(static_cast<std::byte>(first + 7 * i));
+    return bytes;
+  };
+  const std::vector<std::byte> first = bytes_of(3, 20);
+  const std::vector<std::byte> second = bytes_of(2, 90);
+  for (const bool has_zeros : {true, false}) {
+    const auto part_of = [&](const std::vector<std::byte>& bytes, std::int64_t n) {
+      return LinearPart{{.data = bytes.data(),
+                         .dtype = DType::kBFloat16,
+                         .n = n,
+                         .k = 32,
+                         .quantization = {.algo = QuantAlgo::kW4A16,
+                                          .group_size = 16,
+                                          .zero_points = has_zeros,
+                                          .scale_type = DType::kFloat32}},
+                        {}};
+    };
+    const std::vector<LinearPart> parts{part_of(first, 3), part_of(second, 2)};
+    const QuantizedMatrices found = weights.quantized_matrices(parts);
+    weights.finish();
+    const auto expect_joined = [&](const void* address, std::size_t begin, std::size_t row_bytes) {
+      std::vector<std::byte> expected(first.begin() + static_cast<std::ptrdiff_t>(begin * 3),
+                                      first.begin() + static_cast<std::ptrdiff_t>((begin + row_bytes) * 3));
+      expected.insert(expected.end(), second.begin() + static_cast<std::ptrdiff_t>(begin * 2),
+                      second.begin() + static_cast<std::ptrdiff_t>((begin + row_bytes) * 2));
+      expected.resize(8 * row_bytes);
+      BOOST_TEST((read<std::byte>(address, expected.size()) == expected));
+    };
+    expect_joined(found.weights, 0, 16);
+    expect_joined(found.scales, 16, 8);
+    if (has_zeros) {
+      expect_joined(found.zeros, 24, 2);
+    } else {
+      BOOST_TEST(found.zeros == nullptr);
+    }
+  }
+}
+
 BOOST_AUTO_TEST_CASE(there_may_be_no_bias_and_no_vector) {
   HostDevice device(std::size_t{1} << 20);
   const auto stream = device.make_stream();

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +14,9 @@ from adaptrt._core import QuantAlgo
 from adaptrt.builder import cli
 from adaptrt.builder.network.onnx_graph import NetworkOptions
 from adaptrt.formats.checkpoint.quantization import QuantConfig
-from adaptrt.formats.checkpoint.quantizer import dequantize_rows, quantize_rows
 from adaptrt.formats.engine.engine_config import EngineConfig
 from adaptrt.runtime.engine import load_engine
+from support.dequantized import dequantized_model
 from support.models import ModelSpec, Reference, save_adapter, save_model
 from support.oracle import NetworkOracle, SequenceChunk, step_inputs
 from support.serving import Answer, build_engine, collect, make_request, run_command
@@ -41,22 +40,6 @@ BUILDS = {
     "w4a8 zeros": (ZEROS_32, QuantConfig(quant_algo=QuantAlgo.W4A8, group_size=32, has_zero_point=True)),
 }
 ROUND_ACTIVATIONS = (QuantAlgo.W8A8, QuantAlgo.W4A8)
-LINEARS = re.compile(r".*_proj\.weight|lm_head\.weight")
-
-
-def dequantized_model(model: Path, directory: Path, config: QuantConfig) -> Path:
-    """Copies the model and replaces each linear weight by the values of its quantised form."""
-    weights = load_file(model / "model.safetensors")
-    for name, rows in weights.items():
-        if LINEARS.fullmatch(name):
-            how = QuantConfig(quant_algo=QuantAlgo.W8A16) if name == "lm_head.weight" else config
-            weights[name] = np.ascontiguousarray(dequantize_rows(quantize_rows(rows, how), how))
-    directory.mkdir()
-    for file in model.iterdir():
-        if file.name != "model.safetensors":
-            (directory / file.name).write_bytes(file.read_bytes())
-    save_file(weights, directory / "model.safetensors", {"format": "pt"})
-    return directory
 
 
 def answers_of(engine: Path, prompts: list[list[int]], adapters: list[Path | None]) -> list[Answer]:

@@ -15,7 +15,17 @@ import numpy as np
 import pytest
 
 import adaptrt
-from adaptrt._core import AdapterError, ConfigError, DType, EngineError, LinearEpilogue, MatrixLayout, lora_modules
+from adaptrt._core import (
+    AdapterError,
+    ConfigError,
+    DType,
+    EngineError,
+    LinearEpilogue,
+    MatrixLayout,
+    QuantAlgo,
+    WeightCode,
+    lora_modules,
+)
 from adaptrt.builder.build import build
 from adaptrt.builder.cli import main as command_line
 from adaptrt.builder.compile import cuda_support
@@ -26,6 +36,7 @@ from adaptrt.common.safetensors_stream import SafetensorsReader
 from adaptrt.formats.adapter import convert_adapter
 from adaptrt.formats.checkpoint.activation import Activation
 from adaptrt.formats.checkpoint.casting import to_float32
+from adaptrt.formats.checkpoint.quantization import QuantConfig
 from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.formats.engine.engine_config import EngineConfig
 from adaptrt.formats.engine.engine_file import EngineFile
@@ -189,15 +200,63 @@ def test_float32_checkpoints_are_refused(tmp_path: Path) -> None:
     assert "a float32 checkpoint cannot be built with backend cuda, whose kernels multiply 16-bit numbers" in found
 
 
-def test_quantised_checkpoints_and_caches_are_refused(tmp_path: Path) -> None:
-    save_model(SPEC, tmp_path / "model")
-    run_command(
-        "convert-checkpoint", "--model_dir", tmp_path / "model", "--output_dir", tmp_path / "checkpoint", "--dtype",
-        "bfloat16", "--use_weight_only", "--int8_kv_cache",
-    )  # fmt: skip
+def test_other_quantised_checkpoints_and_caches_are_refused(tmp_path: Path) -> None:
+    model, w8a8 = save_model(SPEC, tmp_path / "model"), QuantConfig(quant_algo=QuantAlgo.W8A8)
+    convert_checkpoint(model, tmp_path / "checkpoint", dtype=DType.BFLOAT16, quantization=w8a8, int8_kv_cache=True)
     found = refusal(SIZES, tmp_path / "checkpoint", tmp_path)
-    assert "a checkpoint of W8A16 weights cannot be built with backend cuda yet" in found
+    assert "LlamaForCausalLM has weights of W8A8; accepted with backend cuda: integers of W8A16 and of four" in found
     assert "an int8 KV cache needs backend native" in found
+
+
+@pytest.mark.parametrize(
+    ("how", "complaint"),
+    [
+        (
+            {"code": WeightCode.NF4, "value_dtype": DType.BFLOAT16, "group_size": 64},
+            "weights of W4A16 of NF4 in groups of 64; accepted",
+        ),
+        ({"group_size": 32, "has_minimum": True}, "weights of W4A16 in groups of 32 with minimums; accepted"),
+        ({"group_size": 32, "act_order": True}, "weights of W4A16 in groups of 32, reordered; accepted"),
+        ({"group_size": 32, "bits": 3}, "weights of W4A16 of 3 bits in groups of 32; accepted"),
+        ({"group_size": 32}, "a linear layer of 40 inputs with weights of W4A16; expected a multiple of 32"),
+    ],
+)
+def test_a_quantisation_without_a_kernel_is_refused_by_name(root: Path, how: dict[str, Any], complaint: str) -> None:
+    checkpoint = Checkpoint.open(root / "checkpoint")
+    config = replace(checkpoint.config, quantization=QuantConfig(quant_algo=QuantAlgo.W4A16, **how))
+    network = checkpoint.with_config(config).network
+    assert any(complaint in problem for problem in problems_of_network(network))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        QuantConfig(quant_algo=QuantAlgo.W8A16),
+        QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=32),
+        QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=16, has_zero_point=True),
+    ],
+    ids=QuantConfig.describe,
+)
+def test_quantised_weights_have_the_values_of_the_native_engine(how: QuantConfig, tmp_path: Path) -> None:
+    spec = replace(SPEC, intermediate_size=96)
+    checkpoint = make_checkpoint(spec, tmp_path, DType.BFLOAT16)
+    build(checkpoint, WITH_LORA, tmp_path / "cuda", quantization=how)
+    build(checkpoint, replace(WITH_LORA, backend="native"), tmp_path / "native", quantization=how)
+    engine, native = (load_engine(tmp_path / name) for name in ("cuda", "native"))
+    assert isinstance(engine, CudaEngine)
+    assert engine.program.validate() == []
+    weights = cuda_engine.RowMajorWeights(engine.storage)
+    compared = 0
+    ours, theirs = (
+        [op for op in (*each.program.body, *each.program.head) if hasattr(op, "parts")] for each in (engine, native)
+    )
+    for ours_op, native_op in zip(ours, theirs, strict=True):
+        for part, other in zip(ours_op.parts, native_op.parts, strict=True):
+            assert part.weight.quantization.algo is not QuantAlgo.NONE
+            expected = other.weight.rows(1, other.weight.n)
+            np.testing.assert_array_equal(weights.rows(part.weight, 1, part.weight.n), expected)
+            compared += 1
+    assert compared == 7 * spec.num_hidden_layers + 1
 
 
 def test_several_ranks_are_refused(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ struct Program {
   std::int32_t max_encoder_input_len = 0;  // at most max_num_tokens, because inputs are never split
   std::int32_t tokens_per_block = 0;
   /// Layout of all matrices. With kRows, they are row-major, for the CUDA kernels: `dtype` is float16 or
-  /// bfloat16, and no matrix is quantised, compressed or stored twice.
+  /// bfloat16, and matrices are plain or of integers. matrix_storage.h in src/program has the details.
   MatrixLayout matrix_layout = MatrixLayout::kPanels;
   /// True: keys and values are stored as int8 with one scale per token and key-value head, not as `dtype`.
   bool int8_kv_cache = false;

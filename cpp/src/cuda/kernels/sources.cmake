@@ -7,7 +7,8 @@ set(ADAPTRT_CUDA_KERNEL_SOURCES
     attention/paged_attention.cu
     attention/prefill.cu
     attention/rotate_and_write.cu
-    product/product.cu)
+    product/product.cu
+    product/quantized.cu)
 set(ADAPTRT_CUDA_ROW_SOURCES
     rows/added_norm.cu
     rows/addition.cu
