@@ -14,12 +14,15 @@ from ...formats.checkpoint.activation import Activation
 from ...formats.checkpoint.quantization import QuantConfig
 from ...formats.engine.build_config import CUDA, NATIVE
 from ...formats.network.network import Network
-from ...formats.network.ops import Attention, Cast, Embedding, LayerNorm, Linear, Op, RmsNorm, Rotary, Xielu
+from ...formats.network.operands import Routing
+from ...formats.network.ops import Attention, Cast, Embedding, Experts, LayerNorm, Linear, Op, RmsNorm, Rotary, Xielu
 from ...formats.network.weights import LinearWeight
 
 WIDTH_MULTIPLE: Final = 8
 """Kernels read rows in pieces of this many elements."""
 MOST_HEAD_DIM: Final = 256
+MOST_EXPERTS: Final = 1024
+MOST_EXPERTS_OF_TOKEN: Final = 32
 COLUMNS_TOGETHER: Final = 16
 """Inputs of quantised weights that one instruction multiplies."""
 
@@ -36,6 +39,8 @@ def problems_of_network(network: Network) -> list[str]:
     ]
     sizes = dict.fromkeys(problem for op in network.ops for problem in _size_problems(op))
     if network.config.quantization is not None:
+        if any(weight.quantized for op in network.ops if isinstance(op, Experts) for weight in (*op.gate, *op.down)):
+            sizes["quantised experts"] = None
         for weight in _quantized_weights(network):
             how = network.config.quantization.of_weight(f"{weight.name}.weight")
             sizes |= dict.fromkeys(_quantization_problems(how, weight.inputs))
@@ -56,6 +61,8 @@ def _problems_of_op(op: Op) -> Iterator[str]:
             yield f"the op {name} with {field.name}{problem}"
     if isinstance(op, Linear):
         yield from _problems_of_linear(op)
+    if isinstance(op, Attention) and op.interleaved and op.norms_after_rotation:
+        yield "the op Attention with interleaved and norms_after_rotation"
 
 
 def _problems_of_linear(op: Linear) -> Iterator[str]:
@@ -85,8 +92,10 @@ def _size_problems(op: Op) -> Iterator[str]:
                 f"{2 * half} rotated elements of a head with norms after the rotation; expected a multiple of "
                 f"{2 * WIDTH_MULTIPLE} with backend {CUDA}"
             )
-    if isinstance(op, Linear):
-        for weight in op.weights:
+    if isinstance(op, Experts) and len(op.down) > MOST_EXPERTS:
+        yield f"{len(op.down)} experts; expected at most {MOST_EXPERTS} with backend {CUDA}"
+    if isinstance(op, (Linear, Experts)):
+        for weight in op.weights if isinstance(op, Linear) else (op.gate[0], op.down[0]):
             # Rows of zeros complete lm_head, so any vocabulary runs.
             outputs = () if op.layer is None else weight.parts
             for what, size in (("inputs", weight.inputs), *(("outputs", part.outputs) for part in outputs)):
@@ -97,7 +106,8 @@ def _size_problems(op: Op) -> Iterator[str]:
 
 
 def _quantized_weights(network: Network) -> Iterator[LinearWeight]:
-    return (weight for op in network.ops if isinstance(op, Linear) for weight in op.weights if weight.quantized)
+    linears = (op for op in network.ops if isinstance(op, Linear))
+    return (weight for op in linears for weight in op.weights if weight.quantized)
 
 
 def _quantization_problems(how: QuantConfig, inputs: int) -> Iterator[str]:
@@ -137,10 +147,36 @@ def _causal(kind: AttentionKind) -> _Problem:
     return None if kind is AttentionKind.CAUSAL else f" {kind.name}"
 
 
+def _known_routing(routing: Routing) -> _Problem:
+    if routing.top_k > MOST_EXPERTS_OF_TOKEN:
+        return f" of {routing.top_k} experts for a token"
+    others = (field for field in fields(routing) if field.name not in _ROUTING)
+    missing = [field.name for field in others if getattr(routing, field.name) != field.default]
+    return f" with {', '.join(missing)}" if missing else None
+
+
+def _gated(activation: Activation) -> _Problem:
+    return None if activation in _GATED else f" {activation.value}"
+
+
 def _one_or_two(weights: tuple[LinearWeight, ...]) -> _Problem:
     return None if len(weights) in (1, 2) else f" of {len(weights)} matrices"
 
 
+_ROUTING: Final = frozenset(
+    (
+        "scores",
+        "top_k",
+        "num_groups",
+        "topk_groups",
+        "norm_topk_prob",
+        "rates_groups_by_best",
+        "scale",
+        "bias",
+        "expert_scale",
+    )
+)
+"""Fields of Routing that the kernels know; others must have their defaults."""
 _GATED: Final = frozenset(
     (
         Activation.SILU,
@@ -171,6 +207,11 @@ _ACCEPTED: Final[Mapping[type[Op], Mapping[str, _Check]]] = {
         ("scope", "input", "output", "weight", "bias", "epsilon", "gather_logit_rows", "is_stream", "number"), _any
     ),
     Cast: dict.fromkeys(("scope", "input", "output"), _any),
+    Experts: {
+        **dict.fromkeys(("scope", "layer", "input", "router_logits", "output", "add_to", "gate", "up", "down"), _any),
+        "routing": _known_routing,
+        "activation": _gated,
+    },
     Xielu: dict.fromkeys(("scope", "input", "output", "parameters"), _any),
     Attention: {
         **dict.fromkeys(("scope", "layer", "qkv", "rotary", "output", "shape", "scale", "window", "softcap"), _any),

@@ -62,6 +62,7 @@ class LinearEmitter:
         self._dtype = network.config.dtype
         self._activation = storage.activation_type(self._dtype)
         self._stored = storage.stored_type(self._dtype)
+        self._router_logits = {op.router_logits.name for op in network.ops if isinstance(op, Experts)}
         self._sparse_mlp = sparse_mlp
         self._sparse_values: set[str] = set()
         self._neurons = _neuron_pairs(network) if neurons and sparse_mlp else {}
@@ -107,8 +108,8 @@ class LinearEmitter:
     def _output_type(self, op: Linear, output: Value) -> DType:
         if op.activation is not None:
             return self._activation
-        is_sum = op.add_to is not None or output == self._logits
-        return DType.FLOAT32 if is_sum else self._stored
+        is_exact = op.add_to is not None or output == self._logits or output.name in self._router_logits
+        return DType.FLOAT32 if is_exact else self._stored
 
     def experts(self, op: Experts) -> EmittedOp:
         """Emits a layer's experts and their routing."""

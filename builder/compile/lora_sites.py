@@ -40,7 +40,7 @@ def lora_sites(op: Op, *, fully_sharded: bool, layers_only: bool = False) -> tup
     """Sites where adapters act on an op.
 
     fully_sharded: tensor-parallel ranks split both adapter matrices of each layer that they split.
-    layers_only: adapters do not act on lm_head, the embedding and norms.
+    layers_only: adapters do not act on lm_head, the embedding, norms, experts and routers.
     """
     return tuple(
         LoraSite(
@@ -64,7 +64,7 @@ def lora_sites(op: Op, *, fully_sharded: bool, layers_only: bool = False) -> tup
             share=site.weights[0].share if fully_sharded else 0,
         )
         for site in sites_of(op)
-        if not layers_only or not (site.is_of_vocabulary or site.is_norm)
+        if not layers_only or not (site.is_of_vocabulary or site.is_norm or site.is_of_experts)
     )
 
 

@@ -97,7 +97,7 @@ def _quantized_row_pieces(tensors: RankTensors, k: int, source: WeightRows, how:
     scales, zeros = [], []
     for piece in tensors.quantized_rows(source.tensor, source.rows, _rows_of_a_piece(k * 4)):
         scales.append(np.ascontiguousarray(to_float32(piece.scales)))
-        weights = np.ascontiguousarray(piece.weights).view(np.uint8)
+        weights: Array = np.ascontiguousarray(piece.weights).view(np.uint8)
         if how.algo is QuantAlgo.W4A16 and piece.zeros is None:
             weights = weights ^ 0x88  # from two's complement to integers above 0
         if piece.zeros is not None:

@@ -15,7 +15,7 @@ from ...formats.adapter import (
     read_prompt_embeddings,
 )
 from ...formats.engine.build_config import CUDA, NATIVE, BuildConfig
-from ...formats.network.adapter_sites import AdaptedModules, is_target
+from ...formats.network.adapter_sites import AdaptedModules, is_target, needs_native
 from ...formats.network.network import Network
 
 
@@ -45,6 +45,9 @@ def adapter_for(
         problems.append("the adapter has factors (DoRA or IA3), which need an engine with dora_plugin enable")
     if config.backend == CUDA and (adapter.config[0, :, 3] & SHIFT).any():
         problems.append(f"the adapter has shifts (of biases), which need backend {NATIVE}")
+    native_only = [name for name in modules_of(adapter) if config.backend != NATIVE and needs_native(name)]
+    if native_only:
+        problems.append(f"the adapter changes {', '.join(native_only)}, which needs backend {NATIVE}")
     missing = [name for name in modules_of(adapter) if target_modules and name not in target_modules]
     if missing:
         problems.append(f"the adapter changes {', '.join(missing)}, which lora_target_modules does not include")

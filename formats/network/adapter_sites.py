@@ -23,6 +23,7 @@ from .ops import (
 from .weights import LinearWeight, Part, Split, name_now, whole
 
 EXPERT_MODULES: Final = ("moe_h_to_4h", "moe_gate", "moe_4h_to_h")
+ROUTER: Final = "moe_router"
 """Gate, up and down of each expert."""
 
 KV_B: Final = "attn_kv_b"
@@ -83,6 +84,11 @@ class AdaptedModule:
         return bool(_MODULES[self.module].is_of_vocabulary)
 
 
+def needs_native(module: str) -> bool:
+    """True for a module that only native engines adapt: lm_head, the embedding, experts and routers."""
+    return bool(_MODULES[module].is_of_vocabulary) or module in (*EXPERT_MODULES, ROUTER)
+
+
 @dataclass(frozen=True)
 class ExpertBlock:
     """Experts of a layer; transformers 5 stacks their linear layers in parameters."""
@@ -132,6 +138,11 @@ class AdapterSite:
     def is_norm(self) -> bool:
         """True for a norm."""
         return self.parts[0].module == NORM
+
+    @property
+    def is_of_experts(self) -> bool:
+        """True for a layer of an expert or of the router that chooses experts."""
+        return self.parts[0].module in (*EXPERT_MODULES, ROUTER)
 
     def outputs_of(self, part: Part) -> int:
         """Number of outputs that a part has in this site."""

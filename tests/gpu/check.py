@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from attention_checks import attention_checks
 from attention_timings import attention_timings
+from expert_checks import expert_checks
 from lora_checks import lora_checks
 from lora_timings import lora_timings
 from machine import Machine
@@ -49,6 +50,7 @@ def main() -> int:
             run.checks("attention", lambda: attention_checks(machine, subset=few))
             run.checks("product", lambda: product_checks(machine, subset=few))
             run.checks("quantized product", lambda: quantized_product_checks(machine, subset=few))
+            run.checks("experts", lambda: expert_checks(machine, subset=few))
             run.checks("rows", lambda: row_checks(machine, subset=few))
         elif part == SESSION:
             run.checks("session", lambda: _served("session_checks").session_checks(machine, subset=few))

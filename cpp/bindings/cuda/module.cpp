@@ -12,5 +12,6 @@ PYBIND11_MODULE(_cuda, module) {
   adaptrt::bindings::bind_attention_kernel(module);
   adaptrt::bindings::bind_product_kernel(module);
   adaptrt::bindings::bind_row_kernels(module);
+  adaptrt::bindings::bind_expert_kernels(module);
   adaptrt::bindings::bind_cuda_engine(module);
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "kernel_configs.h"
 
@@ -16,8 +17,30 @@ struct SharedBytes {
   std::size_t workspace = 0;
 };
 
+/// Sizes of all mixtures of experts, for the largest run.
+struct ExpertSizes {
+  std::size_t slots = 0;
+  std::size_t experts = 0;
+  std::size_t inner = 0;   ///< elements of all slots between the layers
+  std::size_t hidden = 0;  ///< elements of all slots after the layers
+};
+
 void require(std::size_t* bytes, std::int64_t needed) {
   *bytes = std::max(*bytes, static_cast<std::size_t>(needed));
+}
+
+ExpertSizes expert_sizes(const Program& program) {
+  ExpertSizes sizes;
+  for (const Op& op : program.body) {
+    const auto* experts = std::get_if<ExpertsOp>(&op);
+    if (experts == nullptr) continue;
+    const std::int64_t slots = std::int64_t{program.max_num_tokens} * experts->routing.top_k;
+    require(&sizes.slots, slots);
+    require(&sizes.experts, experts->num_experts());
+    require(&sizes.inner, slots * experts->down.front().weight.k);
+    require(&sizes.hidden, slots * experts->down.front().weight.n);
+  }
+  return sizes;
 }
 
 SharedBytes shared_bytes(const Program& program) {
@@ -62,6 +85,39 @@ CudaMemory::CudaMemory(const Program& program, const GpuModelArrays& arrays, Dev
   product_ = allocate(device, bytes.product);
   padded_logits_ = allocate(device, bytes.padded_logits);
   workspace_ = allocate(device, bytes.workspace);
+  allocate_experts(program, device);
+}
+
+void CudaMemory::allocate_experts(const Program& program, Device& device) {
+  const ExpertSizes sizes = expert_sizes(program);
+  if (sizes.slots == 0) return;
+  const std::size_t element = size_of(program.dtype);
+  std::size_t end = 0;
+  // Places an array; the address is known when all have a place.
+  const auto place = [&end](std::size_t bytes) {
+    constexpr std::size_t kAlignment = 256;
+    return std::exchange(end, end + (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  };
+  const std::size_t chosen = place(sizes.slots * sizeof(std::int32_t));
+  const std::size_t weights = place(sizes.slots * sizeof(float));
+  const std::size_t offsets = place((sizes.experts + 1) * sizeof(std::int32_t));
+  const std::size_t entries = place(sizes.slots * sizeof(std::int32_t));
+  const std::size_t slots_of = place(sizes.slots * sizeof(std::int32_t));
+  const std::size_t gate_up = place(2 * sizes.inner * element);
+  const std::size_t activated = place(sizes.inner * element);
+  const std::size_t down = place(sizes.hidden * element);
+  expert_arrays_ = device.allocate(end);
+  const auto integers = [this](std::size_t at) {
+    return reinterpret_cast<std::int32_t*>(expert_arrays_.data() + at);
+  };
+  experts_ = {.chosen = integers(chosen),
+              .weights = reinterpret_cast<float*>(expert_arrays_.data() + weights),
+              .offsets = integers(offsets),
+              .entries = integers(entries),
+              .slots_of = integers(slots_of),
+              .gate_up = expert_arrays_.data() + gate_up,
+              .activated = expert_arrays_.data() + activated,
+              .down = expert_arrays_.data() + down};
 }
 
 }  // namespace adaptrt

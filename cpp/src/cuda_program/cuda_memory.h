@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -9,6 +10,18 @@
 #include "adaptrt/program/program.h"
 
 namespace adaptrt {
+
+/// Memory of mixtures of experts, for the largest run; nullptr without experts. See cuda/expert_kernels.h.
+struct ExpertMemory {
+  std::int32_t* chosen = nullptr;
+  float* weights = nullptr;
+  std::int32_t* offsets = nullptr;
+  std::int32_t* entries = nullptr;
+  std::int32_t* slots_of = nullptr;
+  std::byte* gate_up = nullptr;    ///< T [slots, 2 * width between the layers]
+  std::byte* activated = nullptr;  ///< T [slots, width between the layers]
+  std::byte* down = nullptr;       ///< T [slots, hidden]
+};
 
 /// Device memory of a model that its ops share. Sizes are for the largest run.
 class CudaMemory {
@@ -25,10 +38,13 @@ class CudaMemory {
   [[nodiscard]] std::byte* padded_logits() const { return padded_logits_.data(); }
   /// Workspace of the kernels, which use it one after another.
   [[nodiscard]] std::byte* workspace() const { return workspace_.data(); }
+  [[nodiscard]] const ExpertMemory& experts() const { return experts_; }
   /// Tables of adapters; nullopt without LoRA.
   [[nodiscard]] const std::optional<AdapterArrays>& adapters() const { return adapters_; }
 
  private:
+  void allocate_experts(const Program& program, Device& device);
+
   std::byte* logits_;
   std::optional<AdapterArrays> adapters_;
   Allocation arena_;
@@ -37,6 +53,8 @@ class CudaMemory {
   Allocation product_;
   Allocation padded_logits_;
   Allocation workspace_;
+  Allocation expert_arrays_;
+  ExpertMemory experts_;
 };
 
 }  // namespace adaptrt

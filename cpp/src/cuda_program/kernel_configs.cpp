@@ -13,6 +13,11 @@ std::int64_t padded_rows(std::int64_t rows) {
   return (rows + kMultiple - 1) / kMultiple * kMultiple;
 }
 
+bool stores_float32(const LinearOp& op, const Program& program) {
+  return op.epilogue == LinearEpilogue::kStore &&
+         program.buffers[static_cast<std::size_t>(op.output)].dtype == DType::kFloat32;
+}
+
 bool has_padded_logits(const LinearOp& op, const Program& program) {
   return op.output == program.logits && padded_rows(product_width(op)) != product_width(op);
 }

@@ -14,6 +14,8 @@ namespace adaptrt {
 /// Returns `rows` of a matrix with the rows of zeros that follow them on the device: products have a multiple
 /// of 8 outputs.
 [[nodiscard]] std::int64_t padded_rows(std::int64_t rows);
+/// True if a linear layer's output is float32, and not a residual stream: logits, of tokens or of experts.
+[[nodiscard]] bool stores_float32(const LinearOp& op, const Program& program);
 /// True if a linear layer computes logits, and its product has more columns than they have.
 [[nodiscard]] bool has_padded_logits(const LinearOp& op, const Program& program);
 

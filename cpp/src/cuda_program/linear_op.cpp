@@ -29,7 +29,7 @@ class Product {
     const PanelMatrix& first = op.parts.front().weight;
     const auto in = static_cast<std::int32_t>(first.k);
     const auto out = static_cast<std::int32_t>(padded_rows(product_width(op)));
-    const bool float32_output = op.output == program.logits;
+    const bool float32_output = stores_float32(op, program);
     const Quantization& how = first.quantization;
     if (how.algo == QuantAlgo::kNone) {
       plain_.emplace(cuda::ProductKernel::Config{
@@ -95,13 +95,13 @@ class LinearLaunches final : public CudaOp {
     }
     const bool is_activated_here = is_activated(op.epilogue);
     if (!is_activated_here && bias == nullptr && op.scale == 1.0F && op.softcap == 0.0F) return;
-    if (op.output == program.logits) {
+    if (stores_float32(op, program)) {
       logits_finish_ = {.elements = 0,
                         .logits = static_cast<float*>(y_),
                         .scale = op.scale,
                         .softcap = op.softcap,
                         .bias = bias,
-                        .width = program.logits_width()};
+                        .width = product_width(op)};
       return;
     }
     finish_ = cuda::Finish{

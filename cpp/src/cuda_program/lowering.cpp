@@ -3,6 +3,7 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/program/op_buffers.h"
 #include "attention_op.h"
+#include "experts_op.h"
 #include "linear_op.h"
 #include "row_ops.h"
 
@@ -35,6 +36,7 @@ class Lowering {
   void lower_one(const RopeTableOp& op) { ops_.push_back(make_rope_table(op, memory_, weights_)); }
   void lower_one(const CastOp& op) { ops_.push_back(make_cast(op, program_, is_head_, memory_)); }
   void lower_one(const XieluOp& op) { ops_.push_back(make_xielu(op, program_, memory_)); }
+  void lower_one(const ExpertsOp& op) { ops_.push_back(make_experts(op, program_, memory_, weights_)); }
   void lower_one(const AttentionOp& op) {
     ops_.push_back(make_attention(op, program_, memory_, pools_, weights_));
   }

@@ -5,7 +5,9 @@
 #include <string_view>
 #include <variant>
 
+#include "adaptrt/cuda/expert_kernels.h"
 #include "adaptrt/cuda_program/cuda_engine.h"
+#include "kernel_configs.h"
 
 namespace adaptrt {
 namespace {
@@ -89,6 +91,7 @@ class Checker {
     refuse_op(op.kind != AttentionKind::kCausal, "bidirectional attention");
     refuse_op(op.position_bias.size != 0, "biases of positions");
     if (op.norms_after_rotation) check_norms_after_rotation(op);
+    refuse_op(op.norms_after_rotation && op.interleaved, "norms after a rotation of neighbouring elements");
     refuse_op(op.value_norm.size != 0, "a norm of values");
     refuse_op(op.values_from_keys, "values from keys");
     refuse_op(op.shared_layer >= 0, "keys and values of another layer");
@@ -122,9 +125,23 @@ class Checker {
       check_quantization(part.weight);
       if (op.output != program_.logits) check_width(part.weight.n, "an output's width");
     }
+    refuse_op(op.lora_site >= 0 && stores_float32(op, program_), "adapters of logits");
     if (op.output != program_.logits) return;
-    refuse_op(op.lora_site >= 0, "adapters of the logits");
     refuse_op(op.epilogue != LinearEpilogue::kStore, "logits after an activation");
+  }
+  void check(const ExpertsOp& op) {
+    refuse_op(op.num_remote_experts != 0, "experts of other ranks");
+    refuse_op(op.routing.scales_inputs, "weights of experts that multiply their inputs");
+    refuse_op(op.gate_up_site >= 0, "adapters of experts");
+    refuse_op(op.num_experts() > cuda::kMaxExperts, "more than 1024 experts");
+    refuse_op(op.routing.top_k > cuda::kMaxTopK, "more than 32 experts for a token");
+    for (const std::vector<LinearPart>* parts : {&op.gate_up, &op.down}) {
+      for (const LinearPart& part : *parts) {
+        refuse_op(part.weight.quantization.algo != QuantAlgo::kNone, "quantised experts");
+        check_width(part.weight.k, "the input's width");
+        check_width(part.weight.n, "an output's width");
+      }
+    }
   }
   /// Copies move 16 bytes of integers, and instructions multiply 16 of them.
   void check_quantization(const PanelMatrix& matrix) {

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "validator.h"
@@ -19,9 +20,10 @@ void Validator::check(const LinearOp& op) {
   const bool activated = is_activated(op.epilogue);
   if (op.epilogue > kLastLinearEpilogue) add(where_ + ": the epilogue is unknown");
   const bool stores = op.epilogue == LinearEpilogue::kStore && op.output != program_.logits;
-  const DType output_type = activated ? program_.activation_type()
-                            : stores  ? program_.stored_type()
-                                      : DType::kFloat32;
+  const DType output_type = activated                            ? program_.activation_type()
+                            : stores && keeps_float32(op.output) ? DType::kFloat32
+                            : stores                             ? program_.stored_type()
+                                                                 : DType::kFloat32;
   const auto* output = operand("output", op.output, output_type, rows_);
   check_finite("scale", op.scale, 0.0F);
   check_finite("softcap", op.softcap, 0.0F);
@@ -69,6 +71,12 @@ void Validator::check(const LinearOp& op) {
     check_slices(op.lora_site, LoraModule::kLmHead, {weight.k, weight.n});
   }
   if (op.input == op.output) add(where_ + ": input and output are one buffer");
+}
+
+bool Validator::keeps_float32(BufferId output) const {
+  return program_.matrix_layout == MatrixLayout::kRows && output >= 0 &&
+         std::cmp_less(output, program_.buffers.size()) &&
+         program_.buffers[static_cast<std::size_t>(output)].dtype == DType::kFloat32;
 }
 
 void Validator::check_scores(const LinearOp& op) {

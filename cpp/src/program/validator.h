@@ -57,6 +57,8 @@ class Validator {
   void check(const CastOp& op);
   void check(const KeepLogitRowsOp& op);
   void check_scores(const LinearOp& op);
+  /// True for the float32 logits of a router where other layers store outputs of the program's type.
+  [[nodiscard]] bool keeps_float32(BufferId output) const;
   void check_neurons(const LinearOp& op);
   /// Checks the site of a linear layer with these parts; -1: adapters do not apply.
   void check_site(std::int32_t site, std::span<const LinearPart> parts);

@@ -158,6 +158,24 @@ BOOST_DATA_TEST_CASE(other_attention_equals_the_cpu_engines, boost::unit_test::d
   }
 }
 
+BOOST_AUTO_TEST_CASE(experts_equal_the_cpu_engines) {
+  ModelOptions options = small_model(DType::kFloat16);
+  options.max_rank = 0;
+  options.biases = true;
+  options.num_experts = 8;
+  options.routing = {.top_k = 3, .norm_topk_prob = true, .scale = 1.5F};
+  Pair pair(options);
+  Pair alone(options);
+  for (const auto& [first, count] : {std::pair{0, 20}, {20, 1}}) {
+    const std::vector<Piece> pieces{piece_of(0, first, count, nullptr), piece_of(1, first, 3, nullptr)};
+    const auto found = logits_of_pieces(*pair.gpu, pieces);
+    expect_close(logits_of_pieces(*pair.cpu, pieces), found, options.dtype);
+    BOOST_TEST(logits_of_pieces(*alone.gpu, {pieces[0]}) ==
+                   std::vector<float>(found.begin(), found.begin() + count * 64),
+               boost::test_tools::per_element());
+  }
+}
+
 BOOST_AUTO_TEST_CASE(a_sequence_has_the_same_bits_alone_and_in_a_crowd) {
   ModelOptions options = small_model(DType::kBFloat16);
   options.head_norms = true;
@@ -258,9 +276,12 @@ BOOST_AUTO_TEST_CASE(what_gpus_cannot_run_is_named) {
                       EngineError);
   };
   ModelOptions options = small_model(DType::kBFloat16);
-  options.num_experts = 4;
+  options.num_experts = 8;
   options.routing.top_k = 2;
-  finds("(experts) is one that GPUs do not run yet", options);
+  finds("(experts) has adapters of experts", options);
+  finds("(linear) has adapters of logits", options);
+  options.routing.scales_inputs = true;
+  finds("(experts) has weights of experts that multiply their inputs", options);
   options = small_model(DType::kBFloat16);
   options.intermediate_size = 36;
   finds("an output's width is 36; expected a multiple of 8", options);
@@ -274,6 +295,9 @@ BOOST_AUTO_TEST_CASE(what_gpus_cannot_run_is_named) {
   options.shape.attention.head_dim = 24;
   finds("half of the rotated part of a head with norms after the rotation is 12; expected a multiple of 8",
         options, [](AttentionOp* op) { op->norms_after_rotation = true; });
+  options.shape.attention.head_dim = 16;
+  finds("(attention) has norms after a rotation of neighbouring elements", options,
+        [](AttentionOp* op) { op->norms_after_rotation = op->interleaved = true; });
   options = small_model(DType::kBFloat16);
   finds("(attention) has biases of positions", options, [](AttentionOp* op) {
     static const std::vector<float> biases(4 * 3);

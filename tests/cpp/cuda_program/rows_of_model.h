@@ -23,6 +23,12 @@ class RowsOfModel {
         if (auto* embedding = std::get_if<EmbeddingOp>(&op)) embedding->table = rows(embedding->table);
         if (auto* attention = std::get_if<AttentionOp>(&op)) buffer(attention->qkv).dtype = program.dtype;
         if (auto* norm = std::get_if<RmsNormOp>(&op)) buffer(norm->output).dtype = program.dtype;
+        if (auto* experts = std::get_if<ExpertsOp>(&op)) {
+          buffer(experts->input).dtype = program.dtype;
+          for (auto* parts : {&experts->gate_up, &experts->down}) {
+            for (LinearPart& part : *parts) part.weight = rows(part.weight);
+          }
+        }
         auto* linear = std::get_if<LinearOp>(&op);
         if (linear == nullptr) continue;
         buffer(linear->input).dtype = program.dtype;

@@ -57,6 +57,7 @@ FALCON = {
     "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_hidden_size": 72,
     "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None,
 }  # fmt: skip
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 GLM_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"]
 FAMILIES = {
     # Norms of each head, and of all heads.
@@ -118,6 +119,24 @@ FAMILIES = {
         transformers.HunYuanDenseV1Config, LLAMA,
         {**HEADS, "attention_bias": True, "rope_parameters": rope("dynamic", factor=1.0, alpha=50.0)},
     ),
+    # Experts, whose layers no adapter changes. gpt-oss has biases, sinks and windows.
+    "mixtral": Family(
+        transformers.MixtralConfig, ATTENTION, {**HEADS, "num_local_experts": 8, "num_experts_per_tok": 2}
+    ),
+    "qwen3-moe": Family(
+        transformers.Qwen3MoeConfig, ATTENTION,
+        {**HEADS, "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 40, "norm_topk_prob": True},
+    ),
+    "glm4-moe": Family(
+        transformers.Glm4MoeConfig, ATTENTION,
+        {**HEADS, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+         "n_shared_experts": 2, "moe_intermediate_size": 24, "use_qk_norm": True, "routed_scaling_factor": 1.5},
+    ),
+    "gpt-oss": Family(
+        transformers.GptOssConfig, ATTENTION,
+        {**HEADS, "num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 20, "rope_parameters": rope(
+            "yarn", 300.0, factor=8.0, truncate=False, original_max_position_embeddings=16)},
+    ),
     "apertus": Family(
         transformers.ApertusConfig, [name for name in LLAMA if name != "gate_proj"],
         {**HEADS, "attention_bias": True, "rope_parameters": rope(
@@ -129,7 +148,7 @@ FAMILIES = {
 # Their ops are those of other families in the list.
 REPEATED = {
     "olmo3", "exaone4", "falcon-of-groups", "gpt2", "starcoder2", "stablelm-parallel", "glm4", "cohere2", "ernie4.5",
-    "helium", "cohere",
+    "helium", "cohere", "mixtral", "qwen3-moe",
 }  # fmt: skip
 
 

@@ -176,6 +176,10 @@ def refusal(config: BuildConfig, checkpoint: Path | Checkpoint, tmp_path: Path, 
             {"lora_config": LoraBuildConfig(lora_target_modules=("embedding",))},
             "lora_target_modules names embedding, which adapters cannot change with backend cuda",
         ),
+        (
+            {"lora_config": LoraBuildConfig(lora_target_modules=("moe_router", "moe_gate"))},
+            "lora_target_modules names moe_gate, which adapters cannot change with backend cuda",
+        ),
         ({"lora_config": LoraBuildConfig(max_extra_tokens=1)}, "max_extra_tokens needs backend native"),
         (
             {"lora_config": LoraBuildConfig(long_lora_scaling_factors=(2,))},
@@ -286,8 +290,10 @@ RUNNING = {
     "HunYuanDenseV1ForCausalLM": True,
     "Gemma2ForCausalLM": True,
     "Gemma3ForCausalLM": True,
-    "MixtralForCausalLM": False,
-    "GptOssForCausalLM": False,
+    "MixtralForCausalLM": True,
+    "GptOssForCausalLM": True,
+    "Qwen2MoeForCausalLM": False,
+    "DeepseekV3ForCausalLM": False,
     "Olmo2ForCausalLM": True,
     "Qwen3ForCausalLM": True,
     "StableLmForCausalLM": True,
@@ -332,6 +338,12 @@ def test_a_field_without_a_kernel_is_refused_by_name(
     ]
 
 
+def test_neighbours_do_not_rotate_before_norms(root: Path) -> None:
+    network = Checkpoint.open(root / "checkpoint").network
+    changed = with_changed(network, Attention, interleaved=True, norms_after_rotation=True)
+    assert "the op Attention with interleaved and norms_after_rotation" in problems_of_network(changed)[0]
+
+
 def test_a_rotation_before_norms_has_whole_vectors(root: Path) -> None:
     network = with_changed(Checkpoint.open(root / "checkpoint").network, Attention, norms_after_rotation=True)
     assert problems_of_network(network) == [
@@ -352,9 +364,11 @@ def test_a_field_that_is_not_in_the_list_is_refused_once_it_is_set(root: Path, m
 def test_adapters_with_biases_and_virtual_tokens_are_refused_by_the_build(root: Path, tmp_path: Path) -> None:
     biased = save_adapter(root / "model", tmp_path / "biased", 1, r=4, lora_bias=True)
     virtual = save_virtual_tokens(root / "model", tmp_path / "virtual", 3, 1)
-    config = replace(WITH_LORA, lora_config=LoraBuildConfig(lora_dir=(biased, virtual), max_lora_rank=8))
+    head = save_adapter(root / "model", tmp_path / "head", 2, r=4, target_modules=["lm_head"])
+    config = replace(WITH_LORA, lora_config=LoraBuildConfig(lora_dir=(biased, virtual, head), max_lora_rank=8))
     with pytest.raises(AdapterError) as raised:
         build(root / "checkpoint", config, tmp_path / "engine")
+    assert "head: the adapter changes lm_head, which needs backend native" in str(raised.value)
     assert "biased: the adapter has shifts (of biases), which need backend native" in str(raised.value)
     assert "virtual: the adapter has virtual tokens; expected an engine with backend native" in str(raised.value)
 

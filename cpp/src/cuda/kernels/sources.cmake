@@ -7,9 +7,13 @@ set(ADAPTRT_CUDA_KERNEL_SOURCES
     attention/paged_attention.cu
     attention/prefill.cu
     attention/rotate_and_write.cu
+    experts/expert_product.cu
     product/product.cu
     product/quantized.cu)
 set(ADAPTRT_CUDA_ROW_SOURCES
+    experts/number_slots.cu
+    experts/route.cu
+    experts/sum_slots.cu
     rows/added_norm.cu
     rows/addition.cu
     rows/best_tokens.cu

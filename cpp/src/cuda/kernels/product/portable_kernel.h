@@ -38,12 +38,21 @@ class Portable {
   static __device__ void run(const Parameters& p) {
     allow_next_kernel();
     wait_for_previous_kernel();
+    multiply_tile(
+        p, static_cast<int>(blockIdx.y) * kTokens, [](int token) { return token; },
+        [](float sum, int /*output*/) { return sum; });
+  }
+
+  /// Multiplies the block's outputs for tokens from `first_token` on. row_of(token): row of x.
+  /// finish(sum, output): value of y.
+  template <typename RowOf, typename Finish>
+  static __device__ void multiply_tile(const Parameters& p, int first_token, const RowOf& row_of,
+                                       const Finish& finish) {
     const int first_output = static_cast<int>(blockIdx.x) * kOutputs;
-    const int first_token = static_cast<int>(blockIdx.y) * kTokens;
     T* buffers = reinterpret_cast<T*>(shared_memory());
     const int blocks = (p.in + kColumns - 1) / kColumns;
     for (int block = 0; block < kStages - 1; ++block) {
-      load(p, buffers + block * kStageElements, first_output, first_token, block);
+      load(p, buffers + block * kStageElements, first_output, first_token, block, row_of);
     }
     float sums[kTokens / 8][4] = {};
     for (int block = 0; block < blocks; ++block) {
@@ -51,10 +60,10 @@ class Portable {
       // Also protects the stage that is loaded next until all warps have read it.
       __syncthreads();
       const int next = block + kStages - 1;
-      load(p, buffers + next % kStages * kStageElements, first_output, first_token, next);
+      load(p, buffers + next % kStages * kStageElements, first_output, first_token, next, row_of);
       multiply(sums, buffers + block % kStages * kStageElements);
     }
-    store(p, sums, first_output, first_token);
+    store(p, sums, first_output, first_token, finish);
   }
 
  private:
@@ -66,7 +75,9 @@ class Portable {
   static constexpr int kVectorsOfRow = kColumns / 8;
 
   /// Starts copying columns of the tile; zeros outside of the matrices.
-  static __device__ void load(const Parameters& p, T* stage, int first_output, int first_token, int block) {
+  template <typename RowOf>
+  static __device__ void load(const Parameters& p, T* stage, int first_output, int first_token, int block,
+                              const RowOf& row_of) {
     for (int i = static_cast<int>(threadIdx.x); i < (kOutputs + kTokens) * kVectorsOfRow; i += kThreads) {
       const int row = i / kVectorsOfRow;
       const int vector = i % kVectorsOfRow * 8;
@@ -75,8 +86,8 @@ class Portable {
       const int index = is_weight ? first_output + row : first_token + row - kOutputs;
       const T* matrix = static_cast<const T*>(is_weight ? p.weights : p.x);
       const bool valid = column < p.in && index < (is_weight ? p.out : p.tokens);
-      copy_async_16(stage + row * kStride + vector,
-                    valid ? matrix + static_cast<std::int64_t>(index) * p.in + column : matrix, valid);
+      const std::int64_t from = !valid ? 0 : is_weight ? index : row_of(index);
+      copy_async_16(stage + row * kStride + vector, valid ? matrix + from * p.in + column : matrix, valid);
     }
     commit_copies();
   }
@@ -103,8 +114,9 @@ class Portable {
     }
   }
 
+  template <typename Finish>
   static __device__ void store(const Parameters& p, const float (&sums)[kTokens / 8][4], int first_output,
-                               int first_token) {
+                               int first_token, const Finish& finish) {
     const int thread = static_cast<int>(threadIdx.x);
     const int output = first_output + thread / kWarpSize * 16 + thread % kWarpSize / 4;
     ADAPTRT_UNROLL
@@ -115,10 +127,11 @@ class Portable {
         const int token = first_token + tokens * 8 + thread % 4 * 2 + i % 2;
         if (row < p.out && token < p.tokens) {
           const std::int64_t at = static_cast<std::int64_t>(token) * p.out + row;
+          const float value = finish(sums[tokens][i], row);
           if constexpr (std::is_same_v<Output, float>) {
-            static_cast<float*>(p.y)[at] = sums[tokens][i];
+            static_cast<float*>(p.y)[at] = value;
           } else {
-            static_cast<T*>(p.y)[at] = from_float<T>(sums[tokens][i]);
+            static_cast<T*>(p.y)[at] = from_float<T>(value);
           }
         }
       }

@@ -1,0 +1,340 @@
+#include <algorithm>
+#include <boost/test/data/monomorphic.hpp>
+#include <boost/test/data/test_case.hpp>
+#include <boost/test/unit_test.hpp>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "adaptrt/core/error.h"
+#include "adaptrt/cuda/expert_kernels.h"
+#include "lora_case.h"
+#include "print_dtype.h"
+#include "rows_case.h"
+
+namespace adaptrt::cuda::experts_test {
+namespace {
+
+namespace data = boost::unit_test::data;
+
+auto says(const std::string& text) {
+  return
+      [text](const ConfigError& error) { return std::string(error.what()).find(text) != std::string::npos; };
+}
+
+struct Choice {
+  std::vector<std::int32_t> chosen;
+  std::vector<double> weights;
+};
+
+/// Divides exponentials by their sum.
+void softmax(std::vector<double>* values) {
+  const double largest = *std::max_element(values->begin(), values->end());
+  double sum = 0;
+  for (double& value : *values) sum += value = std::exp(value - largest);
+  for (double& value : *values) value /= sum;
+}
+
+/// Indices of the `count` largest values, ascending.
+std::vector<std::int32_t> largest_of(const std::vector<double>& values, std::int32_t count) {
+  std::vector<std::int32_t> order(values.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
+    return values[static_cast<std::size_t>(a)] > values[static_cast<std::size_t>(b)];
+  });
+  order.resize(static_cast<std::size_t>(count));
+  std::sort(order.begin(), order.end());
+  return order;
+}
+
+/// Routing in float64.
+Choice route(const RouteTokens& work, const float* logits) {
+  std::vector<double> scores(logits, logits + work.experts);
+  if (work.scores == RouterScores::kSoftmax) softmax(&scores);
+  if (work.scores == RouterScores::kSigmoid) {
+    for (double& score : scores) score = 1 / (1 + std::exp(-score));
+  }
+  std::vector<double> rated = scores;
+  for (std::int32_t i = 0; i < work.experts && work.bias != nullptr; ++i) {
+    rated[static_cast<std::size_t>(i)] += work.bias[i];
+  }
+  const std::int32_t size = work.experts / work.num_groups;
+  std::vector<double> groups;
+  for (std::int32_t group = 0; group < work.num_groups; ++group) {
+    std::vector<double> of_group(rated.begin() + group * size, rated.begin() + (group + 1) * size);
+    std::sort(of_group.rbegin(), of_group.rend());
+    groups.push_back(of_group[0] + (work.rates_groups_by_best || size == 1 ? 0 : of_group[1]));
+  }
+  const auto kept = largest_of(groups, work.topk_groups);
+  for (std::int32_t i = 0; i < work.experts; ++i) {
+    if (!std::binary_search(kept.begin(), kept.end(), i / size)) {
+      rated[static_cast<std::size_t>(i)] = -std::numeric_limits<double>::infinity();
+    }
+  }
+  Choice choice{.chosen = largest_of(rated, work.top_k), .weights = {}};
+  for (const std::int32_t expert : choice.chosen) {
+    choice.weights.push_back(scores[static_cast<std::size_t>(expert)]);
+  }
+  if (work.scores == RouterScores::kSoftmaxOfChosen) softmax(&choice.weights);
+  const double sum = std::accumulate(choice.weights.begin(), choice.weights.end(), 0.0);
+  for (std::size_t i = 0; i < choice.weights.size(); ++i) {
+    if (work.norm_topk_prob) choice.weights[i] /= sum;
+    choice.weights[i] *= work.scale;
+    if (work.expert_scale != nullptr) choice.weights[i] *= work.expert_scale[choice.chosen[i]];
+  }
+  return choice;
+}
+
+BOOST_AUTO_TEST_SUITE(expert_kernels)
+
+BOOST_DATA_TEST_CASE(tokens_are_routed_as_in_float64, data::xrange(12), index) {
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    constexpr RouterScores kScores[] = {RouterScores::kSoftmax, RouterScores::kSigmoid,
+                                        RouterScores::kSoftmaxOfChosen};
+    const std::int32_t num_groups = index % 2 == 0 ? 1 : 4;
+    const std::int32_t experts = num_groups * random.integer(index == 1 ? 1 : 2, index == 0 ? 3 : 40);
+    const std::int32_t topk_groups = random.integer(1, num_groups);
+    const std::int64_t tokens = random.integer(1, 9);
+    const auto logits = random_floats(tokens * experts, &random);
+    const auto bias = random_floats(experts, &random, 0.3F);
+    const auto scales = random_floats(experts, &random);
+    RouteTokens work{.tokens = tokens,
+                     .experts = experts,
+                     .scores = kScores[index % 3],
+                     .top_k = random.integer(1, std::min(32, experts / num_groups * topk_groups)),
+                     .num_groups = num_groups,
+                     .topk_groups = topk_groups,
+                     .rates_groups_by_best = random.integer(0, 1) == 0,
+                     .norm_topk_prob = random.integer(0, 1) == 0,
+                     .scale = random.real(0.5F, 3.0F),
+                     .bias = random.integer(0, 1) == 0 ? bias.data() : nullptr,
+                     .expert_scale = random.integer(0, 1) == 0 ? scales.data() : nullptr,
+                     .logits = logits.data()};
+    Tensor<std::int32_t> chosen(tokens * work.top_k);
+    Tensor<float> weights(tokens * work.top_k);
+    work.chosen = chosen.data();
+    work.weights = weights.data();
+    enqueue(work, nullptr);
+    for (std::int64_t token = 0; token < tokens; ++token) {
+      const Choice expected = route(work, logits.data() + token * experts);
+      BOOST_TEST(chosen.values(token * work.top_k, work.top_k) == expected.chosen,
+                 boost::test_tools::per_element());
+      for (std::int32_t k = 0; k < work.top_k; ++k) {
+        const double weight = expected.weights[static_cast<std::size_t>(k)];
+        BOOST_TEST(std::abs(weights[token * work.top_k + k] - weight) <= 1e-5 * std::abs(weight) + 1e-9);
+      }
+    }
+    BOOST_TEST(chosen.rest_is_unchanged());
+    BOOST_TEST(weights.rest_is_unchanged());
+  }
+}
+
+BOOST_AUTO_TEST_CASE(of_equal_experts_the_first_are_chosen_and_nan_is_last) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> logits{1.0F, kNan, 2.0F, 2.0F, 1.0F, 1.0F, kNan, -5.0F};
+  const auto choose = [&](std::int32_t top_k, std::int32_t num_groups) {
+    std::vector<std::int32_t> chosen(static_cast<std::size_t>(top_k));
+    std::vector<float> weights(static_cast<std::size_t>(top_k));
+    enqueue(RouteTokens{.tokens = 1,
+                        .experts = 8,
+                        .scores = RouterScores::kSoftmaxOfChosen,
+                        .top_k = top_k,
+                        .num_groups = num_groups,
+                        .topk_groups = 1,
+                        .rates_groups_by_best = true,
+                        .logits = logits.data(),
+                        .chosen = chosen.data(),
+                        .weights = weights.data()},
+            nullptr);
+    return chosen;
+  };
+  BOOST_TEST(choose(4, 1) == (std::vector<std::int32_t>{0, 2, 3, 4}), boost::test_tools::per_element());
+  BOOST_TEST(choose(7, 1) == (std::vector<std::int32_t>{0, 1, 2, 3, 4, 5, 7}),
+             boost::test_tools::per_element());
+  // Groups of two: the second has the first 2.
+  BOOST_TEST(choose(2, 4) == (std::vector<std::int32_t>{2, 3}), boost::test_tools::per_element());
+}
+
+/// Random choices of 8 experts, of which some have no token.
+std::vector<std::int32_t> random_choices(std::int64_t slots, FreshRandom* random) {
+  std::vector<std::int32_t> chosen;
+  for (std::int64_t i = 0; i < slots; ++i)
+    chosen.push_back(random->integer(0, 1) == 0 ? 3 : 2 * random->integer(0, 3));
+  return chosen;
+}
+
+struct Slots {
+  explicit Slots(const std::vector<std::int32_t>& chosen)
+      : offsets(9), entries(chosen.size()), slots_of(chosen.size()) {
+    enqueue(NumberSlots{.slots = static_cast<std::int64_t>(chosen.size()),
+                        .experts = 8,
+                        .chosen = chosen.data(),
+                        .offsets = offsets.data(),
+                        .entries = entries.data(),
+                        .slots_of = slots_of.data()},
+            nullptr);
+  }
+  std::vector<std::int32_t> offsets;
+  std::vector<std::int32_t> entries;
+  std::vector<std::int32_t> slots_of;
+};
+
+BOOST_DATA_TEST_CASE(slots_are_numbered_expert_by_expert, data::make({1, 31, 256, 700}), count) {
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    const auto chosen = random_choices(count, &random);
+    const Slots slots(chosen);
+    std::vector<std::int32_t> order(chosen.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
+      return chosen[static_cast<std::size_t>(a)] < chosen[static_cast<std::size_t>(b)];
+    });
+    BOOST_TEST(slots.entries == order, boost::test_tools::per_element());
+    for (std::size_t slot = 0; slot < order.size(); ++slot) {
+      BOOST_TEST(std::cmp_equal(slots.slots_of[static_cast<std::size_t>(order[slot])], slot));
+    }
+    for (std::int32_t expert = 0; expert <= 8; ++expert) {
+      const auto smaller =
+          std::count_if(chosen.begin(), chosen.end(), [&](auto each) { return each < expert; });
+      BOOST_TEST(slots.offsets[static_cast<std::size_t>(expert)] == smaller);
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(experts_multiply_their_own_slots, data::make(kRowTypes) * data::make({1, 5, 90}), dtype,
+                     tokens) {
+  constexpr std::int32_t kIn = 72;
+  constexpr std::int32_t kOut = 136;
+  constexpr std::int32_t kTopK = 2;
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    const auto chosen = random_choices(std::int64_t{tokens} * kTopK, &random);
+    const Slots slots(chosen);
+    const auto weights = random_elements(dtype, std::int64_t{8} * kOut * kIn, &random);
+    const auto bias = random_floats(std::int64_t{8} * kOut, &random);
+    for (const bool gathers : {true, false}) {
+      const std::int64_t rows = gathers ? tokens : tokens * kTopK;
+      const auto x = random_elements(dtype, rows * kIn, &random);
+      Tensor<std::uint16_t> y(std::int64_t{tokens} * kTopK * kOut);
+      ExpertProduct work{.dtype = dtype,
+                         .slots = std::int64_t{tokens} * kTopK,
+                         .experts = 8,
+                         .in_size = kIn,
+                         .out_size = kOut,
+                         .offsets = slots.offsets.data(),
+                         .entries = gathers ? slots.entries.data() : nullptr,
+                         .entries_per_row = kTopK,
+                         .x = x.data(),
+                         .weights = weights.data(),
+                         .bias = gathers ? bias.data() : nullptr,
+                         .y = y.data()};
+      enqueue(work, nullptr);
+      std::int64_t wrong = 0;
+      for (std::size_t slot = 0; slot < chosen.size(); ++slot) {
+        const std::int32_t entry = slots.entries[slot];
+        const std::int64_t expert = chosen[static_cast<std::size_t>(entry)];
+        const std::int64_t row = gathers ? entry / kTopK : static_cast<std::int64_t>(slot);
+        for (std::int64_t output = 0; output < kOut; ++output) {
+          double sum = gathers ? double{bias[expert * kOut + output]} : 0.0;
+          double terms = std::abs(sum);
+          for (std::int64_t input = 0; input < kIn; ++input) {
+            const double term = double{element(dtype, x[row * kIn + input])} *
+                                element(dtype, weights[(expert * kOut + output) * kIn + input]);
+            sum += term;
+            terms += std::abs(term);
+          }
+          const auto bits = y[static_cast<std::int64_t>(slot) * kOut + output];
+          wrong += static_cast<std::int64_t>(!is_rounded(sum, dtype, bits, terms * 0x1p-20));
+        }
+      }
+      BOOST_TEST(wrong == 0);
+      BOOST_TEST(y.rest_is_unchanged());
+      // A token alone has the same bits.
+      const std::int64_t token = random.integer(0, tokens - 1);
+      const Slots own({chosen.begin() + token * kTopK, chosen.begin() + (token + 1) * kTopK});
+      if (!gathers) continue;
+      Tensor<std::uint16_t> alone(kTopK * kOut);
+      work.slots = kTopK;
+      work.offsets = own.offsets.data();
+      work.entries = own.entries.data();
+      work.x = x.data() + token * kIn;
+      work.y = alone.data();
+      if (reinterpret_cast<std::uintptr_t>(work.x) % 16 != 0) continue;
+      enqueue(work, nullptr);
+      for (std::int64_t k = 0; k < kTopK; ++k) {
+        const std::int64_t before = slots.slots_of[static_cast<std::size_t>(token * kTopK + k)];
+        BOOST_TEST(alone.values(own.slots_of[static_cast<std::size_t>(k)] * kOut, kOut) ==
+                   y.values(before * kOut, kOut));
+      }
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(slots_are_summed_in_order, data::make(kRowTypes) * data::make({true, false}), dtype,
+                     adds) {
+  constexpr std::int64_t kWidth = 264;
+  constexpr std::int32_t kTopK = 3;
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    const std::int64_t tokens = random.integer(1, 7);
+    const auto chosen = random_choices(tokens * kTopK, &random);
+    const Slots slots(chosen);
+    const auto weights = random_floats(tokens * kTopK, &random);
+    const auto y = random_elements(dtype, tokens * kTopK * kWidth, &random);
+    const auto before = random_floats(tokens * kWidth, &random);
+    Tensor<float> output = before;
+    enqueue(SumSlots{.dtype = dtype,
+                     .tokens = tokens,
+                     .top_k = kTopK,
+                     .width = kWidth,
+                     .slots_of = slots.slots_of.data(),
+                     .weights = weights.data(),
+                     .y = y.data(),
+                     .adds = adds,
+                     .output = output.data()},
+            nullptr);
+    std::int64_t wrong = 0;
+    for (std::int64_t i = 0; i < tokens * kWidth; ++i) {
+      double sum = adds ? double{before[i]} : 0.0;
+      for (std::int64_t k = 0; k < kTopK; ++k) {
+        const std::int64_t entry = i / kWidth * kTopK + k;
+        const std::int64_t slot = slots.slots_of[static_cast<std::size_t>(entry)];
+        sum += double{weights[entry]} * element(dtype, y[slot * kWidth + i % kWidth]);
+      }
+      wrong += static_cast<std::int64_t>(!(std::abs(output[i] - sum) <= 1e-5));
+    }
+    BOOST_TEST(wrong == 0);
+    BOOST_TEST(output.rest_is_unchanged());
+  }
+}
+
+BOOST_AUTO_TEST_CASE(invalid_sizes_are_refused_by_name) {
+  BOOST_CHECK_EXCEPTION(enqueue(RouteTokens{.tokens = 1, .experts = 2000}, nullptr), ConfigError,
+                        says("RouteTokens: experts is 2000; expected 1 to 1024"));
+  BOOST_CHECK_EXCEPTION(enqueue(RouteTokens{.tokens = 1, .experts = 9, .top_k = 4, .num_groups = 4}, nullptr),
+                        ConfigError,
+                        says("RouteTokens: num_groups does not divide experts; top_k is 4; expected 1 to 2"));
+  BOOST_CHECK_EXCEPTION(enqueue(NumberSlots{.slots = -1, .experts = 0}, nullptr), ConfigError,
+                        says("NumberSlots: slots is -1; expected 0 to 2147483647; experts is 0"));
+  BOOST_CHECK_EXCEPTION(
+      enqueue(ExpertProduct{.dtype = DType::kFloat32, .slots = 1, .experts = 1, .in_size = 12, .out_size = 4},
+              nullptr),
+      ConfigError,
+      says("ExpertProduct: dtype is float32; expected float16 or bfloat16; in_size is 12; expected"));
+  BOOST_CHECK_EXCEPTION(
+      enqueue(SumSlots{.tokens = 1, .top_k = 33, .width = 4}, nullptr), ConfigError,
+      says("SumSlots: top_k is 33; expected 1 to 32; width is 4; expected a multiple of 8"));
+  enqueue(RouteTokens{.experts = 1}, nullptr);
+  enqueue(NumberSlots{.experts = 1}, nullptr);
+  enqueue(ExpertProduct{.experts = 1, .in_size = 8, .out_size = 8}, nullptr);
+  enqueue(SumSlots{.width = 8}, nullptr);
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace adaptrt::cuda::experts_test
