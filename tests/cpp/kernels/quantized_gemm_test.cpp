@@ -30,6 +30,15 @@ constexpr Quantization kWeightOnly[] = {
     {.algo = QuantAlgo::kW8A16, .group_size = 16, .minimums = true, .scale_type = DType::kFloat32},
     {.algo = QuantAlgo::kW4A16, .group_size = 32, .minimums = true, .scale_type = DType::kFloat32},
 };
+/// Their words have the bits of 16 or 32 inputs.
+constexpr Quantization kNarrow[] = {
+    {.algo = QuantAlgo::kW4A16, .group_size = 16, .minimums = true, .scale_type = DType::kFloat32, .bits = 2},
+    {.algo = QuantAlgo::kW4A16,
+     .group_size = 64,
+     .zero_points = true,
+     .scale_type = DType::kFloat16,
+     .bits = 3},
+};
 constexpr DType kActivations[] = {DType::kFloat32, DType::kBFloat16};
 /// Unit roundoff of float32, in which all sums are computed.
 constexpr double kRounding = 0x1p-24;
@@ -97,6 +106,41 @@ std::vector<std::int64_t> sizes(const std::vector<std::int64_t>& all, const std:
   return sanitized(part, all);
 }
 
+/// Compares rows alone with the same rows in crowds, with and without an expanded panel.
+void check_bits_in_crowds(const KernelTable& table, const Quantization& quantization, DType activation,
+                          std::int64_t depth) {
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    for (const std::int64_t width : {5, 16, 40, 61, 64}) {
+      const Case test(quantization, activation, 17, depth, width, &random);
+      const auto expanded = test.expanded(table);
+      const auto sums = test.sums(table);
+      const std::int64_t groups = group_count(test.weights.quantization, test.weights.k);
+      std::vector<float> alone(static_cast<std::size_t>(17 * width));
+      for (std::int64_t r = 0; r < 17; ++r) {
+        auto one = test.gemm(alone.data() + r * width, width);
+        one.call.a =
+            test.activations.data() + static_cast<std::size_t>(r * test.stride) * size_of(test.activation);
+        one.call.rows = 1;
+        one.a_sums = sums.data() + r * groups;
+        multiply(table, one);
+      }
+      for (std::int64_t rows = 1; rows <= 17; ++rows) {
+        for (const bool expand : {false, true}) {
+          std::vector<float> crowd(static_cast<std::size_t>(rows * width), kPoison);
+          auto many = test.gemm(crowd.data(), width);
+          many.call.rows = rows;
+          many.a_sums = sums.data();
+          if (expand) many.expanded = expanded.data();
+          multiply(table, many);
+          BOOST_TEST_REQUIRE(std::memcmp(crowd.data(), alone.data(), crowd.size() * sizeof(float)) == 0,
+                             "width " << width << " rows " << rows << " expanded " << expand);
+        }
+      }
+    }
+  }
+}
+
 BOOST_AUTO_TEST_SUITE(quantized_gemm)
 
 BOOST_DATA_TEST_CASE(products_match_float64,
@@ -149,38 +193,14 @@ BOOST_DATA_TEST_CASE(products_match_float64,
 BOOST_DATA_TEST_CASE(a_row_has_the_same_bits_alone_in_any_crowd_and_with_an_expanded_panel,
                      kernel_tables() * data::xrange(std::size(kWeightOnly)) * data::make({0, 1}), name,
                      quantization_index, activation_index) {
-  const auto& table = kernel_table(name);
-  FreshRandom random;
-  BOOST_TEST_CONTEXT("seed " << random.seed()) {
-    for (const std::int64_t width : {5, 16, 40, 61, 64}) {
-      const Case test(kWeightOnly[quantization_index], kActivations[activation_index], 17, 205, width,
-                      &random);
-      const auto expanded = test.expanded(table);
-      const auto sums = test.sums(table);
-      const std::int64_t groups = group_count(test.weights.quantization, test.weights.k);
-      std::vector<float> alone(static_cast<std::size_t>(17 * width));
-      for (std::int64_t r = 0; r < 17; ++r) {
-        auto one = test.gemm(alone.data() + r * width, width);
-        one.call.a =
-            test.activations.data() + static_cast<std::size_t>(r * test.stride) * size_of(test.activation);
-        one.call.rows = 1;
-        one.a_sums = sums.data() + r * groups;
-        multiply(table, one);
-      }
-      for (std::int64_t rows = 1; rows <= 17; ++rows) {
-        for (const bool expand : {false, true}) {
-          std::vector<float> crowd(static_cast<std::size_t>(rows * width), kPoison);
-          auto many = test.gemm(crowd.data(), width);
-          many.call.rows = rows;
-          many.a_sums = sums.data();
-          if (expand) many.expanded = expanded.data();
-          multiply(table, many);
-          BOOST_TEST_REQUIRE(std::memcmp(crowd.data(), alone.data(), crowd.size() * sizeof(float)) == 0,
-                             "width " << width << " rows " << rows << " expanded " << expand);
-        }
-      }
-    }
-  }
+  check_bits_in_crowds(kernel_table(name), kWeightOnly[quantization_index], kActivations[activation_index],
+                       205);
+}
+
+BOOST_DATA_TEST_CASE(a_row_of_narrow_weights_has_the_same_bits_alone_and_in_any_crowd,
+                     kernel_tables() * data::xrange(std::size(kNarrow)) * data::make({0, 1}), name,
+                     quantization_index, activation_index) {
+  check_bits_in_crowds(kernel_table(name), kNarrow[quantization_index], kActivations[activation_index], 192);
 }
 
 BOOST_DATA_TEST_CASE(scales_can_be_apart_from_the_weights, kernel_tables() * data::make({0, 1}), name,

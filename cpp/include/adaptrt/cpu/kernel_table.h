@@ -414,6 +414,9 @@ struct KernelTable {
   /// Maximum number of rows for which a QuantizedGemm without an expanded panel is as fast as with one.
   std::int64_t int8_decoded_rows;
   std::int64_t int4_decoded_rows;
+  /// Indexed by DType of the activations: a QuantizedGemm of any number of rows needs no expanded panel if
+  /// its group size divides this number. 0: there is no such size.
+  std::array<std::int64_t, 3> stretch_inputs;
   void (*int8_gemm)(const Int8Gemm& gemm);
   /// Rounds a row of `type` to q = round(x / scale), to nearest even, with scale = max|x| / 127. Writes q +
   /// 128 to out[n], and pads it with 128 to a multiple of 4. If all |x| are below 2^-100, q and scale are 0.

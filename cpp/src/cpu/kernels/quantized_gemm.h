@@ -107,41 +107,54 @@ template <class Float>
 inline constexpr std::int64_t kStretchInputs =
     kDecodedBytes / (kPanelColumns * Float::kColumnBytes) * Float::kInterleave;
 
-/// True if there is one group of inputs, or if no group spans two stretches.
+/// See KernelTable::stretch_inputs. Panels with one group of columns are faster if they are expanded.
+template <class Float>
+inline constexpr std::int64_t kStreamedInputs =
+    kTileVectors * Simd::kLanes < kPanelColumns ? kStretchInputs<Float> : 0;
+
+/// True if no group of inputs spans two stretches, or if there is one group whose sums can be continued.
 template <class Float>
 bool has_whole_stretches(const QuantizedGemm& gemm) {
-  const std::int64_t size = gemm.quantization.group_size;
-  return size == 0 || size >= gemm.call.k || kStretchInputs<Float> % size == 0;
+  const std::int64_t size = group_size_of(gemm);
+  return kStretchInputs<Float> % size == 0 || (size >= gemm.call.k && chains_of(kTileVectors) == 1);
 }
 
-/// Multiplies several tiles of rows by a panel with one group of columns, if has_whole_stretches(). A stretch
-/// of k is decoded to the first-level cache, and all rows are multiplied by it before the next one is read.
-/// Meanwhile the tiles prefetch the next stretch.
+/// Multiplies several tiles of rows by a whole panel, if has_whole_stretches(). A stretch of k is decoded to
+/// the first-level cache, and all rows are multiplied by it before the next one is read. Meanwhile the tiles
+/// prefetch the next stretch.
 template <class Packed, class Float>
 void quantized_streamed(const QuantizedGemm& gemm, const QuantizedPanel& panel) {
-  constexpr std::int64_t kRowBytes = kPanelColumns * Packed::kColumnBytes;
+  constexpr std::int64_t kWordBytes = kPanelColumns * Packed::kColumnBytes * kWordLines<Packed>;
   constexpr std::int64_t kStretch = kStretchInputs<Float>;
   constexpr std::int64_t kWordInputs = Packed::kUnits * Packed::kInterleave;
+  constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
   alignas(kCacheLine) std::byte decoded[kDecodedBytes];
   const auto decoder = decoder_of<Packed>(gemm.quantization);
   const std::int64_t tiles = (gemm.call.rows + kTileRows - 1) / kTileRows;
   for (std::int64_t begin = 0; begin < gemm.call.k; begin += kStretch) {
     const InputRange inputs{begin, std::min(begin + kStretch, gemm.call.k)};
-    const std::byte* words = panel.weights + begin / kWordInputs * kRowBytes;
+    const std::byte* words = panel.weights + begin / kWordInputs * kWordBytes;
     const std::int64_t units = (inputs.end - begin + Packed::kInterleave - 1) / Packed::kInterleave;
-    expand_columns<Packed, kTileVectors>(decoder, words, kPanelColumns, units, Simd::kLanes, decoded,
-                                         kPanelColumns * kExpandedBytes);
+    for (std::int64_t column = 0; column < kPanelColumns; column += kGroup) {
+      expand_columns<Packed, kTileVectors>(decoder, words + column * Packed::kColumnBytes, kPanelColumns,
+                                           units, Simd::kLanes, decoded + column * kExpandedBytes,
+                                           kPanelColumns * kExpandedBytes);
+    }
     const bool is_last = inputs.end == gemm.call.k;
     const std::byte* next = is_last && gemm.call.next_panel != nullptr
                                 ? gemm.call.next_panel
-                                : words + kStretch / kWordInputs * kRowBytes;
+                                : words + kStretch / kWordInputs * kWordBytes;
     // Bytes that each tile prefetches with each unit: less than a cache line.
-    const std::int64_t bytes = (kRowBytes + tiles * Packed::kUnits - 1) / (tiles * Packed::kUnits);
+    const std::int64_t parts = tiles * (kPanelColumns / kGroup) * Packed::kUnits;
+    const std::int64_t bytes = (kWordBytes + parts - 1) / parts;
     std::int64_t row = 0;
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
       const std::int64_t rows = rows_of_tile(gemm.call.rows - row, tiles - tile);
-      const Prefetch prefetch{next + tile * units * bytes, bytes};
-      quantized_rows<Expanded<Float>, 1, kTileRows>(gemm, panel, {}, decoded, inputs, row, rows, 0, prefetch);
+      for (std::int64_t column = 0; column < kPanelColumns; column += kGroup) {
+        quantized_rows<Expanded<Float>, 1, kTileRows>(gemm, panel, {}, decoded, inputs, row, rows, column,
+                                                      Prefetch{next, bytes});
+        next += units * bytes;
+      }
       row += rows;
     }
   }
@@ -154,8 +167,9 @@ void multiply_quantized(const QuantizedGemm& gemm) {
     quantized_panel<Expanded<Float>, kTileRows, false>(gemm, panel, gemm.expanded);
     return;
   }
-  // Decoding four bits for each tile takes less time than storing and loading the decoded weights.
-  if constexpr (kIsInt8 && kTileVectors * Simd::kLanes == kPanelColumns) {
+  // With panels of one group of columns, decoding four bits for each tile takes less time than storing and
+  // loading the decoded weights.
+  if constexpr (kIsInt8 || kTileVectors * Simd::kLanes < kPanelColumns) {
     if (gemm.call.rows > kTileRows && gemm.call.width == kPanelColumns && has_whole_stretches<Float>(gemm)) {
       quantized_streamed<Packed, Float>(gemm, panel);
       return;

@@ -23,8 +23,16 @@ void prefetch(std::span<const MemorySpan> spans) {
   }
 }
 
+/// True if a panel's groups fit the stretches that the kernel decodes.
+bool has_stretches(const PanelMatrix& weight, std::int64_t panel, DType activations,
+                   const KernelTable& kernels) {
+  const std::int64_t size = weight.quantization.group_size;
+  const std::int64_t inputs = kernels.stretch_inputs[static_cast<std::size_t>(activations)];
+  return inputs > 0 && size > 0 && inputs % size == 0 && panel_width(weight.n, panel) == kPanelColumns;
+}
+
 /// True if a panel is expanded before the product with this number of rows, instead of during it.
-bool is_expanded(const PanelMatrix& weight, std::int64_t panel, std::int64_t rows,
+bool is_expanded(const PanelMatrix& weight, std::int64_t panel, std::int64_t rows, DType activations,
                  const KernelTable& kernels) {
   if (weight.is_compressed(panel)) return rows > kernels.compressed_rows;
   if (weight.quantization.is_codebook()) {
@@ -33,9 +41,9 @@ bool is_expanded(const PanelMatrix& weight, std::int64_t panel, std::int64_t row
   }
   switch (weight.quantization.algo) {
     case QuantAlgo::kW8A16:
-      return rows > kernels.int8_decoded_rows;
+      return rows > kernels.int8_decoded_rows && !has_stretches(weight, panel, activations, kernels);
     case QuantAlgo::kW4A16:
-      return rows > kernels.int4_decoded_rows;
+      return rows > kernels.int4_decoded_rows && !has_stretches(weight, panel, activations, kernels);
     case QuantAlgo::kNone:
     case QuantAlgo::kW8A8:
     case QuantAlgo::kW4A8:
@@ -238,7 +246,7 @@ void BaseProduct::multiply_float(const LinearCall& call, const TileTask& task,
     kernels.sparse_gemm[type](gemm, *call.live);
     return;
   }
-  const bool expands = is_expanded(weight, task.panel, gemm.call.rows, kernels);
+  const bool expands = is_expanded(weight, task.panel, gemm.call.rows, weight.dtype, kernels);
   if (weight.is_compressed(task.panel)) {
     if (!expands) {
       kernels.compressed_gemm(gemm, weight.outliers);
@@ -274,7 +282,7 @@ void BaseProduct::multiply_quantized(const LinearCall& call, const TileTask& tas
                      .a_sums = input.sums,
                      .quantization = weight.quantization,
                      .expanded = nullptr};
-  if (is_expanded(weight, task.panel, gemm.call.rows, context_.kernels)) {
+  if (is_expanded(weight, task.panel, gemm.call.rows, call.input.dtype, context_.kernels)) {
     place.fill([&](std::byte* out) { context_.kernels.expand_panel[activation](gemm, out); });
     gemm.expanded = place.panel;
   }
@@ -316,8 +324,10 @@ std::size_t linear_scratch_floats(const Program& program, const KernelTable& ker
     // The last panel may be narrower than the others. Either kind may be expanded without the other.
     const std::int64_t last = std::max<std::int64_t>(0, panel_count(weight.n) - 1);
     const bool is_gathered = weight.has_rows && gathers_whole(weight.dtype);
-    if (is_gathered || is_expanded(weight, 0, rows, kernels) || is_expanded(weight, last, rows, kernels))
+    if (is_gathered || is_expanded(weight, 0, rows, activations, kernels) ||
+        is_expanded(weight, last, rows, activations, kernels)) {
       bytes = std::max(bytes, expanded_bytes(activations, weight.k));
+    }
   });
   for (const Op& op : program.body) {
     const auto* linear = std::get_if<LinearOp>(&op);
