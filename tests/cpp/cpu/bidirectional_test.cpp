@@ -38,6 +38,8 @@ struct Options {
   bool sinks = false;
   /// True: rows are given with coordinates: position, window, and no position of a text token after them.
   bool given = false;
+  /// True: attention is causal, but neighbours with equal numbers in place of the window see each other.
+  bool joint = false;
 };
 
 constexpr Options kOptions[] = {{},
@@ -84,7 +86,13 @@ class AttentionAlone {
     attention.scale = kScale;
     attention.sliding_window = options.sliding_window;
     window_ = options.sliding_window;
-    if (options.given) attention.window_column = kWidth + 1;
+    if (options.joint) {
+      attention.kind = AttentionKind::kCausal;
+      attention.joint_column = kWidth + 1;
+    } else if (options.given) {
+      attention.window_column = kWidth + 1;
+    }
+    joint_ = options.joint;
     if (options.biased) {
       attention.position_bias = storage_.vector(kHeads * (2 * kReach + 1), -2.0F, 2.0F, &random_);
       bias_ = attention.position_bias.data;
@@ -153,7 +161,8 @@ class AttentionAlone {
       const std::int64_t first = std::max(begin, position - reach);
       std::vector<double> weights;
       double total = sinks_ == nullptr ? 0.0 : std::exp(static_cast<double>(sinks_[head]));
-      for (std::int64_t key = first; key <= std::min({last, end - 1, position + reach}); ++key) {
+      const std::int64_t behind = joint_ ? last : position + reach;
+      for (std::int64_t key = first; key <= std::min({last, end - 1, behind}); ++key) {
         const auto keys =
             rotated(tokens[static_cast<std::size_t>(key)], kQuery + kv_head * kHeadDim, place(key));
         double score = 0.0;
@@ -207,6 +216,7 @@ class AttentionAlone {
   const float* bias_ = nullptr;
   const float* sinks_ = nullptr;
   std::int64_t window_ = 0;
+  bool joint_ = false;
   float frequency_ = 0.0F;
 };
 
@@ -310,6 +320,51 @@ BOOST_AUTO_TEST_CASE(given_rows_have_positions_and_windows) {
   }
 }
 
+/// The rows of an image, a run of neighbours with one number. The second step reads keys of the first one.
+BOOST_DATA_TEST_CASE(rows_of_an_image_see_each_other, data::make({0, 9}), sliding_window) {
+  struct Run {
+    std::int64_t end;
+    float number;
+  };
+  constexpr Run kRuns[] = {{5, -1.0F}, {40, 7.0F}, {60, 6.0F}, {70, -1.0F}, {150, 7.0F}};
+  constexpr std::int32_t kLength = 150;
+  AttentionAlone model({.sliding_window = sliding_window, .given = true, .joint = true});
+  BOOST_TEST(model.program.validate().list() == std::vector<std::string>{}, boost::test_tools::per_element());
+  const auto engine = engine_of(model, 2, find_kernels(""));
+  BOOST_TEST(engine->info().joint_column == kWidth + 1);
+  engine->allocate_kv_blocks(10);
+  const Piece whole = model.piece(kLength);
+  std::vector<std::vector<float>> rows;
+  std::vector<std::int64_t> ends;
+  for (const Run& run : kRuns) {
+    while (std::cmp_less(rows.size(), run.end)) {
+      const auto at = static_cast<std::int64_t>(rows.size());
+      rows.push_back(model.given(whole.tokens[rows.size()], static_cast<float>(at), run.number));
+      ends.push_back(run.number < 0.0F ? at + 1 : run.end);
+    }
+  }
+  std::size_t row = 0;
+  for (const std::int32_t end : {60, kLength}) {
+    Piece part{.first_position = static_cast<std::int32_t>(row), .prompt_length = kLength};
+    part.blocks = {9, 0, 8, 1, 7, 2, 6, 3, 5, 4};
+    part.tokens.assign(static_cast<std::size_t>(end) - row, 0);
+    StepArrays step({part});
+    for (std::size_t i = 0; i < part.tokens.size(); ++i) {
+      step.prompt_embedding_rows.push_back(static_cast<std::int32_t>(i));
+      step.prompt_embeddings.push_back(rows[row + i].data());
+    }
+    const auto logits = logits_of(engine.get(), step.input());
+    std::size_t at = 0;
+    for (; std::cmp_less(row, end); ++row) {
+      for (const double expected : model.expected(whole.tokens, row, 0, ends[row])) {
+        BOOST_TEST_REQUIRE(std::abs(logits[at] - expected) < 2e-5,
+                           "row " << row << ": " << logits[at] << " is not " << expected);
+        ++at;
+      }
+    }
+  }
+}
+
 BOOST_AUTO_TEST_CASE(rows_without_coordinates_have_their_own_positions) {
   AttentionAlone model({.rotated = true, .given = true});
   const auto engine = engine_of(model, 2, find_kernels(""));
@@ -344,6 +399,11 @@ BOOST_AUTO_TEST_CASE(unusable_columns_are_found) {
   finds("window_column is 95", [](auto& body) { std::get<AttentionOp>(body[2]).window_column = kWidth - 1; });
   finds("window_column is given, and it is causal or has a sliding window",
         [](auto& body) { std::get<AttentionOp>(body[2]).sliding_window = 3; });
+  finds("joint_column is given, and it is not causal", [](auto& body) {
+    auto& attention = std::get<AttentionOp>(body[2]);
+    attention.window_column = -1;
+    attention.joint_column = kWidth;
+  });
   finds("num_coordinates is 17", [](auto& body) { std::get<EmbeddingOp>(body[0]).num_coordinates = 17; });
   finds("num_later_elements is -1",
         [](auto& body) { std::get<EmbeddingOp>(body[0]).num_later_elements = -1; });
