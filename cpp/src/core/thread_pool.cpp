@@ -111,9 +111,9 @@ class ThreadPool::Impl {
     chunks_ = chunks;
     pending_.store(chunks, std::memory_order_relaxed);
     ++loop_;
-    // Sequentially consistent, like the store before sleeping: either the sleeper sees the ticket, or this
-    // thread sees that it sleeps.
-    ticket_.store(loop_ << 32 | static_cast<std::uint64_t>(chunks));
+    // Sequentially consistent, like the addition before sleeping: either the sleeper sees the ticket, or this
+    // thread sees that it sleeps. An exchange, because qemu lets loads pass the stores of an Arm program.
+    ticket_.exchange(loop_ << 32 | static_cast<std::uint64_t>(chunks));
     if (sleepers_.load() > 0) {
       {
         const std::lock_guard lock(mutex_);
@@ -125,7 +125,7 @@ class ThreadPool::Impl {
     const auto done = [this] { return pending_.load(std::memory_order_acquire) == 0; };
     if (!spin_until(done)) {
       std::unique_lock lock(mutex_);
-      caller_waits_.store(true);
+      caller_waits_.exchange(true);  // see ticket_
       done_.wait(lock, [this] { return pending_.load() == 0; });
       caller_waits_.store(false);
     }
