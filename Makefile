@@ -16,7 +16,7 @@ PYTEST = cd tests && ../$(VENV)/bin/python -m pytest -c ../pyproject.toml --root
 
 .PHONY: demo install wheel docs test test-clients nightly lint format sanitize sanitize-inputs sanitize-all arm wheel-arm bench clean
 
-demo: $(VENV)/.installed  ## Build everything, then serve one mixed batch of adapters
+demo: $(VENV)/.installed  ## Build everything, then serve mixed batches of adapters, of texts and of images
 	$(VENV)/bin/python -m adaptrt.tools.demo
 
 install: $(VENV)/.installed  ## Install the package into .venv
@@ -143,7 +143,7 @@ $(VENV)/.build-tools: $(VENV)/bin/python pyproject.toml
 # Kernels for other CPUs than this one take most of the compile time. `make wheel` has all kernels, and the tests have those
 # that they can run here.
 $(VENV)/.installed: $(VENV)/.build-tools $(SOURCES)
-	$(INSTALL) --config-settings=cmake.define.ADAPTRT_KERNEL_TABLES=fastest .
+	$(INSTALL) --config-settings=cmake.define.ADAPTRT_KERNEL_TABLES=fastest '.[vision]'
 	@touch $@
 
 # torch is pinned to a version whose CPU build is at hand; Boost.Test must be there before the C++ tests are configured;

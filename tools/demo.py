@@ -1,8 +1,8 @@
 """Serves a batch in which every request has a different adapter, starting from a small model's Hugging Face files.
 
 Compiles the model, normalises and converts the adapters, and asks all of them one question in one in-flight batch. Then
-it asks again with a cache too small for all adapters, and shows the LoRA cache's counters. The exit status is nonzero
-if anything is wrong.
+it asks again with a cache too small for all adapters, and shows the LoRA cache's counters. At last it asks another
+model about pictures. The exit status is nonzero if anything is wrong.
 """
 
 from __future__ import annotations
@@ -22,23 +22,21 @@ from tokenizers import Tokenizer
 
 import adaptrt
 
-from ..builder.cli import main as adaptrt_command
 from ..builder.cli import run_command
 from ..common.json_fields import load_json_object
 from ..formats.adapter import Adapter, ConvertedAdapter, convert_adapter, read_adapter
 from ..formats.engine.build_config import DEFAULT_TARGET_MODULES
 from . import demo_corpus as corpus
-from .demo_display import AnswerTable, Row, command_lines, counters_table
+from .demo_display import AnswerTable, Row, values_table
+from .demo_seeing import show_images
+from .demo_steps import BASE, DTYPE, DemoFailure, build_engine, run_adaptrt
 
 _SUMMARY = "Serve one batch in which every request has another adapter, on a small model"
-_DTYPE = "bfloat16"
 _MAX_RANK = 16
 _MAX_TOKENS = 48
-_BASE = "(none)"
-
-
-class DemoFailure(adaptrt.AdaptrtError):
-    """A result of the demo is wrong."""
+_LIMITS = {
+    "max_lora_rank": _MAX_RANK, "max_batch_size": 8, "max_input_len": 128, "max_seq_len": 256, "max_num_tokens": 512,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ class Crowd:
     def ask(self, executor: adaptrt.Executor, title: str | None, *, with_tensors: bool) -> list[list[int]]:
         """The tokens of every answer. With a title, the answers are shown in a table while they are generated."""
         rows = [
-            Row(adapter.name, adapter.kind) if adapter else Row(_BASE, "the base model") for adapter in self._adapters
+            Row(adapter.name, adapter.kind) if adapter else Row(BASE, "the base model") for adapter in self._adapters
         ]
         tokens: list[list[int]] = [[] for _ in rows]
         requests = [self._request(adapter, with_tensors) for adapter in self._adapters]
@@ -104,16 +102,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     parser.add_argument("--model", type=Path, default=Path("examples/demo/model"), help="Hugging Face directory")
     parser.add_argument("--adapters", type=Path, default=Path("examples/demo/adapters"), help="PEFT directories")
+    parser.add_argument(
+        "--seeing", type=Path, default=Path("examples/demo/seeing"), help="a model that sees, and its adapters"
+    )
     parser.add_argument("--work_dir", type=Path, help="keep the engine here (default: a temporary directory)")
     parser.add_argument("--question", default="What is the weather in Paris?", help="question for all adapters")
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the demo in args.work_dir or a temporary directory."""
-    for directory in (args.model, args.adapters):
+    for directory in (args.model, args.adapters, args.seeing):
         if not directory.is_dir():
             raise adaptrt.ConfigError(
-                f"{directory}: is not a directory; run from the checkout or give --model and --adapters"
+                f"{directory}: is not a directory; run from the checkout or give --model, --adapters and --seeing"
             )
     if args.work_dir is not None:
         return _run_in(args.work_dir, args)
@@ -124,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
 def _run_in(directory: Path, args: argparse.Namespace) -> int:
     console = Console(highlight=False)
     begin = time.perf_counter()
-    engine = _build_engine(console, args.model, directory)
+    engine = build_engine(console, args.model, directory / "engine", **_LIMITS)
     adapters = _load_adapters(console, args.adapters, args.model, directory / "normalized")
     console.print(f"Ready after {time.perf_counter() - begin:.1f} s.\n")
     crowd = Crowd(console, args.model, args.question, adapters)
@@ -139,31 +140,12 @@ def _run_in(directory: Path, args: argparse.Namespace) -> int:
         again = crowd.ask(executor, title, with_tensors=False)
         small = executor.lora_cache_stats()
     console.print()
-    console.print(counters_table("The LoRA cache", {"room for all": _counters(roomy), "small": _counters(small)}))
+    counters = {"room for all": _counters(roomy), "small": _counters(small)}
+    console.print(values_table("The LoRA cache", counters, first="counter"))
     _check(answers, again, small)
-    console.print(f"All {len(answers)} answers were the same both times, token by token.")
+    console.print(f"All {len(answers)} answers were the same both times, token by token.\n")
+    show_images(console, args.seeing, directory)
     return 0
-
-
-def _build_engine(console: Console, model: Path, directory: Path) -> Path:
-    engine = directory / "engine"
-    flags = {
-        "model_dir": model, "dtype": _DTYPE, "output_dir": engine, "lora_plugin": "auto", "dora_plugin": "enable",
-        "max_lora_rank": _MAX_RANK, "max_batch_size": 8, "max_input_len": 128, "max_seq_len": 256,
-        "max_num_tokens": 512,
-    }  # fmt: skip
-    arguments = [text for name, value in flags.items() for text in (f"--{name}", value)]
-    _run(console, "build", *arguments)
-    return engine
-
-
-def _run(console: Console, *arguments: object) -> None:
-    """Prints an `adaptrt ...` command and runs it in this process."""
-    words = [str(argument) for argument in arguments]
-    for line in command_lines("$ adaptrt", words, console.width):
-        console.print(line, style="dim", markup=False, soft_wrap=True)
-    if adaptrt_command(words) != 0:
-        raise DemoFailure(f"adaptrt {words[0]} failed")
 
 
 def _load_adapters(console: Console, directory: Path, model: Path, normalized: Path) -> list[DemoAdapter]:
@@ -172,9 +154,9 @@ def _load_adapters(console: Console, directory: Path, model: Path, normalized: P
     for task_id, source in enumerate(sorted(path for path in directory.iterdir() if path.is_dir()), start=1):
         adapter = read_adapter(source)
         if adapter.is_dora:
-            _run(console, "normalize-dora", "-i", source, "-o", normalized / source.name, "-b", model)
+            run_adaptrt(console, "normalize-dora", "-i", source, "-o", normalized / source.name, "-b", model)
             source = normalized / source.name
-        tensors = convert_adapter(source, storage_dtype=_DTYPE, base=model)
+        tensors = convert_adapter(source, storage_dtype=DTYPE, base=model)
         adapters.append(DemoAdapter(task_id, source.name, _kind_of(adapter), tensors))
     return adapters
 

@@ -7,11 +7,18 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+from rich.color import Color
 from rich.console import Console
 from rich.live import Live
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 # Minimum time that a terminal shows each step; a tiny model writes faster than people read.
 SECONDS_PER_FRAME = 0.04
@@ -71,6 +78,19 @@ class AnswerTable:
         return table
 
 
+def half_blocks(picture: Image, width: int) -> Text:
+    """Returns a picture as text, `width` columns wide. A character shows two pixels, one above the other."""
+    height = max(round(picture.height * width / picture.width / 2), 1)
+    rows = np.asarray(picture.convert("RGB").resize((width, 2 * height))).tolist()
+    lines = []
+    for upper, lower in zip(rows[::2], rows[1::2], strict=True):
+        line = Text()
+        for above, below in zip(upper, lower, strict=True):
+            line.append("▀", Style(color=Color.from_rgb(*above), bgcolor=Color.from_rgb(*below)))
+        lines.append(line)
+    return Text("\n").join(lines)
+
+
 def command_lines(program: str, words: Iterable[str], width: int) -> list[str]:
     """A command in lines for copying: broken before flags if a line would exceed `width`."""
     parts = [program]
@@ -89,12 +109,14 @@ def command_lines(program: str, words: Iterable[str], width: int) -> list[str]:
     return lines
 
 
-def counters_table(title: str, columns: Mapping[str, Mapping[str, str]]) -> Table:
-    """Table of counters by name, with one column per batch."""
+def values_table(
+    title: str, columns: Mapping[str, Mapping[str, str]], *, first: str, justify: Literal["left", "right"] = "right"
+) -> Table:
+    """Table of texts by name; `first` is the title of the names' column."""
     table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column("counter", style="cyan")
+    table.add_column(first, style="cyan")
     for name in columns:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify=justify)
     names = dict.fromkeys(name for values in columns.values() for name in values)
     for name in names:
         table.add_row(name, *(values.get(name, "") for values in columns.values()))

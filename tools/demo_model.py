@@ -27,6 +27,8 @@ BEGIN, END = "<s>", "</s>"
 VOCABULARY_SIZE = 1024
 MAX_LENGTH = 256
 SEED = 20260101
+NOT_LEARNT = -100
+"""Target of tokens that are only read."""
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 ALL_LINEAR = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
@@ -78,24 +80,32 @@ REPETITION_TRAINING = Training(steps=300, batch_size=16, learning_rate=4e-3, war
 MOST_REPEATED = 5
 
 
+def train_bpe(texts: Sequence[str], vocabulary_size: int, special_tokens: Sequence[str]) -> Any:
+    """Trains a byte-level BPE tokenizer; returns one of the library tokenizers."""
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocabulary_size,
+        special_tokens=list(special_tokens),
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
 def train_tokenizer() -> Any:
-    """Trains a byte-level BPE tokenizer on the corpus; returns a transformers tokenizer."""
+    """Trains the tokenizer on the corpus; returns a transformers tokenizer."""
     import tokenizers
     import transformers
 
     texts = [
         corpus.document(fact, style, tagged=style != "plain") for fact in corpus.facts() for style in corpus.STYLES
     ]
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=VOCABULARY_SIZE,
-        special_tokens=[BEGIN, END],
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer = train_bpe(texts, VOCABULARY_SIZE, [BEGIN, END])
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
         single=f"{BEGIN} $A", special_tokens=[(BEGIN, tokenizer.token_to_id(BEGIN))]
     )
@@ -130,7 +140,7 @@ def make_model(tokenizer: Any) -> Any:
 
 
 def train(model: Any, batches: Any, training: Training, label: str) -> None:
-    """AdamW with a linear warm-up and a cosine decay over `batches`, (tokens, targets) each."""
+    """AdamW with a linear warm-up and a cosine decay over `batches`, (arguments of the model, targets) each."""
     import torch
 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -143,9 +153,9 @@ def train(model: Any, batches: Any, training: Training, label: str) -> None:
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     model.train()
     for step in range(training.steps):
-        tokens, targets = next(batches)
-        logits = model(tokens).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+        arguments, targets = next(batches)
+        logits = model(**arguments).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=NOT_LEARNT)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -157,24 +167,27 @@ def train(model: Any, batches: Any, training: Training, label: str) -> None:
 
 
 def batches_of(draw: Any, tokenizer: Any, batch_size: int) -> Any:
-    """Endless (tokens, targets), int64 [batch, length]. `draw()` returns (text, prefix of the text that is not
-    learnt)."""
+    """Endless batches. `draw()` returns (text, prefix of the text that is not learnt)."""
+    while True:
+        tokens, targets = batch_of([draw() for _ in range(batch_size)], tokenizer)
+        yield {"input_ids": tokens}, targets
+
+
+def batch_of(texts: Sequence[tuple[str, str]], tokenizer: Any) -> tuple[Any, Any]:
+    """Returns (tokens, targets), int64 [batch, length]. texts: pairs of a text and its prefix that is not learnt."""
     import torch
 
-    while True:
-        rows = []
-        for _ in range(batch_size):
-            text, given = draw()
-            ids = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
-            learnt_from = len(tokenizer(given)["input_ids"])
-            rows.append((ids, learnt_from))
-        length = max(len(ids) for ids, _ in rows) - 1
-        tokens = torch.full((batch_size, length), tokenizer.eos_token_id)
-        targets = torch.full((batch_size, length), -100)
-        for row, (ids, learnt_from) in enumerate(rows):
-            tokens[row, : len(ids) - 1] = torch.tensor(ids[:-1])
-            targets[row, learnt_from - 1 : len(ids) - 1] = torch.tensor(ids[learnt_from:])
-        yield tokens, targets
+    rows = [
+        ([*tokenizer(text)["input_ids"], tokenizer.eos_token_id], len(tokenizer(given)["input_ids"]))
+        for text, given in texts
+    ]
+    length = max(len(ids) for ids, _ in rows) - 1
+    tokens = torch.full((len(rows), length), tokenizer.eos_token_id)
+    targets = torch.full((len(rows), length), NOT_LEARNT)
+    for row, (ids, learnt_from) in enumerate(rows):
+        tokens[row, : len(ids) - 1] = torch.tensor(ids[:-1])
+        targets[row, learnt_from - 1 : len(ids) - 1] = torch.tensor(ids[learnt_from:])
+    return tokens, targets
 
 
 def round_to_bfloat16(model: Any) -> None:
@@ -240,7 +253,7 @@ def train_base(output: Path) -> tuple[Any, Any]:
     model.to(torch.bfloat16).save_pretrained(output / "model")
     tokenizer.save_pretrained(output / "model")
     # transformers 5 has a different name for this class, which older versions do not know.
-    _edit_json(output / "model" / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    edit_json(output / "model" / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     return model.to(torch.float32), tokenizer
 
 
@@ -257,7 +270,7 @@ def train_adapter(recipe: AdapterRecipe, tokenizer: Any, output: Path) -> None:
     train(model, batches_of(draw, tokenizer, ADAPTER_TRAINING.batch_size), ADAPTER_TRAINING, recipe.style)
     round_to_bfloat16(model)
     report(model, tokenizer, recipe.style)
-    _save_adapter(model, recipe.lora, output / "adapters" / recipe.style)
+    save_adapter(model, recipe.lora, output / "adapters" / recipe.style)
 
 
 def train_repetition(tokenizer: Any, output: Path) -> None:
@@ -271,7 +284,7 @@ def train_repetition(tokenizer: Any, output: Path) -> None:
     model = _adapted_model(REPETITION_LORA, output)
     train(model, batches_of(draw, tokenizer, REPETITION_TRAINING.batch_size), REPETITION_TRAINING, REPETITION)
     round_to_bfloat16(model)
-    _save_adapter(model, REPETITION_LORA, output / "tasks" / REPETITION)
+    save_adapter(model, REPETITION_LORA, output / "tasks" / REPETITION)
 
 
 def _adapted_model(lora: dict[str, Any], output: Path) -> Any:
@@ -284,18 +297,22 @@ def _adapted_model(lora: dict[str, Any], output: Path) -> Any:
     return peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **lora))
 
 
-def _save_adapter(model: Any, lora: dict[str, Any], directory: Path) -> None:
+def save_adapter(model: Any, lora: dict[str, Any], directory: Path) -> None:
+    """Writes the trained adapter of a PEFT model."""
     import torch
 
     # The base model's directory name means nothing on another machine.
     model.peft_config["default"].base_model_name_or_path = "model"
     model.to(torch.bfloat16).save_pretrained(directory)
+    targets = lora["target_modules"]
     # PEFT stores a set, whose order differs from run to run.
-    _edit_json(directory / "adapter_config.json", target_modules=sorted(lora["target_modules"]))
+    targets = targets if isinstance(targets, str) else sorted(targets)
+    edit_json(directory / "adapter_config.json", target_modules=targets)
     (directory / "README.md").unlink(missing_ok=True)  # PEFT writes an empty model card.
 
 
-def _edit_json(path: Path, **fields: Any) -> None:
+def edit_json(path: Path, **fields: Any) -> None:
+    """Changes fields of a JSON file."""
     edited = {**json.loads(path.read_text()), **fields}
     path.write_text(json.dumps(edited, indent=2, sort_keys=True) + "\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -15,6 +16,11 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 ROOT = Path(__file__).resolve().parents[2]
+SEEING = ROOT / "examples/demo/seeing"
+PICTURE = SEEING / "images/circles.png"
+PICTURE_ASKED = "What do you see?"
+PICTURE_ANSWERS = {"demo": "Three red circles.", "count": "There are three.", "french": "Trois cercles rouges."}
+"""Answers about PICTURE, by the name of the model."""
 MODEL = "demo"
 TEMPLATE = {
     "chat_template": "{% if tools %}{{ tools | tojson }}\n{% endif %}"
@@ -38,26 +44,16 @@ class Weather(BaseModel):
     degrees: Literal[10, 20]
 
 
-@pytest.fixture(scope="session")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Yields the address of the API. The server runs in the package's own environment."""
-    directory = tmp_path_factory.mktemp("server")
-    model = directory / MODEL
-    shutil.copytree(ROOT / "examples/demo/model", model, copy_function=shutil.copyfile)
-    # Clients describe functions and schemas in long texts.
-    for name, change in (("config.json", {"max_position_embeddings": 4096}), ("tokenizer_config.json", TEMPLATE)):
-        file = model / name
-        file.write_text(json.dumps(json.loads(file.read_text()) | change))
+@contextlib.contextmanager
+def running(model: Path, directory: Path, *flags: object) -> Iterator[str]:
+    """Yields the address of the API of a new server, which runs in the package's own environment."""
     python = os.environ.get("ADAPTRT_PYTHON", str(ROOT / ".venv/bin/python"))
-    command = [python, "-m", "adaptrt.builder.cli", "serve", str(model), "--port", "0", "--num_threads", "1"]
-    command += ["--kv_cache_tokens", "8192", "--tool_call_parser", "hermes"]
-    created = directory / "created"
-    created.mkdir()
-    command += ["--ollama_models", str(created)]
-    command += ["--lora_modules", f"pirate={ROOT / 'examples/demo/adapters/pirate'}"]
+    command = [python, "-m", "adaptrt.builder.cli", "serve", model, "--port", "0", "--num_threads", "1", *flags]
     environment = {**os.environ, "XDG_CACHE_HOME": str(directory / "cache")}
     with (directory / "errors").open("w") as errors:
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
+        server = subprocess.Popen(
+            [str(word) for word in command], stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+        )
     try:
         assert server.stdout is not None
         first = server.stdout.readline()
@@ -69,3 +65,30 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         server.terminate()
         server.wait(30)
+
+
+@pytest.fixture(scope="session")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Yields the address of the API of the demo's model."""
+    directory = tmp_path_factory.mktemp("server")
+    model = directory / MODEL
+    shutil.copytree(ROOT / "examples/demo/model", model, copy_function=shutil.copyfile)
+    # Clients describe functions and schemas in long texts.
+    for name, change in (("config.json", {"max_position_embeddings": 4096}), ("tokenizer_config.json", TEMPLATE)):
+        file = model / name
+        file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    created = directory / "created"
+    created.mkdir()
+    adapter = f"pirate={ROOT / 'examples/demo/adapters/pirate'}"
+    flags = ("--kv_cache_tokens", 8192, "--tool_call_parser", "hermes", "--ollama_models", created)
+    with running(model, directory, *flags, "--lora_modules", adapter) as base:
+        yield base
+
+
+@pytest.fixture(scope="session")
+def seeing_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Yields the address of the API of the demo's model that sees."""
+    adapters = SEEING / "adapters"
+    flags = ("--served_model_name", MODEL, "--adapter_root", adapters)
+    with running(SEEING / "model", tmp_path_factory.mktemp("seeing"), *flags) as base:
+        yield base

@@ -1,4 +1,4 @@
-"""Ollama's own package with its defaults: chats, prompts, streams, forms, tools, embeddings' errors, and lists."""
+"""Ollama's own package with its defaults: chats, prompts, streams, forms, tools, images, embeddings' errors, lists."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import ollama
 import pytest
-from conftest import MODEL, ROOT, Weather
+from conftest import MODEL, PICTURE, PICTURE_ANSWERS, PICTURE_ASKED, ROOT, Weather
 
 MESSAGES = [{"role": "user", "content": "What is the weather in Paris?"}]
 GREEDY = {"temperature": 0, "num_predict": 20}
@@ -102,3 +102,14 @@ def test_a_model_with_an_adapter_is_created(client: ollama.Client) -> None:
         assert client.delete(model).status == "success"
     with pytest.raises(ollama.ResponseError, match="was not created here"):
         client.delete("captain")
+
+
+@pytest.mark.parametrize("model", PICTURE_ANSWERS)
+def test_an_image(seeing_address: str, model: str) -> None:
+    message = {"role": "user", "content": PICTURE_ASKED, "images": [PICTURE]}
+    with ollama.Client(host=seeing_address.removesuffix("/v1")) as client:
+        chat = client.chat(model, [message], options={"temperature": 0})
+        assert chat.message.content.strip() == PICTURE_ANSWERS[model]
+        made = client.generate(model, PICTURE_ASKED, images=[PICTURE.read_bytes()], options={"temperature": 0})
+        assert "vision" in client.show(model).capabilities
+    assert made.response == chat.message.content

@@ -1,12 +1,13 @@
-"""openai's own package: chats, completions and responses, whole, streamed, with tools and with forms."""
+"""openai's own package: chats, completions and responses, whole, streamed, with tools, forms and images."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 
 import openai
 import pytest
-from conftest import MODEL, Weather
+from conftest import MODEL, PICTURE, PICTURE_ANSWERS, PICTURE_ASKED, Weather
 
 ASKED = "What is the weather in Paris?"
 MESSAGES = [{"role": "user", "content": ASKED}]
@@ -64,3 +65,16 @@ def test_a_stored_conversation(client: openai.OpenAI) -> None:
 def test_completions_and_models(client: openai.OpenAI) -> None:
     assert {model.id for model in client.models.list()} == {MODEL, "pirate"}
     assert client.completions.create(model="pirate", prompt="Q:").choices[0].text
+
+
+@pytest.mark.parametrize("model", PICTURE_ANSWERS)
+def test_an_image(seeing_address: str, model: str) -> None:
+    url = "data:image/png;base64," + base64.b64encode(PICTURE.read_bytes()).decode()
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": PICTURE_ASKED}]
+    content = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": PICTURE_ASKED}]
+    with openai.OpenAI(base_url=seeing_address, api_key="none", max_retries=0) as client:
+        chat = client.chat.completions.create(model=model, messages=[{"role": "user", "content": parts}], temperature=0)
+        assert chat.choices[0].message.content.strip() == PICTURE_ANSWERS[model]
+        answer = client.responses.create(model=model, input=[{"role": "user", "content": content}], temperature=0)
+    assert answer.output_text == chat.choices[0].message.content
+    assert answer.usage.input_tokens == chat.usage.prompt_tokens

@@ -14,11 +14,13 @@ from tokenizers import Tokenizer
 
 import adaptrt
 from adaptrt.tools import demo_corpus as corpus
+from adaptrt.tools import demo_scenes as scenes
 from adaptrt.tools.demo import main as demo
 from support.serving import build_engine
 
 DEMO = Path(__file__).parents[3] / "examples" / "demo"
 MODEL = DEMO / "model"
+SEEING = DEMO / "seeing"
 ADAPTERS = {path.name: path for path in sorted((DEMO / "adapters").iterdir())}
 MAX_BYTES = 5_000_000
 
@@ -39,9 +41,14 @@ def test_there_is_an_adapter_of_every_kind() -> None:
     assert set(configs) == set(corpus.STYLES) - {"plain"}
 
 
-def test_the_demo_runs(capsys, tmp_path: Path) -> None:
-    assert demo(["--model", str(MODEL), "--adapters", str(DEMO / "adapters"), "--work_dir", str(tmp_path)]) == 0
+def test_the_demo_runs(capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    directories = ["--model", str(MODEL), "--adapters", str(DEMO / "adapters"), "--seeing", str(SEEING)]
+    monkeypatch.setenv("COLUMNS", "200")
+    assert demo([*directories, "--work_dir", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
+    for scene in scenes.SHOWN.values():
+        (line,) = (line for line in printed.splitlines() if str(scene) in line)
+        assert all(scenes.answer(scene, style) in line for style in scenes.STYLES if style != scenes.UNTAUGHT)
     fact = next(corpus.facts())
     for style in corpus.STYLES:
         assert printed.count(corpus.answer(fact, style)) == 2
