@@ -58,7 +58,7 @@ def summary(report: BuildReport) -> Table:
         rows.append(("adapters", "none (--lora_plugin auto enables them)"))
     if report.tower is not None:
         tower = report.tower.checkpoint.config
-        rows.append(("images", f"{tower.describe_layers()} in the vision tower, {tower.describe_weights()}"))
+        rows.append(("vision layers", f"{tower.describe_layers()}, {tower.describe_weights()}"))
     if report.num_vision_tensors:
         left = f"{report.num_vision_tensors} tensors of the vision tower; the engine only handles text"
         rows.append(("ignored", left))

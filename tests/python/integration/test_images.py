@@ -210,7 +210,8 @@ def test_the_build_says_that_the_engine_takes_images(
     for flags in ([], ["--quantization", "w8a16"]):  # the second build replaces the directory
         assert main([*command, "--max_seq_len", "64", *flags]) == 0
         printed = capsys.readouterr().out
-        assert "2 of hidden size 24, mlp 40 in the vision tower, float32" in printed
+        assert "vision layers" in printed
+        assert "2 of hidden size 24, mlp 40, float32" in printed
     assert "linear layers W8A16" in printed
     assert "vision.attention.qkv" in printed
 
