@@ -10,7 +10,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from adaptrt import LLM, Request, RequestError, SamplingParams
+from adaptrt import (
+    LLM,
+    CapacitySchedulerPolicy,
+    ExecutorConfig,
+    KvCacheConfig,
+    LookaheadDecodingConfig,
+    OutputConfig,
+    PeftCacheConfig,
+    PromptTuningConfig,
+    Request,
+    RequestError,
+    SamplingConfig,
+    SamplingParams,
+    SchedulerConfig,
+)
 from adaptrt.runtime.images.opened import ImageLimits, open_image
 from support.seeing import engine_of_model, question, random_image
 from support.seeing_qwen import ADAPTERS, QwenReference, save_adapters, save_model
@@ -18,6 +32,7 @@ from support.seeing_qwen import ADAPTERS, QwenReference, save_adapters, save_mod
 # The tower's rows and the model's logits are sums in float32, in another order than torch's.
 TOLERANCE = 1e-4
 LENGTH = 6
+WITH_BEAMS = ExecutorConfig(max_beam_width=2)
 GREEDY = SamplingParams(max_tokens=LENGTH, temperature=0, logprobs=0, ignore_eos=True)
 WIDE, SMALL, TALL = random_image(61, 37, 1), random_image(5, 9, 2, "L"), random_image(3, 90, 3)
 QUESTION = question("what is this ", WIDE, " and ", SMALL, " red")
@@ -40,7 +55,7 @@ class Seeing:
 
     def __init__(self, name: str, directory: Path) -> None:
         self.model = save_model(name, directory / "model")
-        self.engine = engine_of_model(self.model, directory / "engine")
+        self.engine = engine_of_model(self.model, directory / "engine", max_beam_width=2)
         self.adapters = save_adapters(self.model, directory / "adapters", ADAPTERS_OF[name])
 
     def reference(self, adapter: str | None) -> QwenReference:
@@ -100,6 +115,58 @@ def test_a_crowd_changes_no_bit(seeing: Seeing, llm: LLM) -> None:
             alone = other.chat(conversation, GREEDY, lora=name)
             assert alone.token_ids == found.token_ids
             assert [one.log_prob for one in alone.log_probs] == [one.log_prob for one in found.log_probs]
+
+
+@pytest.mark.parametrize("seeing", ["qwen3-vl"], indirect=True, scope="module")
+def test_preemption_drafts_and_beams_change_no_bit(seeing: Seeing) -> None:
+    conversations = [QUESTION, question(TALL, "red red red"), question(SMALL, "what is this")]
+    names = [None, "everything", "dora"]
+    config = ExecutorConfig(
+        scheduler_config=SchedulerConfig(CapacitySchedulerPolicy.MAX_UTILIZATION),
+        kv_cache_config=KvCacheConfig(enable_block_reuse=False, max_tokens=320),
+        peft_cache_config=PeftCacheConfig(num_ensure_workers=0),  # so all start in the same step
+        max_beam_width=2,
+    )
+    drafts = LookaheadDecodingConfig(2, 3, 4)
+    with LLM(seeing.engine, config, speculative_config=drafts) as small, LLM(seeing.engine, WITH_BEAMS) as large:
+        for llm in (small, large):
+            for name in names[1:]:
+                llm.load_lora(name, seeing.adapters[name])
+        prompts = [large.chat_prompt(asked, lora=name) for asked, name in zip(conversations, names, strict=True)]
+        for prompt, name in zip(prompts, names, strict=True):
+            answer(small, enqueue(small, prompt, name, 1, 1))  # adapters are in the cache from now on
+        asked = [
+            (prompt, name, beams, tokens)
+            for beams, tokens in ((1, 200), (2, 60))
+            for prompt, name in zip(prompts, names, strict=True)
+        ]
+        together = [enqueue(small, *one) for one in asked]
+        for one, queued in zip(asked, together, strict=True):
+            assert answer(small, queued) == answer(large, enqueue(large, *one))
+        steps = small.executor.get_latest_iteration_stats()
+    assert max(step.inflight_batching_stats.num_paused_requests for step in steps) > 0
+    assert sum(step.spec_decoding_stats.num_accepted_tokens for step in steps if step.spec_decoding_stats) > 0
+
+
+def enqueue(
+    llm: LLM, prompt: tuple[list[int], PromptTuningConfig | None], adapter: str | None, beams: int, tokens: int
+) -> int:
+    ids, rows = prompt
+    request = Request(
+        ids,
+        tokens,
+        sampling_config=SamplingConfig(beam_width=beams),
+        output_config=OutputConfig(return_log_probs=True),
+        prompt_tuning_config=rows,
+    )
+    return llm.executor.enqueue_request(request, adapter=adapter)
+
+
+def answer(llm: LLM, queued: int) -> tuple[list[list[int]], list[list[float]]]:
+    """Returns the tokens and the log probs of a request's beams."""
+    (response,) = llm.executor.await_responses(queued)
+    assert not response.has_error(), response.error_msg
+    return response.result.output_token_ids, response.result.log_probs
 
 
 @BOTH
