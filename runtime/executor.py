@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 else:
     _CoreType = type(_core.Executor)
 
-_OF_RANK_0: Final = ("tokenizer", "guide_limits", "compare_vocabularies")
+_OF_RANK_0: Final = ("tokenizer", "guide_limits", "compare_vocabularies", "reserved_memory")
 """Arguments that other ranks do not need."""
 
 

@@ -106,6 +106,8 @@ TABLES: dict[str, dict[str, Row]] = {
     "classify": {"texts": TEXT, "lora": ("first", ADAPTER)},
 }
 
+ALL_ROWS = {"pooling_params.row_interval": 1}
+
 
 class Captured(adaptrt.LLM):
     """An LLM whose executor refuses requests and stores the last one."""
@@ -181,9 +183,9 @@ def test_every_argument_arrives(llm: Captured) -> None:
         messages = [{"role": "user", "content": "hi"}]
         check(llm, name, messages, base_of("0hi", max_tokens=256, streaming=name == "chat_stream", **generated))
     pooling = {"pooling_params.pooling_type": "MEAN", "pooling_params.normalize": True, "pooling_params.layers": 0}
-    check(llm, "embed", "hi", base_of("hi", **pooling))
+    check(llm, "embed", "hi", base_of("hi", **pooling, **ALL_ROWS))
 
 
 def test_every_argument_of_classify_arrives(classifier: Captured) -> None:
     pooling = {"pooling_params.pooling_type": "LAST", "pooling_params.normalize": False, "pooling_params.layers": 1}
-    check(classifier, "classify", "hi", base_of("hi", **pooling))
+    check(classifier, "classify", "hi", base_of("hi", **pooling, **ALL_ROWS))

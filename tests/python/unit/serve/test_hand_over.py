@@ -165,7 +165,7 @@ POOLED_BASE = {
     "max_tokens": 0, "streaming": False, "priority": 0.5, "num_return_sequences": 1, "allotted_time_ms": TIME_LIMIT,
     "return_all_generated_tokens": False,
     "request_type": "REQUEST_TYPE_CONTEXT_AND_GENERATION", "sampling_config.beam_width": 1,
-    "pooling_params.pooling_type": "LAST", **OUTPUT_DEFAULTS,
+    "pooling_params.pooling_type": "LAST", "pooling_params.row_interval": 1, **OUTPUT_DEFAULTS,
 }  # fmt: skip
 CLASSES_BASE = {**POOLED_BASE, "pooling_params.layers": 1, "pooling_params.normalize": False}
 TRITON_LIMIT = datetime.timedelta(milliseconds=250)
