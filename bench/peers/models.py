@@ -10,12 +10,12 @@ from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
-from own import BenchModel, Mixture, write_base, write_peft_adapter, write_tokenizer
+from own import BenchModel, FamilyModel, write_base, write_peft_adapter, write_tokenizer
 from worker import CONTEXT, GGUF, STEP_TOKENS
 
 from adaptrt.tools.bench.workload import random_prompt
 
-MODELS: dict[str, BenchModel | Mixture] = {
+MODELS: dict[str, BenchModel | FamilyModel] = {
     "0.5b": BenchModel(),
     "40m": BenchModel(
         hidden_size=512,
@@ -25,8 +25,10 @@ MODELS: dict[str, BenchModel | Mixture] = {
         intermediate_size=1408,
         tie_word_embeddings=True,
     ),
-    "mixtral-1b": Mixture("mixtral"),
-    "qwen3-moe-1b": Mixture("qwen3-moe"),
+    "mixtral-1b": FamilyModel("mixtral"),
+    "qwen3-moe-1b": FamilyModel("qwen3-moe"),
+    "qwen3.5-0.5b": FamilyModel("qwen3.5"),
+    "qwen3.5-moe-1b": FamilyModel("qwen3.5-moe"),
 }
 RANKS = (8, 16, 32, 64)
 LORAS, DORAS = 16, 8
@@ -63,7 +65,7 @@ def make_model(name: str, home: Path) -> Path:
             kind: [random_prompt(length, model.vocab_size, generator) for length in wanted]
             for kind, wanted in lengths.items()
         }))  # fmt: skip
-    if isinstance(model, Mixture):
+    if isinstance(model, FamilyModel):
         return root
     for kind, count in (("lora", LORAS), ("dora", DORAS)):
         for number in range(count):

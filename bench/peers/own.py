@@ -15,8 +15,8 @@ from scenarios.tokenizer import write_tokenizer
 
 
 @dataclass(frozen=True)
-class Mixture:
-    """A mixture of experts from scenarios/families.py, run without adapters."""
+class FamilyModel:
+    """A model from scenarios/families.py, run without adapters."""
 
     family: str
 
@@ -26,12 +26,12 @@ class Mixture:
         return int(config_of(self.family)["vocab_size"])
 
 
-def write_base(model: BenchModel | Mixture, directory: Path) -> None:
+def write_base(model: BenchModel | FamilyModel, directory: Path) -> None:
     """Writes a Hugging Face directory with random bfloat16 weights."""
-    if isinstance(model, Mixture):
+    if isinstance(model, FamilyModel):
         write_family(model.family, directory)
     else:
         write_model(model, directory)
 
 
-__all__ = ["BenchModel", "Mixture", "write_base", "write_peft_adapter", "write_tokenizer"]
+__all__ = ["BenchModel", "FamilyModel", "write_base", "write_peft_adapter", "write_tokenizer"]

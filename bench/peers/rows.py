@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from own import BenchModel, Mixture
+from own import BenchModel, FamilyModel
 from worker import GGUF
 
 from adaptrt.tools.bench.limits import greatest
@@ -173,8 +173,8 @@ def groups() -> tuple[list[str], ...]:
     return bases, adapters, quantised, *([name for name in ROWS if ROWS[name].weights == kind] for kind in GGUF)
 
 
-def rows_of(model: BenchModel | Mixture) -> list[str]:
-    """Rows of a model. A mixture of experts only has the rows with its own weights, compressed or not."""
+def rows_of(model: BenchModel | FamilyModel) -> list[str]:
+    """Rows of a model. A model of another family only has the rows with its own weights, compressed or not."""
     if isinstance(model, BenchModel):
         return list(ROWS)
     return [name for name, kind in ROWS.items() if kind.weights in _UNQUANTISED and not kind.adapters]
@@ -185,16 +185,17 @@ def source_of_peers(name: str) -> str:
     return ROWS[name].peers_of or name
 
 
-def work_of_row(name: str, model: BenchModel | Mixture) -> Work | None:
+def work_of_row(name: str, model: BenchModel | FamilyModel) -> Work | None:
     """Returns the minimum work of a step: base and adapter weights are read and multiplied once. None: no roofline.
 
-    A mixture of experts has no roofline here, because its reads depend on the experts that its tokens select.
+    A model of another family has no roofline here: which experts a mixture reads depends on its tokens, and states have
+    products of their own.
 
     For a prompt, attention's products count as well. Only its last token needs lm_head, and the last layer computes
     only keys and values for the other tokens.
     """
     kind = ROWS[name]
-    if kind.tokens == 0 or isinstance(model, Mixture):
+    if kind.tokens == 0 or isinstance(model, FamilyModel):
         return None
     logit_rows = 1 if kind.prompt else kind.tokens
     last_layer = f".layers.{model.num_hidden_layers - 1}."
@@ -237,9 +238,9 @@ def peak_of_row(name: str, limits: Mapping[str, float]) -> str:
     return greatest(["float32_flops", "bfloat16_flops", *in_8_bits], limits)
 
 
-def target_of_row(name: str, model: BenchModel | Mixture, *, amx: bool) -> Target | None:
+def target_of_row(name: str, model: BenchModel | FamilyModel, *, amx: bool) -> Target | None:
     """The row's target on a CPU with or without AMX."""
-    if isinstance(model, Mixture):
-        return Target(1.25)
+    if isinstance(model, FamilyModel):
+        return Target(1.1 if "qwen3.5" in model.family and ROWS[name].prompt else 1.25)
     kind = ROWS[name]
     return kind.target_with_amx or kind.target if amx else kind.target

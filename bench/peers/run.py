@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from models import MODELS, export_for, make_model
-from own import BenchModel, Mixture
+from own import BenchModel, FamilyModel
 from pictures import PEERS, draw, table_of
 from process import OURS, PeerError, PeerProcess
 from rich.console import Console
@@ -48,7 +48,7 @@ class Run:
     """All measurements, by row and peer."""
 
     args: argparse.Namespace
-    model: BenchModel | Mixture
+    model: BenchModel | FamilyModel
     console: Console
     limits: LimitMeter
     workers: dict[str, PeerProcess] = field(default_factory=dict)

@@ -31,6 +31,16 @@ _LONGROPE: Final = {
     "original_max_position_embeddings": 2048, "partial_rotary_factor": 0.75,
 }  # fmt: skip
 
+_LINEAR_ATTENTION: Final = {
+    "num_hidden_layers": 24, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256,
+    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 6, "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+    "rms_norm_eps": 1e-6, "hidden_act": "silu", "attention_bias": False,
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10],
+    },
+}  # fmt: skip
+
 FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "llama": {"architectures": ["LlamaForCausalLM"]},
     "mistral": {"architectures": ["MistralForCausalLM"], "sliding_window": None},
@@ -85,6 +95,15 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_hidden_layers": 24,
         "moe_intermediate_size": 224, "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": True,
         "decoder_sparse_step": 1,
+    },
+    "qwen3.5": {
+        "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", **_LINEAR_ATTENTION,
+        "intermediate_size": 3584,
+    },
+    "qwen3.5-moe": {
+        "architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", **_LINEAR_ATTENTION,
+        "intermediate_size": None, "num_experts": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 192,
+        "shared_expert_intermediate_size": 192,
     },
 }  # fmt: skip
 """Fields of config.json in addition to _SIZES; None: the family does not have the field."""
