@@ -14,7 +14,7 @@ CPP_FILES = $$(git ls-files 'cpp/*.h' 'cpp/*.cpp' 'cpp/*.inl' 'cpp/*.cu' 'tests/
 
 PYTEST = cd tests && ../$(VENV)/bin/python -m pytest -c ../pyproject.toml --rootdir ..
 
-.PHONY: demo install wheel docs test test-clients nightly lint format sanitize sanitize-inputs sanitize-all arm wheel-arm bench clean
+.PHONY: demo install wheel docs test test-clients nightly lint format sanitize sanitize-inputs sanitize-all arm wheel-arm wheel-cuda bench clean
 
 demo: $(VENV)/.installed  ## Build everything, then serve mixed batches of adapters, of texts and of images
 	$(VENV)/bin/python -m adaptrt.tools.demo
@@ -30,6 +30,14 @@ wheel: $(VENV)/.build-tools  ## A wheel in build/wheels, tried in an empty envir
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/auditwheel show build/wheels/linux/*.whl
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/auditwheel repair --wheel-dir build/wheels build/wheels/linux/*.whl
 	$(VENV)/bin/python deploy/wheel/try_wheel.py build/wheels/*.whl
+
+# CUDAARCHS=80 in the environment compiles for one generation of GPUs instead of all, which is much quicker.
+wheel-cuda: wheel  ## The wheel of adaptrt-cuda in build/wheels-cuda, tried together with that of adaptrt; needs nvcc
+	rm -rf build/wheels-cuda
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps \
+	  --no-build-isolation --config-settings=build-dir=$(CURDIR)/build/cuda-release --wheel-dir build/wheels-cuda/linux ./package/cuda
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/auditwheel repair --wheel-dir build/wheels-cuda build/wheels-cuda/linux/*.whl
+	$(VENV)/bin/python deploy/wheel/try_cuda_wheel.py build/wheels/*.whl build/wheels-cuda/*.whl
 
 # A warning is an error: a broken link, a page that no other page names, a docstring that cannot be shown.
 docs: $(VENV)/.installed  ## The documentation site, in build/site

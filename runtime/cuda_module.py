@@ -10,7 +10,10 @@ from .._core import ConfigError
 from .._version import __version__
 
 _CUDA = "adaptrt._cuda"
-_REMEDY = "In a checkout of AdaptRT, with CUDA's compiler (nvcc) installed: pip install ./package/cuda"
+_REMEDY = (
+    "Install them with: pip install 'adaptrt[cuda]'; or in a checkout of AdaptRT, with CUDA's compiler (nvcc): "
+    "pip install ./package/cuda"
+)
 
 
 def import_cuda(subject: str) -> Any:

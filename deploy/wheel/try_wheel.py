@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import venv
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +38,7 @@ def main() -> int:
     wheel = arguments.wheel.resolve(strict=True)
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        python = install(wheel, home / "environment")
+        python = install([wheel], home / "environment")
         scripts = [(arguments.script[0], arguments.script)] if arguments.script else []
         for name, command in (*CHECKS, *scripts):
             print(f"== {name}", flush=True)
@@ -48,12 +49,12 @@ def main() -> int:
     return 0
 
 
-def install(wheel: Path, folder: Path) -> Path:
-    """Makes an environment with the wheel and its dependencies, which must be wheels too. Returns its Python."""
+def install(wheels: Iterable[Path], folder: Path) -> Path:
+    """Makes an environment with the wheels and their dependencies, which must be wheels too. Returns its Python."""
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "--only-binary", ":all:", wheel], env=bare(python), check=True)
+    pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--only-binary", ":all:", *wheels], env=bare(python), check=True)
     return python
 
 
