@@ -201,7 +201,7 @@ class OllamaEmbeddingsRequest(OllamaFields):
 
 @dataclass(frozen=True)
 class Preset:
-    """What requests for a model have in addition to their own fields."""
+    """Values for requests to a model, in addition to their own fields."""
 
     adapter: str | None = None
     """The adapter that answers; None: the base model."""

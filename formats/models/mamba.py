@@ -127,13 +127,13 @@ class ScanFactors:
 
     gate: float = 1.0
     values: float = 1.0
-    """Of x."""
+    """Factor of x."""
     writing: float = 1.0
-    """Of B."""
+    """Factor of B."""
     reading: float = 1.0
-    """Of C."""
+    """Factor of C."""
     time: float = 1.0
-    """Of dt."""
+    """Factor of dt."""
 
 
 def mamba_scan(

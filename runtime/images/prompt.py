@@ -22,7 +22,7 @@ class VirtualPrompt:
     """Tokens of the text, and virtual tokens for the rows of images."""
     rows: PromptTuningConfig
     digests: tuple[str, ...] = ()
-    """Those of PromptImages."""
+    """See PromptImages.digests."""
 
 
 @dataclass(frozen=True, eq=False)

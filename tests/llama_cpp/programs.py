@@ -118,7 +118,7 @@ def quantize(programs: Path, source: Path, file: Path, kind: str) -> None:
 
 
 def perplexity(programs: Path, file: Path, text: Path, window: int) -> float | None:
-    """What llama-perplexity prints; None if there is no such program."""
+    """Returns the perplexity that llama-perplexity prints; None if there is no such program."""
     program = programs / "llama-perplexity"
     if not program.exists():
         return None

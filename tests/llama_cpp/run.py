@@ -68,7 +68,7 @@ class Difference:
 
     positions: int
     largest: float
-    """Of the log probs of llama-server's most likely tokens."""
+    """Largest difference of the log probs of llama-server's most likely tokens."""
     mean: float
     other_tokens: int
     """Positions at which AdaptRT's most likely token is another one."""
