@@ -40,7 +40,7 @@ from .draft_adapters import task_id_of as draft_task_id_of
 from .draft_vocabulary import check_draft_vocabulary
 from .engine import LoadedEngine, load_engine, load_engine_bytes
 from .guide_trial import GuideLimits
-from .multimodal_rows import with_multimodal_rows
+from .multimodal_rows import has_multimodal_fields, with_multimodal_rows
 from .named_adapter import NamedAdapter, refuse_named_task_id
 from .native_engine import NativeEngine
 from .orchestrator.mode import num_ranks_at, orchestrator_of
@@ -264,12 +264,13 @@ class Executor(_core.Executor, metaclass=ExecutorType):
 
     def _with_rows(self, request: Request, adapter: str | None) -> Request:
         """Returns the request with its multimodal rows as virtual tokens."""
-        if not isinstance(request, Request):
-            return request  # refused later
-        vocab_size = self.engine_info.vocab_size
+        if not isinstance(request, Request) or not has_multimodal_fields(request):
+            return request  # another type is refused later
+        info = self.engine_info  # a copy
+        vocab_size = info.vocab_size
         if request.multimodal_embedding is not None and adapter is not None:
             vocab_size += self._adapters.terms_of(adapter).vocabulary_change
-        return with_multimodal_rows(request, self.engine_info, vocab_size)
+        return with_multimodal_rows(request, info, vocab_size)
 
     def draft_reference(self, name: str) -> LoraConfig | None:
         """Returns the draft_lora_config of requests with the adapter `name`, with only the task_id.

@@ -11,8 +11,13 @@ _EMBEDDING = "multimodal_embedding"
 _INPUT = "multimodal_input"
 
 
+def has_multimodal_fields(request: Request) -> bool:
+    """True if the request needs with_multimodal_rows()."""
+    return request.multimodal_embedding is not None or request.multimodal_input is not None
+
+
 def with_multimodal_rows(request: Request, info: EngineInfo, vocab_size: int) -> Request:
-    """Returns a copy of the request whose multimodal_embedding is a prompt_tuning_config; without one, the request.
+    """Returns a copy of the request whose multimodal_embedding is a prompt_tuning_config.
 
     multimodal_embedding: [rows, hidden_size]. Its rows stand in their order for the tokens of the prompt that are
     `vocab_size` or more. vocab_size: with the tokens that the request's adapter adds. multimodal_input only says where
@@ -21,8 +26,6 @@ def with_multimodal_rows(request: Request, info: EngineInfo, vocab_size: int) ->
     Raises RequestError if tokens and rows do not fit together, and for models whose rows need positions.
     """
     rows, places = request.multimodal_embedding, request.multimodal_input
-    if rows is None and places is None:
-        return request
     if rows is None:
         raise RequestError(f"{_INPUT} is given without {_EMBEDDING}; expected both, or neither")
     if request.prompt_tuning_config is not None:

@@ -120,7 +120,7 @@ class Vision:
         self.check(len(prepared.images))
         tower = self._running()
         adapter = self._adapter(lora)
-        tiles, digests = self._tiles(prepared, tower.model, paths=paths)
+        tiles, digests = self._tiles(prepared, tower.model, paths=paths, with_digests=with_rows)
         model = tower.model
         ids = tokens(expand(render(prepared.messages), model.place, [model.text(one) for one in tiles]))
         expected = sum(map(model.num_rows, tiles))
@@ -176,9 +176,9 @@ class Vision:
         return found
 
     def _tiles(
-        self, prepared: PreparedMessages, model: ImageModel, *, paths: bool
+        self, prepared: PreparedMessages, model: ImageModel, *, paths: bool, with_digests: bool
     ) -> tuple[list[Tiles], tuple[str, ...]]:
-        """Returns the tiles of each image, and the digest of its pixels."""
+        """Returns the tiles of each image, and the digest of its pixels, or no digests."""
         limit = self._limits.max_all_pixels
         made: list[Tiles] = []
         digests: list[str] = []
@@ -189,7 +189,8 @@ class Vision:
             if num_pixels > limit:
                 raise RequestError(f"the images have more than {limit} pixels together, the maximum")
             made.append(model.tiles(opened, place))
-            digests.append(digest_of(opened))
+            if with_digests:
+                digests.append(digest_of(opened))
         with self._lock:
             self._num_images += len(made)
             self._num_pixels += num_pixels
