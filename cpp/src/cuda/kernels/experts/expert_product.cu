@@ -5,6 +5,7 @@
 #include "cuda/kernels/divisor.h"
 #include "cuda/kernels/element_type.h"
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/product/launch_checks.h"
 #include "cuda/kernels/product/portable_kernel.h"
 #include "cuda/kernels/product/tiles.h"
 #include "cuda/kernels/rows/checks.h"
@@ -91,10 +92,10 @@ class ExpertTiles {
 }  // namespace
 
 void enqueue(const ExpertProduct& work, void* stream) {
-  constexpr std::int64_t kMaxTiles = 65535;  // CUDA's maximum of a grid's y
   rows::Checks()
       .type(work.dtype)
-      .count("slots", work.slots, (kMaxTiles - kMaxExperts) * product::Portable<BFloat16>::kTokens)
+      .count("slots", work.slots,
+             (product::kMaxTokenTiles - kMaxExperts) * product::Portable<BFloat16>::kTokens)
       .positive("experts", work.experts, kMaxExperts)
       .vectors("in_size", work.in_size, 8)
       .vectors("out_size", work.out_size, 8)

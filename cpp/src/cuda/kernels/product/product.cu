@@ -6,6 +6,7 @@
 #include "adaptrt/cuda/product_kernel.h"
 #include "cuda/kernels/element_type.h"
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/product/launch_checks.h"
 #include "cuda/kernels/product/portable_kernel.h"
 #include "cuda/kernels/product/tiles.h"
 #ifdef __CUDACC__
@@ -17,14 +18,6 @@ namespace {
 
 using product::divide_up;
 using product::Portable;
-
-constexpr std::int64_t kAlignment = 16;
-/// CUDA's maximum of a grid's y.
-constexpr std::int64_t kMaxTokenTiles = 65535;
-
-bool is_aligned(const void* address) {
-  return reinterpret_cast<std::uintptr_t>(address) % kAlignment == 0;
-}
 
 template <typename T, typename Output>
 void enqueue_portable(const ProductKernel::Config& config, std::int64_t tokens,
@@ -72,15 +65,8 @@ ProductKernel::ProductKernel(Config config) : config_(config) {
 }
 
 void ProductKernel::enqueue(std::int64_t tokens, const Inputs& inputs, void* y, void* stream) const {
-  constexpr std::int64_t kMaxTokens = kMaxTokenTiles * Portable<BFloat16>::kTokens;
-  Problems problems;
-  if (tokens < 0 || tokens > kMaxTokens) {
-    problems.add("tokens is " + std::to_string(tokens) + "; expected 0 to " + std::to_string(kMaxTokens));
-  }
-  if (!is_aligned(inputs.x) || !is_aligned(inputs.weights) || !is_aligned(y)) {
-    problems.add("an address is not aligned; expected x, weights and y at multiples of 16");
-  }
-  problems.throw_if_any<ConfigError>("ProductKernel");
+  constexpr std::int64_t kMaxTokens = product::kMaxTokenTiles * Portable<BFloat16>::kTokens;
+  product::check_launch("ProductKernel", tokens, kMaxTokens, inputs.x, inputs.weights, y);
   if (tokens == 0) return;
 #ifdef __CUDACC__
   if (!config_.portable && has_hopper_kernel()) {

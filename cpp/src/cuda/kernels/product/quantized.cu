@@ -5,6 +5,7 @@
 #include "adaptrt/cuda/quantized_product_kernel.h"
 #include "cuda/kernels/element_type.h"
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/product/launch_checks.h"
 #include "cuda/kernels/product/quantized_kernel.h"
 #include "cuda/kernels/product/tiles.h"
 
@@ -14,15 +15,8 @@ namespace {
 using product::divide_up;
 using product::Quantized;
 
-constexpr std::int64_t kAlignment = 16;
 /// Columns of one matrix instruction.
 constexpr std::int32_t kStep = 16;
-/// CUDA's maximum of a grid's y.
-constexpr std::int64_t kMaxTokenTiles = 65535;
-
-bool is_aligned(const void* address) {
-  return reinterpret_cast<std::uintptr_t>(address) % kAlignment == 0;
-}
 
 template <typename T, int kBits, typename Output>
 void launch_product(const QuantizedProductKernel::Config& config, std::int64_t tokens,
@@ -77,15 +71,8 @@ QuantizedProductKernel::QuantizedProductKernel(Config config) : config_(config) 
 }
 
 void QuantizedProductKernel::enqueue(std::int64_t tokens, const Inputs& inputs, void* y, void* stream) const {
-  constexpr std::int64_t kMaxTokens = kMaxTokenTiles * Quantized<BFloat16, 8>::kTokens;
-  Problems problems;
-  if (tokens < 0 || tokens > kMaxTokens) {
-    problems.add("tokens is " + std::to_string(tokens) + "; expected 0 to " + std::to_string(kMaxTokens));
-  }
-  if (!is_aligned(inputs.x) || !is_aligned(inputs.weights) || !is_aligned(y)) {
-    problems.add("an address is not aligned; expected x, weights and y at multiples of 16");
-  }
-  problems.throw_if_any<ConfigError>("QuantizedProductKernel");
+  constexpr std::int64_t kMaxTokens = product::kMaxTokenTiles * Quantized<BFloat16, 8>::kTokens;
+  product::check_launch("QuantizedProductKernel", tokens, kMaxTokens, inputs.x, inputs.weights, y);
   if (tokens == 0) return;
   with_element_type(config_.dtype, [&]<typename T>(TypeTag<T>) {
     if (config_.bits == 8) {
