@@ -146,6 +146,7 @@ def test_other_prompts_are_refused(llm: LLM) -> None:
 
 def test_other_images_do_not_wait_for_an_adapter(seeing: Seeing, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     tower = llm._vision._running()
+    llm.chat(question(SMALL, "red"), GREEDY, lora="tower")  # its adapter is read from now on
     begun, go_on = threading.Event(), threading.Event()
     read = tower._read
 
