@@ -55,10 +55,23 @@ BUILD = BuildConfig(
     max_batch_size=8,
     max_num_tokens=128,
     max_seq_len=128,
+    max_beam_width=2,
     tokens_per_block=8,
     lora_config=LoraBuildConfig(max_lora_rank=16),
     plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"),
 )
+
+
+Beams = tuple[list[list[int]], list[list[float]]]
+"""Tokens and log probs of each beam."""
+
+
+def collect_beams(executor: adaptrt.Executor, request_id: int) -> Beams:
+    while True:
+        response = executor.await_responses(request_id)[-1]
+        assert not response.has_error(), response.error_msg
+        if response.result.is_final:
+            return response.result.output_token_ids, response.result.log_probs
 
 
 class Service:
@@ -78,7 +91,7 @@ class Service:
             self.configs.append(adaptrt.LoraConfig.from_peft(seed, adapter, self.engine))
         # One executor for all requests alone: starting one takes longer than a request.
         kv_cache = adaptrt.KvCacheConfig(max_tokens=2048, enable_block_reuse=False)
-        self._quiet = self.executor(num_threads=1, kv_cache_config=kv_cache)
+        self._quiet = self.executor(num_threads=1, max_beam_width=2, kv_cache_config=kv_cache)
         self.alone = cache(self._alone)
 
     def executor(self, **fields: object) -> adaptrt.Executor:
@@ -86,6 +99,18 @@ class Service:
 
     def request(self, prompt: int, adapter: int) -> adaptrt.Request:
         return make_request(PROMPTS[prompt], MAX_TOKENS, self.configs[adapter])
+
+    def beam_request(self, prompt: int, adapter: int) -> adaptrt.Request:
+        return adaptrt.Request(
+            PROMPTS[prompt],
+            MAX_TOKENS,
+            sampling_config=adaptrt.SamplingConfig(2),
+            output_config=adaptrt.OutputConfig(return_log_probs=True, exclude_input_from_output=True),
+            lora_config=self.configs[adapter],
+        )
+
+    def beams_alone(self, prompt: int, adapter: int) -> Beams:
+        return collect_beams(self._quiet, self._quiet.enqueue_request(self.beam_request(prompt, adapter)))
 
     def _alone(self, prompt: int, adapter: int) -> Answer:
         return collect(self._quiet, self._quiet.enqueue_request(self.request(prompt, adapter)))
@@ -139,3 +164,23 @@ def test_every_engine_has_a_crowd(service, name: str) -> None:
         ids = executor.enqueue_requests([served.request(*case) for case in cases])
         for case, request_id in zip(cases, ids, strict=True):
             assert collect(executor, request_id).same_bits(served.alone(*case)), case
+
+
+@pytest.mark.parametrize("name", [name for name in ENGINES if name in RECURRENT])
+def test_states_are_copied_for_beams_and_kept_for_later_requests(service, name: str) -> None:
+    """The second crowd continues from snapshots of the first; in both, sequences are preempted."""
+    served = service(name)
+    cases = [(6, 0), (4, 1), (5, 2), (6, 1), (3, 3)]
+    fields = crowd_fields("MAX_UTILIZATION", 104, reuse=True, num_threads=3, max_num_tokens=33, max_beam_width=2)
+    stats: list[adaptrt.IterationStats] = []
+    with served.executor(**fields) as executor:
+        for _ in range(2):
+            requests = [make(*case) for case in cases for make in (served.request, served.beam_request)]
+            ids = iter(executor.enqueue_requests(requests))
+            for case in cases:
+                assert collect(executor, next(ids)).same_bits(served.alone(*case)), case
+                assert collect_beams(executor, next(ids)) == served.beams_alone(*case), case
+            stats += executor.get_latest_iteration_stats()
+    assert stats[-1].state_stats is not None
+    assert stats[-1].state_stats.reused_snapshots > 0
+    assert any(step.inflight_batching_stats.num_paused_requests for step in stats)
