@@ -37,6 +37,8 @@ class Command(NamedTuple):
     name: str
     module: str  # relative to this package
     summary: str
+    usage: str = ""  # the arguments that must be given, for commands with dozens of flags; empty: argparse's usage
+    dashes: bool = False  # True: help and errors write flags with dashes, as vLLM does, and not as TensorRT-LLM does
 
 
 COMMANDS = (
@@ -44,8 +46,14 @@ COMMANDS = (
         "convert-checkpoint",
         ".commands.convert_checkpoint",
         "Convert a Hugging Face model directory to a checkpoint",
+        usage="--model_dir MODEL --output_dir DIR [flags]",
     ),
-    Command("build", ".commands.build", "Compile a Hugging Face model or a checkpoint into an engine"),
+    Command(
+        "build",
+        ".commands.build",
+        "Compile a model or a checkpoint into an engine",
+        usage="(--model_dir MODEL | --checkpoint_dir DIR) [flags]",
+    ),
     Command(
         "hf-lora-convert",
         "..tools.hf_lora_convert",
@@ -56,14 +64,35 @@ COMMANDS = (
         "..tools.normalize_weights",
         "Normalise a DoRA adapter's magnitudes by its base model",
     ),
-    Command("serve", "..serve.command", "Serve an engine and its adapters over HTTP"),
-    Command("create", "..serve.create_command", "Create a model on a running server from a Modelfile"),
+    Command(
+        "serve",
+        "..serve.command",
+        "Serve a model or an engine, with adapters, over HTTP",
+        usage="MODEL [flags]",
+        dashes=True,
+    ),
+    Command(
+        "create",
+        "..serve.create_command",
+        "Create a model on a running server from a Modelfile",
+        dashes=True,
+    ),
     Command("inspect", "..tools.inspect", "Describe a checkpoint, an engine or an adapter"),
-    Command("chat", "..tools.chat", "Chat with a model and its adapters in the terminal"),
-    Command("cache", ".commands.cache", "List or delete the engines that were built on first use"),
-    Command("bench", "..tools.bench.command", "Measure an engine, compared with the machine's limits"),
-    Command("prove", "..tools.prove", "Write the log probs that an adapter must give where it is served"),
-    Command("replay", "..tools.replay", "Make the answers of a receipt again, and compare their bits"),
+    Command(
+        "chat",
+        "..tools.chat",
+        "Chat with a model and its adapters in the terminal",
+        usage="MODEL [--lora NAME] [flags]",
+    ),
+    Command("cache", ".commands.cache", "List or delete cached engines and downloads"),
+    Command(
+        "bench",
+        "..tools.bench.command",
+        "Measure an engine, compared with the machine's limits",
+        usage="ENGINE [flags]",
+    ),
+    Command("prove", "..tools.prove", "Write an adapter's proof: log probs that servers check"),
+    Command("replay", "..tools.replay", "Repeat the requests of a receipt and compare the bits"),
     Command("perplexity", "..tools.perplexity", "Measure and compare engines' perplexity on a text"),
 )
 
@@ -74,18 +103,23 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, *, prog: str, description: str) -> None:
         super().__init__(prog=prog, description=description, allow_abbrev=False)
 
+    def write_dashes(self) -> None:
+        """Writes all flags with dashes in help and errors. Parsing does not change."""
+        for action in self._actions:
+            action.option_strings = [_with_dashes(option) for option in action.option_strings]
+
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
         """Parses like ArgumentParser.parse_args, after converting each long flag to its declared spelling."""
-        declared = {_spelling_free(flag): flag for flag in self._option_string_actions if flag.startswith("--")}
+        declared = {_with_dashes(flag): flag for flag in self._option_string_actions if flag.startswith("--")}
         arguments = list(sys.argv[1:] if args is None else args)
         for index, argument in enumerate(arguments):
             if argument == "--":
                 break
             flag, equals, value = argument.partition("=")
             if flag.startswith("--"):
-                arguments[index] = declared.get(_spelling_free(flag), flag) + equals + value
+                arguments[index] = declared.get(_with_dashes(flag), flag) + equals + value
         return super().parse_args(arguments, namespace)
 
     def error(self, message: str) -> NoReturn:
@@ -104,6 +138,21 @@ def run_command(module: CommandModule, argv: Sequence[str], *, prog: str, descri
     """Parses a command's flags and runs it. `python -m adaptrt.tools.<tool>` calls it too."""
     parser = CommandParser(prog=prog, description=description)
     module.add_arguments(parser)
+    return _run(module, parser, argv)
+
+
+def make_parser(command: Command, module: CommandModule) -> CommandParser:
+    """Returns the parser of a command in the table, whose module is imported."""
+    parser = CommandParser(prog=f"adaptrt {command.name}", description=f"{command.summary}.")
+    if command.usage:
+        parser.usage = f"%(prog)s {command.usage}"
+    module.add_arguments(parser)
+    if command.dashes:
+        parser.write_dashes()
+    return parser
+
+
+def _run(module: CommandModule, parser: CommandParser, argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     return _report_user_errors(lambda: module.run(args))
 
@@ -120,7 +169,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
     for command in COMMANDS:
         if arguments[0].replace("_", "-") == command.name:
             module = cast(CommandModule, importlib.import_module(command.module, __package__))
-            return run_command(module, arguments[1:], prog=f"adaptrt {command.name}", description=command.summary)
+            return _run(module, make_parser(command, module), arguments[1:])
     names = ", ".join(command.name for command in COMMANDS)
     print(f"adaptrt: error: unknown command '{arguments[0]}'; commands: {names}", file=sys.stderr)
     return EXIT_USER_ERROR
@@ -167,7 +216,7 @@ def _printable(text: str) -> str:
     )
 
 
-def _spelling_free(flag: str) -> str:
+def _with_dashes(flag: str) -> str:
     return flag.replace("_", "-")
 
 
@@ -176,12 +225,12 @@ def _help() -> str:
     lines = [
         "usage: adaptrt <command> [flags]",
         "",
-        "Compile a language model once, serve any mix of LoRA and DoRA adapters over it.",
+        "Compile a language model once, and serve any mix of LoRA and DoRA adapters.",
         "",
         "commands:",
         *(f"  {command.name:<{width}}  {command.summary}" for command in COMMANDS),
         "",
-        "Run adaptrt <command> --help for a command's flags, adaptrt --version for the version.",
+        "adaptrt <command> --help lists its flags. adaptrt --version shows the version.",
     ]
     return "\n".join(lines)
 

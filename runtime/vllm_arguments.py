@@ -41,37 +41,37 @@ ENGINE_ARGUMENTS: Final[Mapping[str, Accepted]] = {
     "max_loras": Accepted(range(1, 1 << 31), "a batch may have any number of adapters"),
     "max_cpu_loras": Accepted(
         (),
-        "use --host_cache_bytes N, the memory for adapters",
+        "use --host-cache-bytes N, the memory for adapters",
         "give executor_config with PeftCacheConfig(host_cache_size=BYTES)",
     ),
     "lora_dtype": Accepted(("auto",), "adapters are converted to the types of the engine's kernels"),
     "lora_extra_vocab_size": Accepted(
-        (), "use --max_extra_tokens N", "give engine_options=EngineOptions(max_extra_tokens=N)"
+        (), "use --max-extra-tokens N", "give engine_options=EngineOptions(max_extra_tokens=N)"
     ),
     "fully_sharded_loras": Accepted(_ANY, "it does not change results"),
     "gpu_memory_utilization": Accepted(
         (),
-        "use --kv_cache_tokens N, --host_cache_bytes N and --weight_memory SIZE; without them, caches take what memory "
+        "use --kv-cache-tokens N, --host-cache-bytes N and --weight-memory SIZE; without them, caches take what memory "
         "allows",
         "give executor_config with KvCacheConfig(free_gpu_memory_fraction=F), a part of the memory that is free after "
         "loading",
     ),
     "kv_cache_memory_bytes": Accepted(
-        (), "use --kv_cache_tokens N", "give executor_config with KvCacheConfig(max_tokens=N)"
+        (), "use --kv-cache-tokens N", "give executor_config with KvCacheConfig(max_tokens=N)"
     ),
     "kv_cache_dtype": Accepted(
-        ("auto",), "use --int8_kv_cache for 8 bits", "give engine_options=EngineOptions(int8_kv_cache=True) for 8 bits"
+        ("auto",), "use --int8-kv-cache for 8 bits", "give engine_options=EngineOptions(int8_kv_cache=True) for 8 bits"
     ),
     "block_size": Accepted((), "use --tokens_per_block N of adaptrt build"),
     "num_gpu_blocks_override": Accepted(
-        (), "use --kv_cache_tokens N", "give executor_config with KvCacheConfig(max_tokens=N)"
+        (), "use --kv-cache-tokens N", "give executor_config with KvCacheConfig(max_tokens=N)"
     ),
     "swap_space": Accepted(
         (0,),
-        "use --kv_cache_dir DIR and --kv_cache_dir_bytes N",
+        "use --kv-cache-dir DIR and --kv-cache-dir-bytes N",
         "give executor_config with KvCacheConfig(host_cache_size=BYTES, host_cache_dir=DIR)",
     ),
-    "cpu_offload_gb": Accepted((0,), "use --weight_memory SIZE", "give weight_memory"),
+    "cpu_offload_gb": Accepted((0,), "use --weight-memory SIZE", "give weight_memory"),
     "tensor_parallel_size": Accepted((1,), _TWO_RANKS.format("tp_size")),
     "pipeline_parallel_size": Accepted((1,), _TWO_RANKS.format("pp_size")),
     "enable_expert_parallel": Accepted((False,), _TWO_RANKS.format("moe_ep_size")),

@@ -109,7 +109,7 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "aggregate_engine_logging": _NO, "watchdog_config": _UNSET, "fail_on_environ_validation": _ANY,
     },
     "log probs are those of the model before sampling": {"logprobs_mode": ("raw_logprobs",)},
-    "drafts are configured by speculative_config of LLM(), or by --draft_model; leave it out": {
+    "drafts are configured by speculative_config of LLM(), or by --draft-model; leave it out": {
         "spec_method": _UNSET, "spec_model": _UNSET, "spec_tokens": _UNSET,
     },
     "a quantised model says so in its config.json; leave it out": {
@@ -127,14 +127,14 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "io_processor_plugin": _UNSET, "reasoning_parser_plugin": _UNSET, "reasoning_config": _UNSET,
         "additional_config": ({},), "logits_processor_pattern": _UNSET,
     },
-    "use --pooling_type of serve, or pooling_type of LLM.embed()": {
+    "use --pooling-type of serve, or pooling_type of LLM.embed()": {
         "pooler_config": _UNSET, "override_pooler_config": _UNSET,
     },
     "llguidance compiles all guides; leave it out": {
         "guided_decoding_disable_fallback": _ANY, "guided_decoding_disable_any_whitespace": _NO,
         "guided_decoding_disable_additional_properties": _NO,
     },
-    "threads for texts are set by --text_threads of serve": {"renderer_num_workers": (1,), "tokens_only": _NO},
-    "use --shutdown_seconds of serve": {"shutdown_timeout": (0,)},
+    "threads for texts are set by --text-threads of serve": {"renderer_num_workers": (1,), "tokens_only": _NO},
+    "use --shutdown-seconds of serve": {"shutdown_timeout": (0,)},
 }  # fmt: skip
 """Accepted values by name, in groups of one reason."""

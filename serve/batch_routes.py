@@ -1,4 +1,4 @@
-"""OpenAI's routes for files and batches. They exist if the server was started with --batch_dir."""
+"""OpenAI's routes for files and batches. They exist if the server was started with --batch-dir."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _shown(value: Any) -> str:
 
 def _too_large(max_bytes: int) -> ApiError:
     return ApiError(
-        f"the file has more than {max_bytes} bytes (the server's --max_batch_file_bytes)",
+        f"the file has more than {max_bytes} bytes (the server's --max-batch-file-bytes)",
         status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         kind=TOO_LARGE,
         param="file",

@@ -1,4 +1,4 @@
-"""Files and batches of clients on disk, below the directory of --batch_dir.
+"""Files and batches of clients on disk, below the directory of --batch-dir.
 
 files/ID is a file's content and files/ID.json its description; batches/ID.json is a batch, and batches/ID.output and
 batches/ID.errors are its results until it ends. A description is written last and replaced as a whole, so that a server
@@ -162,7 +162,7 @@ class BatchStore:
         """Stores a copy of an open file. Raises ApiError for a file that exceeds the quotas."""
         with self._changing:
             if len(self._files) >= self._limits.max_batch_files:
-                raise _full(f"{self._limits.max_batch_files} files are stored (the server's --max_batch_files)")
+                raise _full(f"{self._limits.max_batch_files} files are stored (the server's --max-batch-files)")
             self._reserve(num_bytes)
             info = FileInfo(_new_id("file-"), num_bytes, int(time.time()), filename, purpose)
         path = self._files_dir / info.id
@@ -200,7 +200,7 @@ class BatchStore:
         with self._changing:
             self.file(input_file_id)
             if len(self._batches) >= self._limits.max_batches:
-                raise _full(f"{self._limits.max_batches} batches are stored (the server's --max_batches)")
+                raise _full(f"{self._limits.max_batches} batches are stored (the server's --max-batches)")
             now = int(time.time())
             batch = Batch(_new_id("batch_"), endpoint, input_file_id, now, now + BATCH_SECONDS, metadata)
             self._describe(self._batches_dir, batch)
@@ -277,7 +277,7 @@ class BatchStore:
         most = self._limits.max_batch_bytes
         if self._num_bytes + num_bytes > most:
             raise _full(
-                f"with {num_bytes} bytes more, the files have more than {most} (the server's --max_batch_bytes)"
+                f"with {num_bytes} bytes more, the files have more than {most} (the server's --max-batch-bytes)"
             )
         self._num_bytes += num_bytes
 

@@ -221,7 +221,7 @@ class Batches:
                         most = self._limits.max_batch_lines
                         problem = (
                             "too_many_tasks",
-                            f"the file has more than {most} requests (--max_batch_lines)",
+                            f"the file has more than {most} requests (--max-batch-lines)",
                             None,
                         )
                     if problem is not None:

@@ -67,7 +67,7 @@ API_KEY_VARIABLE: Final = "ADAPTRT_API_KEY"
 ADMIN_API_KEY_VARIABLE: Final = "ADAPTRT_ADMIN_API_KEY"
 _ROOTS: Final = "a directory, s3://BUCKET/PREFIX, or hf://ORGANISATION/NAME[@REVISION][/FOLDER]"
 MAX_TEMPLATE_FILE_BYTES: Final = 1 << 22
-"""Maximum size of the file of --chat_template."""
+"""Maximum size of the file of --chat-template."""
 MAX_WORK_THREADS: Final = 256
 """Maximum number of threads for one kind of slow work."""
 MAX_NICENESS: Final = 19
@@ -131,8 +131,8 @@ def _add_server(group: Any) -> None:
     )  # fmt: skip
     group.add_argument(
         "--admin_api_key", nargs="+", default=[], metavar="KEY",
-        help="keys, one of which clients must send to load and unload adapters and to reset the prefix cache; "
-        f"${ADMIN_API_KEY_VARIABLE} may hold one too (default: the keys of api_key)",
+        help="keys, one of which clients must send to change adapters, create models and reset the prefix cache; "
+        f"${ADMIN_API_KEY_VARIABLE} may hold one too (default: the keys of --api-key)",
     )  # fmt: skip
     group.add_argument(
         "--allowed_hosts", type=allowed_host, nargs="+", default=[], metavar="NAME",
@@ -141,7 +141,7 @@ def _add_server(group: Any) -> None:
     group.add_argument(
         "--allowed_origins", type=allowed_origins, nargs="+", default=[], metavar="ORIGIN",
         help="web pages that may use the server, as https://app.example.com, or * for all; none of them may load "
-        "adapters, unless allowed_hosts names it",
+        "adapters, unless --allowed-hosts names their host",
     )  # fmt: skip
     group.add_argument("--disable_fastapi_docs", action="store_true", help="serve no /docs and no /openapi.json")
     group.add_argument(
@@ -161,14 +161,16 @@ def _add_server(group: Any) -> None:
         help="GET /tokenizer_info shows tokenizer_config.json and the chat template",
     )  # fmt: skip
     group.add_argument(
-        "--tool_call_parser", choices=[AUTO, *FORMS, *ALIASES], default=AUTO,
-        help="format in which the model writes function calls; auto: the one in its chat template (default: "
-        "%(default)s)",
+        "--tool_call_parser", choices=[AUTO, *FORMS, *ALIASES], default=AUTO, metavar="FORMAT",
+        help="format in which the model writes function calls; auto: the one in its chat template; others: "
+        f"{', '.join([*FORMS, *ALIASES])} (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--reasoning_parser", choices=[AUTO, NONE, *REASONING_FORMS, *REASONING_ALIASES], default=AUTO,
+        metavar="FORMAT",
         help="format in which the model writes its reasoning, which answers have in a field of its own; auto: the one "
-        "in its chat template, none: it stays part of the text (default: %(default)s)",
+        "in its chat template; none: reasoning stays part of the text; others: "
+        f"{', '.join([*REASONING_FORMS, *REASONING_ALIASES])} (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--enable_auto_tool_choice",
@@ -230,7 +232,7 @@ def _add_adapters(group: Any) -> None:
     )  # fmt: skip
     group.add_argument(
         "--enable_lora_loading", action="store_true",
-        help="allow clients to load adapters from the roots and allowed_adapter_sources, and to unload adapters",
+        help="allow clients to load adapters from --adapter-root and --allowed-adapter-sources, and to unload adapters",
     )  # fmt: skip
     group.add_argument(
         "--enable_lora_upload", action="store_true", help="allow clients to send adapters as files, and to unload them"
@@ -279,7 +281,7 @@ def _add_executor(group: Any) -> None:
         "may use it",
     )  # fmt: skip
     group.add_argument(
-        "--kv_cache_dir_bytes", type=integer(1), metavar="N", help="size of that file; required with --kv_cache_dir"
+        "--kv_cache_dir_bytes", type=integer(1), metavar="N", help="size of that file; required with --kv-cache-dir"
     )
     group.add_argument(
         "--host_cache_bytes", type=integer(0), metavar="N", help="host memory for adapters (default: the executor's)"
@@ -417,7 +419,7 @@ def _add_limits(group: Any) -> None:
         group.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=f"{text} (default: {default})")
     group.add_argument(
         "--limit_mm_per_prompt", dest="max_images", type=_max_images, default=argparse.SUPPRESS, metavar="JSON",
-        help='vLLM\'s form of max_images: {"image": N}',
+        help='vLLM\'s form of --max-images: {"image": N}',
     )  # fmt: skip
     guides = GuideLimits()
     for name, text in (

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--server", default=f"http://127.0.0.1:{DEFAULT_PORT}", metavar="URL",
-        help="a server that was started with --ollama_models (default: %(default)s)",
+        help="a server that was started with --ollama-models (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--api_key", metavar="KEY", help=f"key of the server (default: ${API_KEY_VARIABLE})")
 

@@ -63,7 +63,7 @@ def check_dimensions(service: Service, dimensions: int | None, params: PoolingPa
     if not service.options.cut_embeddings:
         raise ApiError(
             f"dimensions is {dimensions}; the model's embeddings have {size}, and the server was not started with "
-            "--cut_embeddings",
+            "--cut-embeddings",
             param="dimensions",
         )
     if dimensions > size:

@@ -54,15 +54,17 @@ async def read_body(request: Request, limits: ServerLimits, *, is_json: bool = F
 
     is_json: the body is pure JSON.
     """
-    max_bytes = min(limits.max_body_bytes, limits.max_json_bytes) if is_json else limits.max_body_bytes
+    max_bytes, flag = limits.max_body_bytes, "--max-body-bytes"
+    if is_json and limits.max_json_bytes < max_bytes:
+        max_bytes, flag = limits.max_json_bytes, "--max-json-bytes"
     stated = request.headers.get("content-length")
     if stated is not None and stated.isascii() and stated.isdigit() and int(stated) > max_bytes:
-        _refuse_size("body", max_bytes)
+        _refuse_size("body", max_bytes, flag)
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > max_bytes:
-            _refuse_size("body", max_bytes)
+            _refuse_size("body", max_bytes, flag)
     return bytes(body)
 
 
@@ -133,11 +135,11 @@ def parse_json(body: bytes, model: type[Model], limits: ServerLimits) -> Model:
 def check_json_size(body: bytes, limits: ServerLimits) -> None:
     """Raises ApiError for JSON that would take long to parse. No other thread can run while JSON is parsed."""
     if len(body) > limits.max_json_bytes:
-        _refuse_size("body's JSON", limits.max_json_bytes)
+        _refuse_size("body's JSON", limits.max_json_bytes, "--max-json-bytes")
     if _has_more_items(body, limits.max_json_items):
         raise ApiError(
             f"lists and objects in the body's JSON have more than {limits.max_json_items} items together; expected at "
-            "most as many (the server's --max_json_items)"
+            "most as many (the server's --max-json-items)"
         )
 
 
@@ -233,9 +235,9 @@ async def end_task(task: asyncio.Future[Any]) -> None:
         task.exception()
 
 
-def _refuse_size(what: str, max_bytes: int) -> NoReturn:
+def _refuse_size(what: str, max_bytes: int, flag: str) -> NoReturn:
     raise ApiError(
-        f"the {what} is larger than {max_bytes} bytes",
+        f"the {what} is larger than {max_bytes} bytes (the server's {flag})",
         status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         kind=TOO_LARGE,
     )
@@ -244,7 +246,7 @@ def _refuse_size(what: str, max_bytes: int) -> NoReturn:
 def _too_deep(limits: ServerLimits) -> ApiError:
     return ApiError(
         f"the body's JSON is nested deeper than {limits.max_json_depth} levels; expected at most as many (the server's "
-        "--max_json_depth)"
+        "--max-json-depth)"
     )
 
 

@@ -89,7 +89,7 @@ def _checked(url: str, hosts: MediaHosts, subject: str) -> _Place:
         raise RequestError(f"{complaint} http://HOST/PATH or https://HOST/PATH, without a user, HOST in ASCII")
     port = SCHEMES[parts.scheme] if port is None else port
     if not hosts.accepts(host, port):
-        raise RequestError(f"{complaint} a host that the server's --allowed_media_domains lists")
+        raise RequestError(f"{complaint} a host that the server's --allowed-media-domains lists")
     return _Place(url, parts.scheme, host.rstrip("."), port, _target(parts))
 
 

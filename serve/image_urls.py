@@ -53,7 +53,7 @@ class ImageUrls:
         if not self._hosts:
             raise RequestError(
                 f"{_SUBJECT} is {shown(url)}; expected a data: URL, because the server was started without "
-                "--allowed_media_domains"
+                "--allowed-media-domains"
             )
         max_bytes = self._limits.max_image_bytes
         return fetch(url, self._hosts, subject=_SUBJECT, max_bytes=max_bytes, deadline=deadline)
@@ -62,11 +62,11 @@ class ImageUrls:
         if self._root is None:
             raise RequestError(
                 f"{_SUBJECT} is {shown(url)}; expected a data: URL, because the server was started without "
-                "--allowed_local_media_path"
+                "--allowed-local-media-path"
             )
         path = self._confined(url)
         if path is None:
-            raise RequestError(f"{_SUBJECT} is {shown(url)}; expected file:///PATH below --allowed_local_media_path")
+            raise RequestError(f"{_SUBJECT} is {shown(url)}; expected file:///PATH below --allowed-local-media-path")
         try:
             return read_regular(path, self._limits.max_image_bytes)
         except OSError as error:

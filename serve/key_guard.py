@@ -63,7 +63,7 @@ class KeyGuard:
             return None
         if has_key:
             return ApiError(
-                f"{path} changes adapters; expected an admin key (--admin_api_key)",
+                f"{path} changes adapters; expected an admin key (--admin-api-key)",
                 status=HTTPStatus.FORBIDDEN,
                 kind=FORBIDDEN,
             )

@@ -99,7 +99,7 @@ class LlamaCompletionRequest(ModelFields, LlamaSampling):
     n_cmpl: Annotated[int, only(1, "/v1/completions takes n")] = 1
     n_indent: Annotated[int, only(0, "a grammar can ask for indentation")] = 0
     min_keep: Annotated[int, only(0, "tokens are chosen by top_k, top_p and min_p")] = 0
-    t_max_predict_ms: Annotated[int, only(0, "the server's --max_request_seconds limits the time")] = 0
+    t_max_predict_ms: Annotated[int, only(0, "the server's --max-request-seconds limits the time")] = 0
     post_sampling_probs: Annotated[bool, only(False, "log probs are those before sampling")] = False
     timings_per_token: Annotated[bool, only(False, _NO_TIMES)] = False
     return_progress: Annotated[bool, only(False, _NO_TIMES)] = False

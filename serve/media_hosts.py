@@ -28,7 +28,7 @@ _EXPECTED: Final = (
 
 @dataclass(frozen=True)
 class MediaHosts:
-    """The hosts of --allowed_media_domains."""
+    """The hosts of --allowed-media-domains."""
 
     hosts: frozenset[tuple[str, int | None]] = frozenset()
     """Names and addresses with their port; None: the usual ports of http and https."""

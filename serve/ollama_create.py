@@ -83,7 +83,7 @@ class OllamaDeleteRequest(NamedModel):
 
 
 def routes(service: Service) -> APIRouter:
-    """Makes the routes. They answer 403 unless the server was started with --ollama_models."""
+    """Makes the routes. They answer 403 unless the server was started with --ollama-models."""
     router = APIRouter()
 
     @router.post(CREATE_PATH)
@@ -128,7 +128,7 @@ def created_models(service: Service) -> CreatedModels:
     """Returns the server's created models. Raises ApiError if it has none."""
     if service.created_models is None:
         raise ApiError(
-            "models are neither created nor deleted: the server was started without --ollama_models DIR",
+            "models are neither created nor deleted: the server was started without --ollama-models DIR",
             status=HTTPStatus.FORBIDDEN,
             kind=FORBIDDEN,
         )

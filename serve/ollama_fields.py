@@ -167,7 +167,7 @@ class OllamaGenerateRequest(OllamaGenerationFields):
     suffix: str = ""
     """Text that follows the answer. Needs a template with `.Suffix`."""
     template: str = ""
-    """A Go template to use instead of the model's. Needs --trust_request_chat_template on the server."""
+    """A Go template to use instead of the model's. Needs --trust-request-chat-template on the server."""
     context: Annotated[list[Any], only([], "give the conversation to /api/chat")] = Field(default_factory=list)
     images: list[str] = Field(default_factory=list)
     """Files of images in base64, which stand before the prompt."""
@@ -190,7 +190,7 @@ class OllamaEmbedRequest(OllamaFields):
     truncate: bool = True
     """True: a text that is too long loses its end. False: it is refused."""
     dimensions: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
-    """Number of first dimensions to return. Needs --cut_embeddings on the server."""
+    """Number of first dimensions to return. Needs --cut-embeddings on the server."""
 
 
 class OllamaEmbeddingsRequest(OllamaFields):

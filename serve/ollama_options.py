@@ -59,6 +59,6 @@ class OllamaOptions(LlamaSampling):
         if self.num_ctx is not None and self.num_ctx > max_tokens:
             raise ApiError(
                 f"num_ctx is {self.num_ctx}; expected at most {max_tokens}, the context of this server "
-                "(--max_seq_len and --kv_cache_tokens)",
+                "(--max-seq-len and --kv-cache-tokens)",
                 param="num_ctx",
             )

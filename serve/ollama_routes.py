@@ -114,7 +114,7 @@ def routes(service: Service) -> APIRouter:
     async def transfer(request: Request) -> Response:
         raise ApiError(
             f"{request.url.path} is not supported: the server neither downloads nor uploads models; start it with the "
-            "model (adaptrt serve MODEL) and its adapters (--lora_modules, --adapter_root)",
+            "model (adaptrt serve MODEL) and its adapters (--lora-modules, --adapter-root)",
             status=HTTPStatus.NOT_IMPLEMENTED,
         )
 
@@ -204,7 +204,7 @@ async def _answered(
 ) -> Response:
     if fields.think and not conversation.has_reasoning:
         raise ApiError(
-            f"think is {fields.think}, but neither the chat template nor --reasoning_parser shows how the model "
+            f"think is {fields.think}, but neither the chat template nor --reasoning-parser shows how the model "
             "reasons; leave it out",
             param="think",
         )

@@ -222,14 +222,14 @@ class CreatedModels:
         limits = self._limits
         if size > limits.max_blob_bytes:
             raise ApiError(
-                f"the file is larger than {limits.max_blob_bytes} bytes (the server's --max_blob_bytes)",
+                f"the file is larger than {limits.max_blob_bytes} bytes (the server's --max-blob-bytes)",
                 status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
                 kind=TOO_LARGE,
             )
         if self._num_bytes > limits.max_all_blobs_bytes:
             raise _full(
                 f"the files have more than {limits.max_all_blobs_bytes} bytes together (the server's "
-                "--max_all_blobs_bytes); delete models"
+                "--max-all-blobs-bytes); delete models"
             )
 
     def _load_all(self) -> Sequence[CreatedModel]:

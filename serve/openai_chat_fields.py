@@ -162,7 +162,7 @@ class TemplateFields(Fields):
     documents: list[dict[str, str]] | None = None
     """Documents for templates of retrieval-augmented generation, by convention with `title` and `text`."""
     chat_template: Annotated[str, Field(min_length=1)] | None = None
-    """Template to use instead of the model's. Needs --trust_request_chat_template on the server."""
+    """Template to use instead of the model's. Needs --trust-request-chat-template on the server."""
 
     @model_validator(mode="after")
     def _one_end(self) -> TemplateFields:

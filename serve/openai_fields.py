@@ -315,7 +315,7 @@ class GenerationFields(SamplingFields, TruncationFields, NamedRequestFields, Rec
 
     include_eos: bool | None = None
     """True: token_ids, log probs and usage also have the token that ended the answer. Not in vLLM. None: the server's
-    --include_eos.
+    --include-eos.
     """
     include_stop_str_in_output: bool = False
     """True: the answer also has the stop text or the token of stop_token_ids that ended it."""
@@ -454,7 +454,7 @@ class EmbeddingRequest(PooledTextFields):
     encoding_format: Literal["float", "base64"] = "float"
     """base64: encoded little-endian float32."""
     dimensions: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
-    """Number of first dimensions to return. Needs --cut_embeddings on the server."""
+    """Number of first dimensions to return. Needs --cut-embeddings on the server."""
 
 
 class ClassificationRequest(PooledTextFields):

@@ -251,14 +251,14 @@ def check_answer_limits(
     if num_answers > limits.max_answers:
         raise ApiError(
             f"n is {n}, which makes {num_answers} answers with {len(prompt_lengths)} prompts; expected at most "
-            f"{limits.max_answers} answers to a request (the server's --max_answers)",
+            f"{limits.max_answers} answers to a request (the server's --max-answers)",
             param="n",
         )
     in_prompts = 0 if prompt_log_probs is None else 1 + prompt_log_probs
     if (longest := max(prompt_lengths) * in_prompts) > limits.max_prompt_log_probs:
         raise ApiError(
             f"a prompt has {max(prompt_lengths)} tokens, which is {longest} log probs with {in_prompts} for each "
-            f"token; expected at most {limits.max_prompt_log_probs} (the server's --max_prompt_log_probs)",
+            f"token; expected at most {limits.max_prompt_log_probs} (the server's --max-prompt-log-probs)",
             param="prompt_logprobs",
         )
     in_answers = 0 if top_log_probs is None else 1 + top_log_probs
@@ -268,7 +268,7 @@ def check_answer_limits(
         raise ApiError(
             f"the answers may have {num_log_probs} log probs, with {in_answers} for each of their tokens and "
             f"{in_prompts} for each token of the prompts; expected at most {limits.max_log_probs} in a request (the "
-            "server's --max_log_probs): ask for fewer answers, shorter ones, or fewer log probs",
+            "server's --max-log-probs): ask for fewer answers, shorter ones, or fewer log probs",
             param="logprobs",
         )
 
@@ -303,7 +303,7 @@ def _beams(service: Service, fields: GenerationFields) -> SamplingConfig:
     if fields.n > accepted:
         raise ApiError(
             f"n is {fields.n} with use_beam_search; the engine was built for at most {accepted} beams "
-            "(--max_beam_width)",
+            "(--max-beam-width)",
             param="n",
         )
     # vLLM compares beams by the model's own log probs if the temperature is 0.

@@ -82,7 +82,7 @@ def routes(service: Service) -> APIRouter:
     async def tokenizer_info() -> Response:
         if not service.options.enable_tokenizer_info_endpoint:
             raise ApiError(
-                "the tokenizer's files are not shown: the server was started without --enable_tokenizer_info_endpoint",
+                "the tokenizer's files are not shown: the server was started without --enable-tokenizer-info-endpoint",
                 status=HTTPStatus.FORBIDDEN,
                 kind=FORBIDDEN,
             )

@@ -139,7 +139,7 @@ def _place_of(origin: str) -> Place | None:
 def _refuse(header: str, value: str, accepted: str) -> NoReturn:
     raise ApiError(
         f"{header} is '{value[:LONGEST_SHOWN]}'; accepted where adapters change: {accepted}, and the hosts of "
-        "--allowed_hosts",
+        "--allowed-hosts",
         status=HTTPStatus.FORBIDDEN,
         kind=FORBIDDEN,
     )

@@ -1,4 +1,4 @@
-"""Hosts and ports in the headers Host and Origin and in the flags --allowed_hosts and --allowed_origins."""
+"""Hosts and ports in the headers Host and Origin and in the flags --allowed-hosts and --allowed-origins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 LOCALHOST: Final = "localhost"
 ANY_ORIGIN: Final = "*"
-"""Value of --allowed_origins for all web pages."""
+"""Value of --allowed-origins for all web pages."""
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _SHOWN: Final = 100
 """Maximum number of characters of a value that an error shows."""
@@ -54,7 +54,7 @@ class Place:
 
 
 def allowed_host(text: str) -> Place:
-    """Parses a value of the flag --allowed_hosts, for argparse."""
+    """Parses a value of the flag --allowed-hosts, for argparse."""
     place = Place.parse(text)
     if place is None:
         raise argparse.ArgumentTypeError(
@@ -64,7 +64,7 @@ def allowed_host(text: str) -> Place:
 
 
 def allowed_origins(text: str) -> list[str]:
-    """Parses a value of the flag --allowed_origins: an origin, or vLLM's JSON list of them, for argparse."""
+    """Parses a value of the flag --allowed-origins: an origin, or vLLM's JSON list of them, for argparse."""
     try:
         origins = json.loads(text) if text.startswith("[") else [text]
     except (ValueError, RecursionError) as error:

@@ -61,7 +61,7 @@ class Prompts:
         self._limits = options.limits.template
         self._trusts_requests = options.trust_request_chat_template
         self.is_trusted: Callable[[str], bool] = lambda text: False
-        """True for templates that requests may use whatever --trust_request_chat_template says."""
+        """True for templates that requests may use whatever --trust-request-chat-template says."""
         directory = executor.executor.engine.directory
         self._tokens = special_tokens(directory)
         if options.chat_template is None:
@@ -276,7 +276,7 @@ class Prompts:
         if not self._trusts_requests and not self.is_trusted(text):
             raise ApiError(
                 "chat_template is given; expected none, because the server was started without "
-                "--trust_request_chat_template",
+                "--trust-request-chat-template",
                 param="chat_template",
             )
 

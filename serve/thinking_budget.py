@@ -32,7 +32,7 @@ async def budget_of(
         return None
     if form is None:
         raise ApiError(
-            f"{FIELD}: neither the chat template nor --reasoning_parser shows how the model reasons; leave it out",
+            f"{FIELD}: neither the chat template nor --reasoning-parser shows how the model reasons; leave it out",
             param=FIELD,
         )
     if max_tokens is not None and num_tokens >= max_tokens:

@@ -64,7 +64,7 @@ async def tool_use_of(
     if form_name is None and not is_forced:
         raise ApiError(
             "tools: the chat template does not show how the model writes its calls, and the server was started without "
-            f"--tool_call_parser ({', '.join(FORMS)}); accepted: tool_choice 'none', 'required' or a function's name",
+            f"--tool-call-parser ({', '.join(FORMS)}); accepted: tool_choice 'none', 'required' or a function's name",
             param="tools",
         )
     # A guide can force any model into this format: it needs no tags.

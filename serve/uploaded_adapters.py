@@ -88,7 +88,7 @@ class UploadStore:
             if used + size > self._limits.max_uploaded_bytes:
                 raise ApiError(
                     f"the adapter has {size} bytes, and the adapters that clients have sent have {used}; expected at "
-                    f"most {self._limits.max_uploaded_bytes} together (the server's --max_uploaded_bytes)",
+                    f"most {self._limits.max_uploaded_bytes} together (the server's --max-uploaded-bytes)",
                     status=HTTPStatus.INSUFFICIENT_STORAGE,
                 )
             directory = self._memory.new_directory()
@@ -131,7 +131,7 @@ def _flag(name: str, value: Any) -> bool:
 
 def _too_large(max_bytes: int) -> ApiError:
     return ApiError(
-        f"the adapter has more than {max_bytes} bytes (the server's --max_adapter_upload_bytes)",
+        f"the adapter has more than {max_bytes} bytes (the server's --max-adapter-upload-bytes)",
         status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         kind=TOO_LARGE,
     )

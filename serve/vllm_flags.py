@@ -11,25 +11,25 @@ from ..common.shown_value import cut
 from ..runtime.vllm_arguments import ENGINE_ARGUMENTS, Accepted, listed
 
 _TLS: Final = "a reverse proxy serves TLS"
-_EVERY: Final = "--allowed_origins allows all methods and headers"
+_EVERY: Final = "--allowed-origins allows all methods and headers"
 _ANY: Final = (True, False)
 
 SERVER_ARGUMENTS: Final[Mapping[str, Accepted]] = {
     "seed": Accepted((), "give seed in requests"),
     "tokenizer": Accepted((), "put tokenizer.json into the model's directory"),
-    "speculative_config": Accepted((), "use --draft_model MODEL and --max_draft_len N"),
+    "speculative_config": Accepted((), "use --draft-model MODEL and --max-draft-len N"),
     "chat_template_content_format": Accepted(("auto",), "the template decides"),
     "default_chat_template_kwargs": Accepted((), "give chat_template_kwargs in requests"),
     "response_role": Accepted(("assistant",), "answers always have this role"),
-    "tool_parser_plugin": Accepted((), "use --tool_call_parser"),
+    "tool_parser_plugin": Accepted((), "use --tool-call-parser"),
     "tool_server": Accepted((), "clients run the tools"),
     "return_tokens_as_token_ids": Accepted((False,), "give return_tokens_as_token_ids in requests"),
     "enable_prompt_tokens_details": Accepted(_ANY, "usage always has the number of cached tokens"),
     "enable_force_include_usage": Accepted((False,), "give stream_options.include_usage in requests"),
     "enable_server_load_tracking": Accepted(_ANY, "GET /load always has the number of requests"),
     "enable_request_id_headers": Accepted(_ANY, "answers always have the header X-Request-Id"),
-    "disable_log_requests": Accepted((True,), "use --log_requests"),
-    "disable_uvicorn_access_log": Accepted((True,), "use --log_requests"),
+    "disable_log_requests": Accepted((True,), "use --log-requests"),
+    "disable_uvicorn_access_log": Accepted((True,), "use --log-requests"),
     "uvicorn_log_level": Accepted(
         ("critical", "error", "warning", "info", "debug", "trace"), "the log has the server's own lines only"
     ),

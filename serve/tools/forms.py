@@ -23,9 +23,9 @@ HERMES: Final = "hermes"
 LLAMA3_JSON: Final = "llama3_json"
 OPENAI: Final = "openai"
 AUTO: Final = "auto"
-"""Value of --tool_call_parser and --reasoning_parser: the template decides."""
+"""Value of --tool-call-parser and --reasoning-parser: the template decides."""
 NONE: Final = "none"
-"""Value of --reasoning_parser: reasoning is part of the text."""
+"""Value of --reasoning-parser: reasoning is part of the text."""
 _PHI4: Final = "<|tool_call|>", "<|/tool_call|>"
 _FUNCTOOLS: Final = "functools", ""
 
@@ -57,7 +57,7 @@ FORMS: Final[Mapping[str, CallForm]] = {
     "gemma4": GemmaForm("<|tool_call>", "<tool_call|>", '<|"|>'),
     "phi4_mini_json": CallListForm(*_FUNCTOOLS, others=[_PHI4]),
 }
-"""Formats by their names for --tool_call_parser."""
+"""Formats by their names for --tool-call-parser."""
 VARIANTS: Final[Mapping[str, str]] = {
     "mistral_named": "mistral",
     "deepseek_v31": "deepseek_v3",
@@ -112,7 +112,7 @@ REASONING_FORMS: Final[Mapping[str, ReasoningForm]] = {
     "seed_oss": TaggedReasoning("<seed:think>", "</seed:think>"),
     QWEN3: TaggedReasoning("<think>", "</think>"),
 }
-"""Formats of reasoning by their names for --reasoning_parser."""
+"""Formats of reasoning by their names for --reasoning-parser."""
 REASONING_ALIASES: Final[Mapping[str, str]] = dict.fromkeys(
     ("deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "olmo3", "nemotron_v3"), QWEN3
 )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from adaptrt.builder.cli import COMMANDS, Command, CommandParser
+from adaptrt.builder.cli import COMMANDS, Command, CommandModule, make_parser
 
 
 class CommandReference(SphinxDirective):
@@ -37,9 +37,7 @@ class CommandReference(SphinxDirective):
 
 
 def _parser(command: Command) -> argparse.ArgumentParser:
-    parser = CommandParser(prog=f"adaptrt {command.name}", description=command.summary)
-    importlib.import_module(command.module, "adaptrt.builder").add_arguments(parser)
-    return parser
+    return make_parser(command, cast(CommandModule, importlib.import_module(command.module, "adaptrt.builder")))
 
 
 def _flag(action: argparse.Action) -> nodes.definition_list_item:

@@ -212,7 +212,7 @@ def test_web_pages_of_other_sites_are_refused(address: str) -> None:
     for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
         answer = post(address, b"{}", "/v1/load_lora_adapter", **{"Content-Type": "application/json"}, **headers)
         assert answer.status_code == httpx.codes.FORBIDDEN
-        assert "--allowed_hosts" in answer.json()["error"]["message"]
+        assert "--allowed-hosts" in answer.json()["error"]["message"]
     check_alive(address)
 
 

@@ -167,5 +167,5 @@ def test_flags_say_what_the_model_does_not(root: Path, served: Served) -> None:
         (entry,) = client.embeddings.create(model="base", input=TEXTS[0]).data
         expected = run_pooled(served.executor, TOKENIZER.encode(TEXTS[0]).ids, PoolingParams(PoolingType.LAST))
         assert np.asarray(entry.embedding, np.float32).tobytes() == expected.tobytes()
-        with pytest.raises(openai.BadRequestError, match="was not started with --cut_embeddings"):
+        with pytest.raises(openai.BadRequestError, match="was not started with --cut-embeddings"):
             client.embeddings.create(model="base", input="a", dimensions=8)

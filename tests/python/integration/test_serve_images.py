@@ -174,7 +174,7 @@ def test_images_may_be_elsewhere(place: AppPlace, tmp_path: Path) -> None:
                 assert (status, answer["choices"][0]["token_ids"]) == (200, expected)
             status, answer = await posted("http://127.0.0.2/image.png")
             assert (status, answer["error"]["param"]) == (400, "messages")
-            assert "expected a host that the server's --allowed_media_domains lists" in answer["error"]["message"]
+            assert "expected a host that the server's --allowed-media-domains lists" in answer["error"]["message"]
             status, answer = await posted("ftp://127.0.0.1/image.png")
             assert (status, answer["error"]["param"]) == (400, "messages")
 

@@ -310,7 +310,7 @@ def test_templates_of_models(served: Served) -> None:
     served.post("/api/create", model="luigi", **{"from": "poet"}, stream=False)
     assert served.post("/api/show", model="luigi")["details"]["parent_model"] == "poet"
     refused = served.post("/api/generate", 400, model="base", prompt="a", template=template + "!")["error"]
-    assert "--trust_request_chat_template" in refused
+    assert "--trust-request-chat-template" in refused
     assert (
         "no Go template with .Suffix"
         in served.post("/api/generate", 400, model="base", prompt="a", suffix="b")["error"]
@@ -361,4 +361,4 @@ def test_files_that_are_not_stored(served: Served, monkeypatch: pytest.MonkeyPat
 
 def test_models_are_not_created_without_a_directory(served: Served) -> None:
     object.__setattr__(served.service, "created_models", None)
-    assert "without --ollama_models" in served.post("/api/create", 403, model="a", **{"from": "base"})["error"]
+    assert "without --ollama-models" in served.post("/api/create", 403, model="a", **{"from": "base"})["error"]

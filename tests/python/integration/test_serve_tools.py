@@ -205,7 +205,7 @@ def test_reasoning_within_a_budget(asked: tuple[str, openai.OpenAI], extra: dict
     kind, client = asked
     fields: Any = {**ASKED, **extra, "extra_body": {"thinking_token_budget": 1}}
     if THOUGHT[kind] is None:
-        with pytest.raises(openai.BadRequestError, match="neither the chat template nor --reasoning_parser"):
+        with pytest.raises(openai.BadRequestError, match="neither the chat template nor --reasoning-parser"):
             client.chat.completions.create(**fields)
         return
     if stream:
@@ -246,5 +246,5 @@ def test_a_server_without_a_parser_can_be_asked_for_a_call(tmp_path: Path) -> No
         (choice,) = client.chat.completions.create(**ASKED, tools=STRICT, tool_choice=NAMED, max_tokens=200).choices
         (call,) = choice.message.tool_calls
         assert json.loads(call.function.arguments) == {"city": "Paris"}
-        with pytest.raises(openai.BadRequestError, match="started without --tool_call_parser"):
+        with pytest.raises(openai.BadRequestError, match="started without --tool-call-parser"):
             client.chat.completions.create(**ASKED, tools=STRICT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import os
@@ -204,6 +205,39 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         cli.main([command, "--help"])
     assert caught.value.code == 0
     assert f"usage: adaptrt {command} " in capsys.readouterr().out
+
+
+def test_help_fits_into_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    cli.main(["--help"])
+    for command in cli.COMMANDS:
+        with pytest.raises(SystemExit):
+            cli.main([command.name, "--help"])
+    too_long = [line for line in capsys.readouterr().out.splitlines() if len(line) > 80 and " " in line.strip()]
+    assert too_long == []
+
+
+def test_a_short_usage_names_what_must_be_given() -> None:
+    for command in cli.COMMANDS:
+        module = importlib.import_module(command.module, "adaptrt.builder")
+        parser = cli.make_parser(command, module)
+        groups = [group for group in parser._mutually_exclusive_groups if group.required]
+        needed = [action for group in groups for action in group._group_actions]
+        needed += [action for action in parser._actions if action.required]
+        for action in needed:
+            assert (action.option_strings or [action.metavar])[0] in parser.format_usage(), (command.name, action)
+
+
+def test_serve_writes_flags_with_dashes_and_reads_both_spellings(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("--max-body-bytes", "--max_body_bytes"):
+        with pytest.raises(SystemExit):
+            cli.main(["serve", "model", flag, "0"])
+        assert "argument --max-body-bytes: it is 0; expected an integer from 1" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    flags = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  --")]
+    assert "--max-body-bytes" in flags
+    assert not any("_" in flag for flag in flags)
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_uploads_that_are_refused_leave_nothing(place: AppPlace, tmp_path: Path)
             ({**named, "pinned": "yes"}, files, 400, "pinned is 'yes'; expected true or false"),
             (named, broken, 400, "adapter_model.safetensors"),
             ({"lora_name": "base"}, files, 400, "which is the base model's name"),
-            (named, {**files, FILES[1]: (FILES[1], b"\0" * 30_000)}, 413, "--max_adapter_upload_bytes"),
+            (named, {**files, FILES[1]: (FILES[1], b"\0" * 30_000)}, 413, "--max-adapter-upload-bytes"),
         ]:
             answer = await client.http.post("/v1/upload_lora_adapter", data=data, files=sent)
             assert (answer.status_code, said in answer.text) == (status, True), answer.text
@@ -107,7 +107,7 @@ def test_uploads_that_are_refused_leave_nothing(place: AppPlace, tmp_path: Path)
         sent = {"data": {**named, "load_inplace": "true"}, "files": files}
         assert (await client.http.post("/v1/upload_lora_adapter", **sent)).is_success
         full = await client.http.post("/v1/upload_lora_adapter", **sent)
-        assert (full.status_code, "--max_uploaded_bytes" in full.text) == (507, True)
+        assert (full.status_code, "--max-uploaded-bytes" in full.text) == (507, True)
         assert len(await client.adapters()) == 1
 
     size = sum(len(content) for _, content in files.values())

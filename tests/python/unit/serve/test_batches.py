@@ -307,9 +307,9 @@ def test_routes(tmp_path: Path) -> None:
     assert client.get("/v1/files", params={"purpose": "batch_output"}).json()["data"] == []
 
     refusals: list[tuple[Any, int, str]] = [
-        (upload(), 507, "2 files are stored (the server's --max_batch_files)"),
-        (upload(b"x" * 100_001), 413, "--max_batch_file_bytes"),
-        (upload(b"x" * 400_000), 413, "--max_batch_file_bytes"),
+        (upload(), 507, "2 files are stored (the server's --max-batch-files)"),
+        (upload(b"x" * 100_001), 413, "--max-batch-file-bytes"),
+        (upload(b"x" * 400_000), 413, "--max-batch-file-bytes"),
         (upload(purpose="assistants"), 400, "purpose is 'assistants'; expected 'batch'"),
         (upload(more="x"), 400, "more: is not known here"),
         (client.post("/v1/files", data={"purpose": "batch"}, files={"other": b""}), 400, "other: is not known here"),
@@ -332,7 +332,7 @@ def test_routes(tmp_path: Path) -> None:
     assert client.get(f"/v1/batches/{batch['id']}").json() == batch
     assert client.get("/v1/batches").json()["data"] == [batch]
     for changed, status, said in (
-        ({}, 507, "--max_batches"),
+        ({}, 507, "--max-batches"),
         ({"input_file_id": "file-x"}, 404, "does not exist"),
         ({"endpoint": "/v1/responses"}, 400, "endpoint"),
         ({"completion_window": "1h"}, 400, "completion_window"),

@@ -198,11 +198,11 @@ def test_an_answer_that_is_read_late_is_the_same_and_piles_up_no_results(
 def test_requests_for_too_much_are_refused_by_the_limit(executor: adaptrt.Executor) -> None:
     async def body(app: FastAPI) -> None:
         for path, content, said in (
-            (COMPLETIONS, {"prompt": ["a"] * 1024, "n": 256}, "--max_answers"),
-            (COMPLETIONS, {"prompt": "a", "logprobs": 20, "n": 256, "max_tokens": 1000}, "--max_log_probs"),
-            (CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 20, "n": 256}, "--max_log_probs"),
-            (COMPLETIONS, {"prompt": [5] * 1600, "max_tokens": 1, "logprobs": 9, "echo": True}, "--max_prompt_log"),
-            (COMPLETIONS, {"prompt": [5] * 5000, "max_tokens": 1}, "--max_json_items"),
+            (COMPLETIONS, {"prompt": ["a"] * 1024, "n": 256}, "--max-answers"),
+            (COMPLETIONS, {"prompt": "a", "logprobs": 20, "n": 256, "max_tokens": 1000}, "--max-log-probs"),
+            (CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 20, "n": 256}, "--max-log-probs"),
+            (COMPLETIONS, {"prompt": [5] * 1600, "max_tokens": 1, "logprobs": 9, "echo": True}, "--max-prompt-log"),
+            (COMPLETIONS, {"prompt": [5] * 5000, "max_tokens": 1}, "--max-json-items"),
         ):
             status, answer = await post(app, path, content)
             assert (status, said in answer.decode()) == (400, True), answer

@@ -48,7 +48,8 @@ def read(
 @pytest.mark.parametrize("is_json", [False, True])
 @pytest.mark.parametrize("stated", [None, "8", "100", "x"])
 def test_a_body_without_an_end_is_refused_as_soon_as_it_is_too_large(stated: str | None, is_json: bool) -> None:
-    with pytest.raises(ApiError, match="the body is larger than 100 bytes") as refused:
+    flag = "--max-json-bytes" if is_json else "--max-body-bytes"
+    with pytest.raises(ApiError, match=rf"the body is larger than 100 bytes \(the server's {flag}\)") as refused:
         read(None, stated, is_json=is_json)
     assert refused.value.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
@@ -79,7 +80,7 @@ def test_items_of_json_are_counted_without_its_texts(text: str, num_items: int) 
     body = b'{"content":' + text.encode() + b"}"
     check_json_size(body, ServerLimits(max_json_items=num_items))
     if num_items > 1:
-        with pytest.raises(ApiError, match=f"more than {num_items - 1} items .* --max_json_items"):
+        with pytest.raises(ApiError, match=f"more than {num_items - 1} items .* --max-json-items"):
             parse_json(body, Content, ServerLimits(max_json_items=num_items - 1))
     parse_json(body, Content, ServerLimits(max_json_items=num_items))
 
@@ -100,7 +101,7 @@ def test_levels_of_json_are_limited(levels: int) -> None:
     limits = ServerLimits(max_json_depth=levels)
     assert parse_json(body(levels - 1), Content, limits).content
     for num_lists in (levels, 100_000):
-        with pytest.raises(ApiError, match=f"nested deeper than {levels} levels; .* --max_json_depth"):
+        with pytest.raises(ApiError, match=f"nested deeper than {levels} levels; .* --max-json-depth"):
             parse_json(body(num_lists), Content, limits)
 
 

@@ -133,7 +133,7 @@ def test_other_urls_are_refused(port: int) -> None:
         bound.bind(("127.0.0.1", 0))
         closed = f"127.0.0.1:{bound.getsockname()[1]}"
         assert "Connection refused" in refused(urls_of(closed), f"http://{closed}/")
-    assert "without --allowed_media_domains" in refused(urls_of(), f"{base}/file/1")
+    assert "without --allowed-media-domains" in refused(urls_of(), f"{base}/file/1")
 
 
 def test_slow_hosts_do_not_hold_a_thread(port: int) -> None:
@@ -219,4 +219,4 @@ def test_files_lie_below_the_directory(tmp_path: Path) -> None:
         (f"file://{root}/large.png", "it has 101 bytes; expected at most 100"),
     ):
         assert said in refused(urls, url), url
-    assert "without --allowed_local_media_path" in refused(urls_of(), f"file://{root}/inner.png")
+    assert "without --allowed-local-media-path" in refused(urls_of(), f"file://{root}/inner.png")

@@ -133,7 +133,7 @@ def test_beams() -> None:
     assert asked(use_beam_search=True, n=2, temperature=0).sampling.temperature is None
     one = asked(use_beam_search=True, length_penalty=2).sampling
     assert (one.beam_width, one.length_penalty, one.top_p) == (1, None, None)  # greedy decoding
-    with pytest.raises(ApiError, match=r"n is 3 with use_beam_search; .* at most 2 beams \(--max_beam_width\)"):
+    with pytest.raises(ApiError, match=r"n is 3 with use_beam_search; .* at most 2 beams \(--max-beam-width\)"):
         asked(use_beam_search=True, n=3)
     with pytest.raises(ApiError, match="use_beam_search is true with a guide") as refused:
         asked(use_beam_search=True, n=2, guide=GuidedDecodingParams(GuidedDecodingParams.GuideType.JSON))
@@ -216,17 +216,17 @@ def test_answers_to_one_request_are_bounded() -> None:
         check_answer_limits(limits, n, prompts, [tokens] * len(prompts), top, top if echo else None)
 
     check(2, [9, 9, 9], 1000)
-    with pytest.raises(ApiError, match=r"n is 2, which makes 8 answers with 4 prompts; .* 6 .* --max_answers"):
+    with pytest.raises(ApiError, match=r"n is 2, which makes 8 answers with 4 prompts; .* 6 .* --max-answers"):
         check(2, [9] * 4, 1)
     check(2, [9, 9, 9], 5, 3)
-    with pytest.raises(ApiError, match=r"may have 144 log probs, with 4 for .* 120 .* --max_log_probs"):
+    with pytest.raises(ApiError, match=r"may have 144 log probs, with 4 for .* 120 .* --max-log-probs"):
         check(2, [9, 9, 9], 6, 3)
     check(1, [9], 10_000, 20)  # a single answer may fill the engine's context
-    with pytest.raises(ApiError, match="--max_log_probs"):
+    with pytest.raises(ApiError, match="--max-log-probs"):
         check(2, [9], 30, 2)
     check(1, [10, 7], 1, 2, echo=True)
     check(1, [11, 7], 1, 2)
-    with pytest.raises(ApiError, match=r"has 11 tokens, which is 33 .* expected at most 30 .* --max_prompt_log_probs"):
+    with pytest.raises(ApiError, match=r"has 11 tokens, which is 33 .* expected at most 30 .* --max-prompt-log-probs"):
         check(1, [7, 11], 1, 2, echo=True)
     with pytest.raises(ApiError, match=r"may have 123 log probs, with 3 for each .* and 3 for each"):
         check(1, [10, 10, 10, 7], 1, 2, echo=True)

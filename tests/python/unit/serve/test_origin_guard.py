@@ -137,7 +137,7 @@ def test_other_sites_change_no_adapters(
     status, said = ask(host, headers, *allowed, path=path)
     assert status == 403
     assert f"{named} is '{headers[named]}'; accepted where adapters change: " in said
-    assert "--allowed_hosts" in said
+    assert "--allowed-hosts" in said
 
 
 def test_other_routes_are_asked_from_anywhere() -> None:

@@ -95,7 +95,7 @@ def test_a_request_brings_its_template_if_the_server_trusts_it(tmp_path: Path, m
     fields = TemplateFields.model_validate({"messages": [{"role": "user", "content": "x"}], "chat_template": "own"})
     prompts = Prompts(surroundings, surroundings, options(chat_template="given"), SimpleNamespace())
     assert written(prompts, None) == "given"
-    with pytest.raises(ApiError, match="without --trust_request_chat_template") as refused:
+    with pytest.raises(ApiError, match="without --trust-request-chat-template") as refused:
         asyncio.run(prompts.tokenize_chat(fields, None, None))
     assert refused.value.param == "chat_template"
     prompts = Prompts(surroundings, surroundings, options(trust_request_chat_template=True), SimpleNamespace())

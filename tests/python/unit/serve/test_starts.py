@@ -151,9 +151,9 @@ def test_a_draft_model_of_another_vocabulary_is_refused(root: Path, capfd: pytes
 
 @pytest.mark.parametrize(("flags", "expected"), BAD_FLAGS.items(), ids=[name[:60] for name in BAD_FLAGS])
 def test_bad_flags_end_a_start(root: Path, flags: str, expected: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    line = refusal(capfd, *flags.split(" "))
+    line = refusal(capfd, *flags.split(" ")).replace("-", "_")
     for part in expected:
-        assert part in line
+        assert part.replace("-", "_") in line
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def test_an_invalid_structural_tag_is_refused(structures: Any, said: str) -> Non
 @pytest.mark.parametrize(
     ("server", "fields", "said"),
     [
-        (("{{ messages }}",), {}, "neither the chat template nor --reasoning_parser shows how the model reasons"),
+        (("{{ messages }}",), {}, "neither the chat template nor --reasoning-parser shows how the model reasons"),
     ],
 )
 def test_a_budget_that_cannot_be_kept(server: Any, fields: dict[str, Any], said: str) -> None:
