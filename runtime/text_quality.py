@@ -210,13 +210,7 @@ class TextQuality:
 
     def problems(self, config: BuildConfig) -> list[str]:
         """Returns the problems of a config whose limits leave no room for a window."""
-        longest = longest_window(config)
-        if longest >= MIN_TOKENS:
-            return []
-        return [
-            f"quality_text needs windows of {MIN_TOKENS} tokens; max_input_len {config.max_input_len} and max_seq_len "
-            f"{config.max_seq_len} allow {longest}"
-        ]
+        return window_problems(config, "quality_text")
 
     def measure(self, engine: Path, reference: Path | None) -> EngineQuality:
         """Runs both engines and returns the quality."""
@@ -258,6 +252,17 @@ def longest_window(config: BuildConfig) -> int:
     assert config.max_input_len is not None
     assert config.max_seq_len is not None
     return min(config.max_input_len, config.max_seq_len - 1)
+
+
+def window_problems(config: BuildConfig, field: str) -> list[str]:
+    """Returns the problems of a config whose limits leave no room for a window of the text in `field`."""
+    longest = longest_window(config)
+    if longest >= MIN_TOKENS:
+        return []
+    return [
+        f"{field} needs windows of {MIN_TOKENS} tokens; max_input_len {config.max_input_len} and max_seq_len "
+        f"{config.max_seq_len} allow {longest}"
+    ]
 
 
 def _check_window(tokens: int, engines: Sequence[LoadedEngine]) -> None:

@@ -10,7 +10,7 @@ from ..formats.engine.build_config import BuildConfig
 from ..formats.engine.engine_config import EngineConfig
 from ..formats.engine.weight_usage import WeightUsage, usage_names
 from .native_engine import NativeEngine, load_native_engine
-from .text_quality import DEFAULT_WINDOW, MIN_TOKENS, MeasuredEngine, longest_window, read_text, run_windows
+from .text_quality import DEFAULT_WINDOW, MeasuredEngine, longest_window, read_text, run_windows, window_problems
 
 
 class TextUsage:
@@ -26,10 +26,7 @@ class TextUsage:
 
     def problems(self, config: BuildConfig) -> list[str]:
         """Returns the problems of a config whose limits leave no room for a window."""
-        longest = longest_window(config)
-        if longest >= MIN_TOKENS:
-            return []
-        return [f"usage_text needs windows of {MIN_TOKENS} tokens; max_input_len and max_seq_len allow {longest}"]
+        return window_problems(config, "usage_text")
 
     def measure(self, engine: Path) -> WeightUsage:
         """Returns the usage of all tokens, except a last window of one token."""

@@ -19,7 +19,7 @@ from .json_answer import Items, JsonAnswer
 from .openai_answers import answer_id, chat_log_probs, events, merged, prompt_log_prob_entries, usage
 from .openai_chat_fields import ChatRequest
 from .openai_requests import read_fields
-from .receipts import ReceiptMaker
+from .receipts import ReceiptMaker, receipt_field
 from .service import Service
 from .time_slices import TimeSlices
 
@@ -84,7 +84,7 @@ class ChatAnswer:
         if self._fields.prompt_logprobs is not None:
             scored = pieces[0].prompt_log_probs
             whole["prompt_logprobs"] = prompt_log_prob_entries(self._prompt, scored, self._tokenizer.texts)
-        return whole | self._prompt_ids() | self._receipt(pieces)
+        return whole | self._prompt_ids() | receipt_field(self.receipt, pieces)
 
     async def chunks(self, pieces: AsyncIterator[tuple[int, TextPiece]]) -> AsyncIterator[dict[str, Any]]:
         """Yields the chunks of a streamed answer: each choice's role, then one chunk per piece, even if its text is
@@ -112,16 +112,9 @@ class ChatAnswer:
             counts = {"usage": self._usage(num_tokens)} if always else {}
             yield {**head, "choices": [chunk], **counts}
         if self.receipt is not None:
-            yield {**head, "choices": [], **self._receipt(())}
+            yield {**head, "choices": [], **receipt_field(self.receipt)}
         if with_usage:
             yield {**head, "choices": [], "usage": self._usage(num_tokens)}
-
-    def _receipt(self, pieces: Sequence[TextPiece]) -> dict[str, Any]:
-        if self.receipt is None:
-            return {}
-        for piece in pieces:
-            self.receipt.add(piece.index, piece)
-        return {"receipt": self.receipt.content()}
 
     def _usage(self, num_tokens: int) -> dict[str, Any]:
         reasoning = sum(choice.num_reasoning_tokens for choice in self._choices) if self._has_reasoning else None

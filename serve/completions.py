@@ -33,7 +33,7 @@ from .openai_requests import (
     text_request,
     truncation_of,
 )
-from .receipts import ReceiptMaker
+from .receipts import ReceiptMaker, receipt_field
 from .service import Service
 from .time_slices import TimeSlices
 from .work import WorkKind
@@ -210,7 +210,7 @@ class _Answer:
         self._cached = {piece.index // self._fields.n: piece.num_cached_tokens for piece in pieces}
         choices = Items(self._choice(piece.index, piece, is_first=True) for piece in pieces)
         num_tokens = sum(len(piece.token_ids) for piece in pieces) if self._fields.max_tokens else 0
-        return self._head | {"choices": choices, "usage": self._usage(num_tokens)} | self._receipt(pieces)
+        return self._head | {"choices": choices, "usage": self._usage(num_tokens)} | receipt_field(self.receipt, pieces)
 
     async def chunks(self, pieces: AsyncIterator[tuple[int, TextPiece]]) -> AsyncIterator[dict[str, Any]]:
         """Yields one chunk per piece, and the token counts at the end."""
@@ -231,16 +231,9 @@ class _Answer:
                 chunk["usage"] = self._usage(num_tokens)
             yield chunk
         if self.receipt is not None:
-            yield self._head | {"choices": []} | self._receipt(())
+            yield self._head | {"choices": []} | receipt_field(self.receipt)
         if with_usage:
             yield self._head | {"choices": [], "usage": self._usage(num_tokens)}
-
-    def _receipt(self, pieces: Sequence[TextPiece]) -> dict[str, Any]:
-        if self.receipt is None:
-            return {}
-        for piece in pieces:
-            self.receipt.add(piece.index, piece)
-        return {"receipt": self.receipt.content()}
 
     def _usage(self, num_tokens: int) -> dict[str, Any]:
         return usage(self._num_prompt_tokens, num_tokens, num_cached_tokens=sum(self._cached.values()))

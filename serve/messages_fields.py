@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -11,7 +10,18 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from ..common.shown_value import shown
 from ..runtime.sampling_fields import INT32_MAX
 from .openai_chat_fields import CacheControl, ChatRequest, ImagePart, Message
-from .openai_fields import Fields, FiniteObject, ReceiptFields, SamplingFields, Stops, only, sampling_values
+from .openai_fields import (
+    Fields,
+    FiniteObject,
+    ReceiptFields,
+    SamplingFields,
+    Stops,
+    check_types,
+    only,
+    parts_of,
+    sampling_values,
+    type_of,
+)
 from .turns import ASSISTANT, THINKING_VARIABLES, Turns, content_of, image_of_base64, image_of_url
 
 _KINDS: Final[dict[str, tuple[str, ...]]] = {
@@ -20,23 +30,6 @@ _KINDS: Final[dict[str, tuple[str, ...]]] = {
     "system": ("text",),
 }
 """Types of blocks by the role of their message."""
-
-
-def _blocks(value: Any, kinds: Sequence[str]) -> Any:
-    """Returns a text as one block. Names the first block that cannot be used; the declared types check the rest."""
-    if isinstance(value, str):
-        return [{"type": "text", "text": value}]
-    if isinstance(value, list):
-        for i, block in enumerate(value):
-            kind = _type_of(block)
-            if kind not in kinds:
-                raise ValueError(f"[{i}] is of type {shown(kind)}; accepted: {', '.join(map(repr, kinds))}")
-        return value
-    raise ValueError(f"is {shown(value)}; accepted: a text, or a list of blocks")
-
-
-def _type_of(block: Any) -> Any:
-    return block.get("type") if isinstance(block, dict) else None
 
 
 class TextBlock(Fields):
@@ -48,7 +41,9 @@ class TextBlock(Fields):
     cache_control: CacheControl | None = None
 
 
-Texts: TypeAlias = Annotated[list[TextBlock], BeforeValidator(lambda value: _blocks(value, ("text",)))]
+Texts: TypeAlias = Annotated[
+    list[TextBlock], BeforeValidator(lambda value: parts_of(value, ("text",), "text", "blocks"))
+]
 
 
 class Base64Image(Fields):
@@ -82,7 +77,7 @@ class ImageBlock(Fields):
 
 ResultContent: TypeAlias = Annotated[
     list[Annotated[TextBlock | ImageBlock, Field(discriminator="type")]],
-    BeforeValidator(lambda value: _blocks(value, ("text", "image"))),
+    BeforeValidator(lambda value: parts_of(value, ("text", "image"), "text", "blocks")),
 ]
 
 
@@ -123,7 +118,7 @@ Block: TypeAlias = Annotated[
     | Annotated[ThinkingBlock, Tag("thinking")]
     | Annotated[ToolUseBlock, Tag("tool_use")]
     | Annotated[ToolResultBlock, Tag("tool_result")],
-    Discriminator(_type_of),
+    Discriminator(type_of),
 ]
 
 
@@ -139,7 +134,7 @@ class InputMessage(Fields):
         role = given.get("role") if isinstance(given, dict) else None
         if isinstance(role, str) and role in _KINDS and "content" in given:
             try:
-                return {**given, "content": _blocks(given["content"], _KINDS[role])}
+                return {**given, "content": parts_of(given["content"], _KINDS[role], "text", "blocks")}
             except ValueError as error:
                 raise ValueError(f"content of role '{role}': {error}") from None
         return given
@@ -173,10 +168,7 @@ class MessagesTool(Fields):
 
 def _known_tools(value: Any) -> Any:
     if isinstance(value, list):
-        for i, tool in enumerate(value):
-            kind = _type_of(tool)
-            if kind not in (None, "custom"):
-                raise ValueError(f"[{i}] is of type {shown(kind)}; accepted: 'custom', because the server has no tools")
+        check_types(value, ("custom",), lambda tool: type_of(tool) or "custom", ", because the server has no tools")
     return value
 
 

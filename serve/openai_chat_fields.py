@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from ..common.shown_value import shown
 from ..runtime.sampling_fields import INT32_MAX, MAX_LOG_PROBS
-from .openai_fields import Fields, GenerationFields, ModelFields, only
+from .openai_fields import Fields, GenerationFields, ModelFields, only, parts_of
 
 NoAnnotations = Annotated[list[Any], only([], "texts have no annotations")]
 """Field of OpenAI's answers, which clients send back."""
@@ -17,14 +17,7 @@ NoAnnotations = Annotated[list[Any], only([], "texts have no annotations")]
 
 def _content_parts(value: Any) -> Any:
     """Names the first part of a message that cannot be used. The declared type checks the rest."""
-    if isinstance(value, list):
-        for i, part in enumerate(value):
-            kind = part.get("type") if isinstance(part, dict) else None
-            if kind not in ("text", "image_url"):
-                raise ValueError(f"[{i}] is of type {shown(kind)}; accepted: 'text' and 'image_url'")
-    elif not isinstance(value, str):
-        raise ValueError(f"is {shown(value)}; accepted: a text, or a list of parts")
-    return value
+    return value if isinstance(value, str) else parts_of(value, ("text", "image_url"), "text")
 
 
 class CacheControl(Fields):

@@ -6,6 +6,7 @@ Fields that are not declared here are rejected by name. A null field counts as a
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
@@ -59,6 +60,34 @@ def never(reason: str) -> PlainValidator:
             raise ValueError(f"is {shown(value)}; expected no such field ({reason})")
 
     return PlainValidator(check)
+
+
+def type_of(part: Any) -> Any:
+    """Returns the field `type` of a part of a message, of a tool and the like; None: there is none."""
+    return part.get("type") if isinstance(part, dict) else None
+
+
+def check_types(
+    parts: list[Any], accepted: Sequence[str], type_of: Callable[[Any], Any] = type_of, reason: str = ""
+) -> None:
+    """Raises ValueError that names the first part of another type. Pydantic would name it once for each type."""
+    for i, part in enumerate(parts):
+        if type_of(part) not in accepted:
+            names = ", ".join(map(repr, accepted))
+            raise ValueError(f"[{i}] is of type {shown(type_of(part))}; accepted: {names}{reason}")
+
+
+def parts_of(value: Any, accepted: Sequence[str], text_type: str, parts: str = "parts") -> list[Any]:
+    """Returns the parts of a content; a text becomes one part of type `text_type`. Declared types check the rest.
+
+    parts: the API's word for them. Raises ValueError that names the first part whose type is not in `accepted`.
+    """
+    if isinstance(value, str):
+        return [{"type": text_type, "text": value}]
+    if not isinstance(value, list):
+        raise ValueError(f"is {shown(value)}; accepted: a text, or a list of {parts}")
+    check_types(value, accepted)
+    return value
 
 
 def _finite(value: Any) -> Any:

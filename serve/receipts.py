@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..runtime.adapter_tokenizers import TextTokenizer
@@ -14,6 +14,15 @@ from .openai_chat_fields import ChatRequest
 from .openai_fields import GenerationFields
 from .service import Service
 from .work import WorkKind
+
+
+def receipt_field(receipt: ReceiptMaker | None, pieces: Iterable[TextPiece] = ()) -> dict[str, Any]:
+    """Returns the field of an answer with its receipt, after these last pieces; nothing without a receipt."""
+    if receipt is None:
+        return {}
+    for piece in pieces:
+        receipt.add(piece.index, piece)
+    return {"receipt": receipt.content()}
 
 
 class ReceiptMaker:

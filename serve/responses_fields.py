@@ -16,9 +16,12 @@ from .openai_fields import (
     Metadata,
     ReceiptFields,
     SamplingFields,
+    check_types,
     never,
     only,
+    parts_of,
     sampling_values,
+    type_of,
 )
 from .responses_answer import item_id
 from .turns import ASSISTANT, Turns, content_of, image_of_url
@@ -34,17 +37,7 @@ _KINDS: Final = ("input_text", "output_text", "text", _IMAGE)
 
 def _content_parts(value: Any) -> Any:
     """Returns a text as one part. Names the first part that cannot be used; the declared type checks the rest."""
-    if isinstance(value, str):
-        return [{"type": "input_text", "text": value}]
-    if isinstance(value, list):
-        for i, part in enumerate(value):
-            kind = part.get("type") if isinstance(part, dict) else None
-            if kind not in _KINDS:
-                raise ValueError(
-                    f"[{i}] is of type {shown(kind)}; accepted: 'input_text', 'output_text' and 'input_image'"
-                )
-        return value
-    raise ValueError(f"is {shown(value)}; accepted: a text, or a list of parts")
+    return parts_of(value, _KINDS, "input_text")
 
 
 class InputText(Fields):
@@ -138,17 +131,14 @@ def _known_items(value: Any) -> Any:
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if isinstance(value, list) and value:
-        for i, item in enumerate(value):
-            kind = _type_of_item(item)
-            if kind not in _ITEMS:
-                raise ValueError(f"[{i}] is of type {shown(kind)}; accepted: {', '.join(map(repr, _ITEMS))}")
+        check_types(value, _ITEMS, _type_of_item)
         return value
     raise ValueError(f"is {shown(value)}; accepted: a text, or a list of one item or more")
 
 
 def _type_of_item(value: Any) -> Any:
     """Returns the type of an item. Only messages may lack it."""
-    given = value.get("type") if isinstance(value, dict) else None
+    given = type_of(value)
     return "message" if given is None and isinstance(value, dict) else given
 
 
@@ -178,12 +168,7 @@ class FunctionTool(Fields):
 
 def _known_tools(value: Any) -> Any:
     if isinstance(value, list):
-        for i, tool in enumerate(value):
-            kind = tool.get("type") if isinstance(tool, dict) else None
-            if kind != "function":
-                raise ValueError(
-                    f"[{i}] is of type {shown(kind)}; accepted: 'function', because the server runs no tools itself"
-                )
+        check_types(value, ("function",), reason=", because the server runs no tools itself")
     return value
 
 

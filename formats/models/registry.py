@@ -238,9 +238,9 @@ def read_config(data: Mapping[str, Any], *, subject: str) -> CheckpointConfig:
     return config
 
 
-def specimen(family: ModelFamily) -> Network:
-    """Returns a network of the family with the smallest sizes and one layer."""
-    config = family.config_class(
+def smallest_config(family: ModelFamily) -> CheckpointConfig:
+    """Returns a config of the family with the smallest sizes and one layer."""
+    return family.config_class(
         architecture=family.architecture,
         dtype=DType.FLOAT32,
         vocab_size=2,
@@ -254,7 +254,11 @@ def specimen(family: ModelFamily) -> Network:
         norm_epsilon=1.0,
         rotary_base=2.0,
     )
-    return _declared(family, config)
+
+
+def specimen(family: ModelFamily) -> Network:
+    """Returns the network of smallest_config()."""
+    return _declared(family, smallest_config(family))
 
 
 def _declared(family: ModelFamily, config: CheckpointConfig) -> Network:

@@ -19,6 +19,7 @@ from adaptrt.runtime.images.opened import ImageLimits, open_image
 from support.seeing import (
     ADAPTERS,
     SeeingReference,
+    check_crowd,
     engine_of_model,
     question,
     random_image,
@@ -102,22 +103,14 @@ def test_prompts_of_vllm_have_images(llm: LLM) -> None:
 
 
 def test_a_crowd_changes_no_bit(seeing: Seeing, llm: LLM) -> None:
-    conversations = [
-        QUESTION,
-        question("what is this"),
-        question(SMALL, "red"),
-        question(LARGE),
-        question(random_image(30, 90, 3), SMALL, SMALL),
+    crowd = [
+        (None, QUESTION),
+        ("everything", question("what is this")),
+        ("tower", question(SMALL, "red")),
+        ("dora", question(LARGE)),
+        ("connector", question(random_image(30, 90, 3), SMALL, SMALL)),
     ]
-    names: list[Any] = [None, "everything", "tower", "dora", "connector"]
-    together = llm.chat(conversations, GREEDY, lora=names)
-    with LLM(seeing.engine) as other:
-        for name in names[1:]:
-            other.load_lora(name, seeing.adapters[name])
-        for conversation, name, found in zip(conversations, names, together, strict=True):
-            alone = other.chat(conversation, GREEDY, lora=name)
-            assert alone.token_ids == found.token_ids
-            assert [one.log_prob for one in alone.log_probs] == [one.log_prob for one in found.log_probs]
+    check_crowd(llm, seeing.engine, seeing.adapters, crowd, GREEDY)
 
 
 def test_prefixes_with_images_are_reused_by_content(llm: LLM) -> None:

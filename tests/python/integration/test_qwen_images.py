@@ -26,7 +26,7 @@ from adaptrt import (
     SchedulerConfig,
 )
 from adaptrt.runtime.images.opened import ImageLimits, open_image
-from support.seeing import engine_of_model, question, random_image
+from support.seeing import check_crowd, engine_of_model, question, random_image
 from support.seeing_qwen import ADAPTERS, QwenReference, save_adapters, save_model
 
 # The tower's rows and the model's logits are sums in float32, in another order than torch's.
@@ -99,22 +99,14 @@ def test_rows_and_answers_are_those_of_transformers(seeing: Seeing, llm: LLM, ad
 @BOTH
 def test_a_crowd_changes_no_bit(seeing: Seeing, llm: LLM) -> None:
     """Prompts are longer than a step, so they are computed in chunks."""
-    conversations = [
-        QUESTION,
-        question("what is this"),
-        question(SMALL, "red"),
-        question(TALL),
-        question(random_image(30, 90, 3), SMALL, SMALL),
+    crowd = [
+        (None, QUESTION),
+        ("everything", question("what is this")),
+        ("tower", question(SMALL, "red")),
+        ("dora", question(TALL)),
+        ("merger", question(random_image(30, 90, 3), SMALL, SMALL)),
     ]
-    names: list[Any] = [None, "everything", "tower", "dora", "merger"]
-    together = llm.chat(conversations, GREEDY, lora=names)
-    with LLM(seeing.engine) as other:
-        for name in names[1:]:
-            other.load_lora(name, seeing.adapters[name])
-        for conversation, name, found in zip(conversations, names, together, strict=True):
-            alone = other.chat(conversation, GREEDY, lora=name)
-            assert alone.token_ids == found.token_ids
-            assert [one.log_prob for one in alone.log_probs] == [one.log_prob for one in found.log_probs]
+    check_crowd(llm, seeing.engine, seeing.adapters, crowd, GREEDY)
 
 
 @pytest.mark.parametrize("seeing", ["qwen3-vl"], indirect=True, scope="module")

@@ -22,7 +22,7 @@ from transformers.models.llava.processing_llava import LlavaProcessor
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-from adaptrt import DType
+from adaptrt import LLM, DType, SamplingParams
 from adaptrt.builder.build import build
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.formats.checkpoint.quantization import QuantConfig
@@ -229,6 +229,27 @@ def question(*parts: Any) -> list[dict[str, Any]]:
     """Returns a conversation; texts are given as str, and images as anything else."""
     content = [{"type": "text", "text": p} if isinstance(p, str) else {"type": "image", "image": p} for p in parts]
     return [{"role": "user", "content": content}]
+
+
+def check_crowd(
+    llm: LLM,
+    engine: Path,
+    adapters: Mapping[str, Path],
+    crowd: Sequence[tuple[str | None, list[dict[str, Any]]]],
+    params: SamplingParams,
+) -> None:
+    """Checks that conversations in one batch have the same bits as alone in another LLM.
+
+    llm: with `adapters` loaded. crowd: (adapter, messages) of each conversation.
+    """
+    together = llm.chat([messages for _, messages in crowd], params, lora=[name for name, _ in crowd])
+    with LLM(engine) as other:
+        for name in {name for name, _ in crowd if name is not None}:
+            other.load_lora(name, adapters[name])
+        for (name, messages), found in zip(crowd, together, strict=True):
+            alone = other.chat(messages, params, lora=name)
+            assert alone.token_ids == found.token_ids
+            assert [one.log_prob for one in alone.log_probs] == [one.log_prob for one in found.log_probs]
 
 
 class SeeingReference:

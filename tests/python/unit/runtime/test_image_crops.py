@@ -12,14 +12,12 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 
 from adaptrt import CheckpointError, RequestError
-from adaptrt._core import DType
-from adaptrt.formats.checkpoint.config import CheckpointConfig
 from adaptrt.formats.checkpoint.config_file import ConfigFile
 from adaptrt.formats.hugging_face.crop_processor import crop_tokens, read_crop_settings
 from adaptrt.formats.hugging_face.hf_config import HfConfig
 from adaptrt.formats.hugging_face.image_processor import PREPROCESSOR_FILE
 from adaptrt.formats.models.clip import ClipConfig, tower_fields
-from adaptrt.formats.models.registry import read_config
+from adaptrt.formats.models.registry import family_of, read_config, smallest_config
 from adaptrt.runtime.images.llava_images import cropped
 from adaptrt.runtime.images.opened import ImageLimits, open_image
 from adaptrt.runtime.images.pixels import normalised
@@ -88,20 +86,7 @@ def test_images_that_would_become_huge_are_refused(tmp_path: Path) -> None:
             cropped(image, settings)
 
 
-TEXT = CheckpointConfig(
-    architecture="LlavaForConditionalGeneration",
-    dtype=DType.FLOAT32,
-    vocab_size=2,
-    max_position_embeddings=2,
-    hidden_size=8,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    num_key_value_heads=2,
-    head_size=4,
-    intermediate_size=16,
-    norm_epsilon=1.0,
-    rotary_base=2.0,
-)
+TEXT = smallest_config(family_of("LlamaForCausalLM"))
 
 
 @pytest.mark.parametrize(("stated", "used"), [(-2, 11), (-1, 12), (-12, 1), (1, 1), (12, 12)])

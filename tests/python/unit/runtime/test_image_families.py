@@ -16,15 +16,13 @@ from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
 from adaptrt import CheckpointError, RequestError
-from adaptrt._core import DType
-from adaptrt.formats.checkpoint.config import CheckpointConfig
 from adaptrt.formats.checkpoint.config_file import ConfigFile
 from adaptrt.formats.hugging_face.hf_config import HfConfig
 from adaptrt.formats.hugging_face.image_processor import PREPROCESSOR_FILE
 from adaptrt.formats.hugging_face.longest_edge import longest_edge_tokens, read_longest_edge
 from adaptrt.formats.hugging_face.pan_and_scan import pan_and_scan_tokens, read_pan_and_scan
 from adaptrt.formats.models import gemma3_tower, pixtral
-from adaptrt.formats.models.registry import read_config
+from adaptrt.formats.models.registry import family_of, read_config, smallest_config
 from adaptrt.runtime.images.gemma3_images import Gemma3Images, crops_of
 from adaptrt.runtime.images.opened import ImageLimits, open_image
 from adaptrt.runtime.images.pixels import normalised, resized
@@ -123,20 +121,7 @@ def test_settings_that_cannot_be_used_are_refused(
         read(write(tmp_path, fields))
 
 
-TEXT = CheckpointConfig(
-    architecture="MistralForCausalLM",
-    dtype=DType.FLOAT32,
-    vocab_size=2,
-    max_position_embeddings=2,
-    hidden_size=8,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    num_key_value_heads=2,
-    head_size=4,
-    intermediate_size=16,
-    norm_epsilon=1.0,
-    rotary_base=2.0,
-)
+TEXT = smallest_config(family_of("MistralForCausalLM"))
 
 
 def config_of(fields: Any, directory: Path) -> Any:

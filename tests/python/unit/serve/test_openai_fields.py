@@ -217,7 +217,7 @@ def test_fields_that_completions_refuse(fields: dict[str, Any], param: str | Non
         (
             {"messages": [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "x"}}]}]},
             "messages.0.content",
-            "[0] is of type 'video_url'; accepted: 'text' and 'image_url'",
+            "[0] is of type 'video_url'; accepted: 'text', 'image_url'",
         ),
         ({"messages": [{**USER, "content": 5}]}, "messages.0.content", "is 5; accepted: a text"),
         (

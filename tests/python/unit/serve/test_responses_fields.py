@@ -189,7 +189,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
         "input.0.message.content",
-        "[0] is of type 'input_file'; accepted: 'input_text', 'output_text' and 'input_image'",
+        "[0] is of type 'input_file'; accepted: 'input_text', 'output_text', 'text', 'input_image'",
     ),
     (
         {"input": [{"role": "assistant", "content": [IMAGE]}]},
