@@ -14,7 +14,7 @@ from ...formats.adapter import (
     is_prompt_tuned,
     read_prompt_embeddings,
 )
-from ...formats.engine.build_config import CUDA, NATIVE, BuildConfig
+from ...formats.engine.build_config import NATIVE, TENSORRT, BuildConfig
 from ...formats.network.adapter_sites import AdaptedModules, is_target, needs_native
 from ...formats.network.network import Network
 
@@ -43,8 +43,8 @@ def adapter_for(
     problems = []
     if (adapter.config[0, :, 3] & MAGNITUDE).any() and not config.dora_enabled:
         problems.append("the adapter has factors (DoRA or IA3), which need an engine with dora_plugin enable")
-    if config.backend == CUDA and (adapter.config[0, :, 3] & SHIFT).any():
-        problems.append(f"the adapter has shifts (of biases), which need backend {NATIVE}")
+    if config.backend == TENSORRT and (adapter.config[0, :, 3] & SHIFT).any():
+        problems.append("the adapter has shifts (of biases), which TensorRT engines do not add")
     native_only = [name for name in modules_of(adapter) if config.backend != NATIVE and needs_native(name)]
     if native_only:
         problems.append(f"the adapter changes {', '.join(native_only)}, which needs backend {NATIVE}")

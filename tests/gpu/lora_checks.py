@@ -35,7 +35,7 @@ def lora_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
 
 def _describe(shape: LoraShape) -> str:
     ranks = sorted({rank for ranks in shape.ranks for rank in ranks})
-    flags = [name for name in ("dora", "odd_addresses", "integers", "cancelling") if getattr(shape, name)]
+    flags = [name for name in ("dora", "shifts", "odd_addresses", "integers", "cancelling") if getattr(shape, name)]
     return (
         f"{str(shape.dtype).removeprefix('torch.')} in {shape.in_size} out {list(shape.out_sizes)} "
         f"tokens {shape.tokens} sequences {len(shape.lengths)} adapters {len(shape.ranks)} ranks {ranks} "
@@ -75,6 +75,8 @@ def _matrix() -> Iterator[LoraShape]:
                 yield replace(shape, integers=integers, odd_addresses=True)
             for small in (False, True):
                 yield replace(_mixed(dtype, small=small), integers=integers)
+                yield replace(_mixed(dtype, small=small), integers=integers, shifts=True)
+            yield replace(_one_each(dtype, 8, 16, 1, 4096, QKV), integers=integers, dora=True, shifts=True)
             yield replace(_one_each(dtype, 4, 64, 4096, 2048, (2048,)), integers=integers)
 
 
@@ -84,7 +86,7 @@ def _subset() -> Iterator[LoraShape]:
             yield replace(_one_each(dtype, 3, 12, 1, 200, (72, 24, 16)), integers=integers)
             yield replace(_one_each(dtype, 1, 40, 70, 136, (48,)), integers=integers, many_tokens_from=64)
             yield replace(_one_each(dtype, 2, 5, 3, 31, (7, 9, 1)), integers=integers, odd_addresses=True)
-            yield replace(_mixed(dtype, small=True), integers=integers)
+            yield replace(_mixed(dtype, small=True), integers=integers, shifts=True)
 
 
 def _mixed(dtype: torch.dtype, *, small: bool) -> LoraShape:
@@ -111,7 +113,7 @@ def _mixed(dtype: torch.dtype, *, small: bool) -> LoraShape:
 
 def _invariance(machine: Machine, shape: LoraShape) -> Iterator[Check]:
     """Checks that a sequence's bits are the same in its own step, with others, in other tiles, and with y over base."""
-    step = LoraStep.random(machine, replace(shape, cancelling=True), torch.Generator(machine.device))
+    step = LoraStep.random(machine, replace(shape, cancelling=True, shifts=True), torch.Generator(machine.device))
     together = step.run()
     offsets = step.offsets.tolist()
     different = []

@@ -32,6 +32,8 @@ class LoraShape:
     """`lengths` and `slots` are, for each sequence, the number of tokens and the adapter; -1: no adapter."""
     max_rank: int = 256
     dora: bool = False
+    shifts: bool = False
+    """True: two of three adapters have shifts."""
     many_tokens_from: int | None = None
     """Steps with at least this many tokens use tiles of many tokens; None: the kernel's default."""
     decode_tokens: int | None = None
@@ -61,6 +63,7 @@ class Factors:
     a: torch.Tensor
     b: torch.Tensor
     magnitude: torch.Tensor | None
+    shift: torch.Tensor | None
 
 
 @dataclass
@@ -76,6 +79,7 @@ class LoraStep:
     slots: torch.Tensor
     ranks: torch.Tensor
     pointers: torch.Tensor
+    shifts: torch.Tensor
     workspace: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -99,6 +103,7 @@ class LoraStep:
         slots = len(shape.ranks)
         ranks = torch.zeros(max(1, slots), LAYERS, NUM_TABLE_MODULES, dtype=torch.int32)
         pointers = torch.full((max(1, slots), LAYERS, NUM_TABLE_MODULES, 3), _NO_ADDRESS, dtype=torch.int64)
+        shifts = torch.full((max(1, slots), LAYERS, NUM_TABLE_MODULES), _NO_ADDRESS, dtype=torch.int64)
         factors: list[list[Factors | None]] = []
         for slot, ranks_of_parts in enumerate(shape.ranks):
             factors.append([])
@@ -111,12 +116,14 @@ class LoraStep:
                     _random(machine, shape, (out_size, rank), generator),
                     # Every other adapter has magnitudes.
                     _magnitude(machine, shape, out_size, generator) if slot % 2 == 0 else None,
+                    _shift(machine, shape, out_size, generator) if shape.shifts and slot % 3 != 1 else None,
                 )
                 factors[-1].append(made)
                 module = 3 * part + 1
                 ranks[slot, LAYER, module] = rank
                 magnitude = 0 if made.magnitude is None else made.magnitude.data_ptr()
                 pointers[slot, LAYER, module] = torch.tensor([made.a.data_ptr(), made.b.data_ptr(), magnitude])
+                shifts[slot, LAYER, module] = 0 if made.shift is None else made.shift.data_ptr()
         offsets = torch.tensor([0, *shape.lengths], dtype=torch.int32).cumsum(0).to(torch.int32)
         return cls(
             machine=machine,
@@ -128,6 +135,7 @@ class LoraStep:
             slots=torch.tensor(shape.slots, dtype=torch.int32).to(machine.device),
             ranks=ranks.to(machine.device),
             pointers=pointers.to(machine.device),
+            shifts=shifts.to(machine.device),
         )
 
     def tiled(self, many_tokens_from: int) -> LoraStep:
@@ -151,6 +159,7 @@ class LoraStep:
             slots=self.slots[sequence : sequence + 1],
             ranks=self.ranks,
             pointers=self.pointers,
+            shifts=self.shifts,
         )
 
     def enqueue(self, y: torch.Tensor) -> None:
@@ -165,6 +174,7 @@ class LoraStep:
             [y.data_ptr()],
             self.workspace.data_ptr(),
             self.machine.stream(),
+            shifts=self.shifts.data_ptr() if self.shape.shifts else 0,
         )
 
     def empty_result(self) -> torch.Tensor:
@@ -204,7 +214,8 @@ class LoraStep:
         shrunk = (x64 @ a64.T).float().to(dtype).double()
         expected = base64 + shrunk @ b64.T
         magnitude = factors.magnitude.double() if self.shape.dora and factors.magnitude is not None else 1.0
-        expected = expected * magnitude
+        shift = 0.0 if factors.shift is None else factors.shift.double()
+        expected = expected * magnitude + shift
         if self.shape.integers:
             return int((got != expected.float().to(dtype)).sum())
         terms = base64.abs() + shrunk.abs() @ b64.abs().T
@@ -212,6 +223,7 @@ class LoraStep:
         of_shrink = (self.shape.in_size + 2) * _SUM_ROUNDING * (x64.abs() @ a64.abs().T)
         of_shrunk = (of_shrink + 2 * _ROUNDING[dtype] * shrunk.abs()) @ b64.abs().T
         bound = ((rank + 3) * _SUM_ROUNDING * terms + of_shrunk) * magnitude + _ROUNDING[dtype] * expected.abs()
+        bound = bound + _SUM_ROUNDING * abs(shift)
         # A comparison with NaN is false, so NaN counts as wrong.
         return int((~((got.double() - expected).abs() <= bound)).sum())
 
@@ -251,3 +263,9 @@ def _magnitude(machine: Machine, shape: LoraShape, size: int, generator: torch.G
     if shape.integers:
         return torch.randint(1, 3, (size,), generator=generator, device=machine.device).float()
     return torch.rand(size, generator=generator, device=machine.device) + 0.5
+
+
+def _shift(machine: Machine, shape: LoraShape, size: int, generator: torch.Generator) -> torch.Tensor:
+    if shape.integers:
+        return torch.randint(-2, 3, (size,), generator=generator, device=machine.device).float()
+    return torch.rand(size, generator=generator, device=machine.device) * 2 - 1

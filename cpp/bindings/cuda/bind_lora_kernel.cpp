@@ -33,7 +33,7 @@ std::unique_ptr<LoraKernel> make_lora_kernel(int dtype, std::int32_t layer,
 
 void enqueue_lora(const LoraKernel& kernel, std::int64_t tokens, std::int64_t in_size, std::int64_t sequences,
                   std::int64_t layers, const std::vector<Address>& inputs,
-                  const std::vector<Address>& outputs, Address workspace, Address stream) {
+                  const std::vector<Address>& outputs, Address workspace, Address stream, Address shifts) {
   check_addresses(inputs, 6, "x, base, sequence_offsets, adapter_slots, ranks, pointers");
   check_addresses(outputs, 1, "y");
   kernel.enqueue({.tokens = tokens, .in = in_size, .sequences = sequences, .layers = layers},
@@ -42,7 +42,8 @@ void enqueue_lora(const LoraKernel& kernel, std::int64_t tokens, std::int64_t in
                   .sequence_offsets = at_address<const std::int32_t>(inputs[2]),
                   .adapter_slots = at_address<const std::int32_t>(inputs[3]),
                   .ranks = at_address<const std::int32_t>(inputs[4]),
-                  .pointers = at_address<const std::int64_t>(inputs[5])},
+                  .pointers = at_address<const std::int64_t>(inputs[5]),
+                  .shifts = at_address<const std::int64_t>(shifts)},
                  at_address<void>(outputs[0]), at_address<void>(workspace), at_address<void>(stream));
 }
 
@@ -65,8 +66,11 @@ void bind_lora_kernel(py::module_& module) {
            "Bytes of workspace that enqueue needs for up to max_tokens tokens.")
       .def("enqueue", &enqueue_lora, py::arg("tokens"), py::arg("in_size"), py::arg("sequences"),
            py::arg("layers"), py::arg("inputs"), py::arg("outputs"), py::arg("workspace"), py::arg("stream"),
+           py::kw_only(), py::arg("shifts") = Address{0},
            "Enqueues two launches in a stream. Addresses are device addresses, in the order of the plugin's "
-           "definition. Raises ConfigError for invalid sizes, and StepError if CUDA reports an error.");
+           "definition. shifts: int64 [slots, layers, modules], addresses of float32[out] that are added "
+           "after the magnitudes, or 0; 0 if no adapter has any. Raises ConfigError for invalid sizes, and "
+           "StepError if CUDA reports an error.");
 }
 
 }  // namespace adaptrt::bindings

@@ -75,7 +75,8 @@ GpuModelDescription describe(const Program& program) {
       .lora = program.lora,
       .finds_best_tokens = true,
       .skips_unused_adapters = true,
-      .has_adapter_start_positions = true};
+      .has_adapter_start_positions = true,
+      .adds_shifts = true};
   model.attention.resize(static_cast<std::size_t>(program.num_layers));
   for (const Op& op : program.body) {
     if (const auto* attention = std::get_if<AttentionOp>(&op)) {

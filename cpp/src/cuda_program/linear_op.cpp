@@ -157,7 +157,8 @@ class LinearLaunches final : public CudaOp {
          .sequence_offsets = run.adapter_offsets,
          .adapter_slots = run.adapter_slots,
          .ranks = reinterpret_cast<const std::int32_t*>(adapters.tables->ranks.address),
-         .pointers = reinterpret_cast<const std::int64_t*>(adapters.tables->pointers.address)},
+         .pointers = reinterpret_cast<const std::int64_t*>(adapters.tables->pointers.address),
+         .shifts = reinterpret_cast<const std::int64_t*>(adapters.tables->shifts.address)},
         y_, adapters.workspace, run.stream);
   }
 

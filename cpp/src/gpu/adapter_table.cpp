@@ -30,13 +30,19 @@ AdapterTable::AdapterTable(const GpuModelDescription& model, Device& device, Str
   host_pointers_ = device.allocate_pinned(pointers_bytes);
   stream.fill_zero(ranks_.data(), ranks_bytes);
   stream.fill_zero(pointers_.data(), pointers_bytes);
+  if (!model.adds_shifts) return;
+  const std::size_t shifts_bytes = slots_.size() * entries_ * sizeof(std::int64_t);
+  shifts_ = device.allocate(shifts_bytes);
+  host_shifts_ = device.allocate_pinned(shifts_bytes);
+  stream.fill_zero(shifts_.data(), shifts_bytes);
 }
 
 AdapterArrays AdapterTable::arrays() const {
   const auto slots = static_cast<std::int64_t>(slots_.size());
-  return {.ranks = {.dims = {slots, layout_.num_layers, num_modules_}, .address = ranks_.data()},
-          .pointers = {.dims = {slots, layout_.num_layers, num_modules_, kPointers},
-                       .address = pointers_.data()}};
+  return {
+      .ranks = {.dims = {slots, layout_.num_layers, num_modules_}, .address = ranks_.data()},
+      .pointers = {.dims = {slots, layout_.num_layers, num_modules_, kPointers}, .address = pointers_.data()},
+      .shifts = {.dims = {slots, layout_.num_layers, num_modules_}, .address = shifts_.data()}};
 }
 
 std::span<const std::int32_t> AdapterTable::place(std::span<const DeviceAdapter* const> adapters,
@@ -78,10 +84,13 @@ std::size_t AdapterTable::least_recently_used() const {
 void AdapterTable::write_row(std::size_t slot, const DeviceAdapter& adapter, Stream& stream) {
   const std::size_t ranks_bytes = entries_ * sizeof(std::int32_t);
   const std::size_t pointers_bytes = entries_ * kPointers * sizeof(std::int64_t);
+  const std::size_t shifts_bytes = host_shifts_.bytes() / slots_.size();
+  std::byte* shift_row = host_shifts_.data() + slot * shifts_bytes;
   std::byte* rank_row = host_ranks_.data() + slot * ranks_bytes;
   std::byte* pointer_row = host_pointers_.data() + slot * pointers_bytes;
   std::memset(rank_row, 0, ranks_bytes);
   std::memset(pointer_row, 0, pointers_bytes);
+  if (shifts_bytes > 0) std::memset(shift_row, 0, shifts_bytes);
   for (std::size_t i = 0; i < layout_.sites.size(); ++i) {
     const LoraSite& site = layout_.sites[i];
     const DeviceSite& found = adapter.sites[i];
@@ -97,10 +106,12 @@ void AdapterTable::write_row(std::size_t slot, const DeviceAdapter& adapter, Str
       pointers[0] = address_of(found.a + a_offset);
       pointers[1] = address_of(part.b);
       pointers[2] = address_of(part.magnitude);
+      if (shifts_bytes > 0) reinterpret_cast<std::int64_t*>(shift_row)[entry] = address_of(part.shift);
     }
   }
   stream.copy_to_device(ranks_.data() + slot * ranks_bytes, rank_row, ranks_bytes);
   stream.copy_to_device(pointers_.data() + slot * pointers_bytes, pointer_row, pointers_bytes);
+  if (shifts_bytes > 0) stream.copy_to_device(shifts_.data() + slot * shifts_bytes, shift_row, shifts_bytes);
 }
 
 }  // namespace adaptrt

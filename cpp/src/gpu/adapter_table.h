@@ -13,7 +13,8 @@
 
 namespace adaptrt {
 
-/// The tables in which kernels find the adapters: one row of ranks and one of addresses per slot.
+/// The tables in which kernels find the adapters: one row of ranks, of addresses, and of shifts' addresses
+/// per slot.
 /// Adapters keep their slot over steps; the least recently used one is evicted.
 class AdapterTable {
  public:
@@ -45,8 +46,10 @@ class AdapterTable {
   std::size_t entries_;  ///< per row: layers * modules
   Allocation ranks_;
   Allocation pointers_;
+  Allocation shifts_;  ///< empty unless the model adds shifts
   Allocation host_ranks_;
   Allocation host_pointers_;
+  Allocation host_shifts_;
   std::vector<Slot> slots_;
   std::unordered_map<std::uint64_t, std::size_t> slot_by_load_id_;
   std::vector<std::int32_t> slot_of_sequence_;

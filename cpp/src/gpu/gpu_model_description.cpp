@@ -105,7 +105,7 @@ EngineInfo GpuModelDescription::engine_info(std::size_t kv_block_bytes) const {
                   .finds_best_tokens = finds_best_tokens};
   info.has_adapter_start_positions = has_adapter_start_positions;
   info.lora.matrix_layout = MatrixLayout::kRows;
-  info.lora.shifts_enabled = false;
+  info.lora.shifts_enabled = adds_shifts;
   return info;
 }
 

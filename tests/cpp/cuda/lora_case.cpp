@@ -40,11 +40,12 @@ LoraCase::LoraCase(const LoraShape& shape, FreshRandom* random) : shape_(shape) 
   const auto slots = static_cast<std::int64_t>(shape_.ranks.size());
   ranks_.assign(at(slots * kLayers * kModules), 0);
   pointers_.assign(at(slots * kLayers * kModules * 3), kNoAddress);
+  shifts_.assign(at(slots * kLayers * kModules), kNoAddress);
   factors_.resize(shape_.ranks.size());
   for (std::int64_t slot = 0; slot < slots; ++slot) {
     for (std::size_t part = 0; part < shape_.out_sizes.size(); ++part) {
       const auto rank = shape_.ranks[at(slot)][part];
-      factors_[at(slot)].push_back({rank, {}, {}, {}});
+      factors_[at(slot)].push_back({rank, {}, {}, {}, {}});
       if (rank == 0) continue;
       auto& factors = factors_[at(slot)].back();
       factors.a = random_elements(static_cast<std::int64_t>(rank) * shape_.in, random);
@@ -58,12 +59,19 @@ LoraCase::LoraCase(const LoraShape& shape, FreshRandom* random) : shape_(shape) 
                                           : random->real(0.5F, 2.0F));
         }
       }
+      // Two of three adapters have shifts.
+      for (std::int32_t i = 0; shape_.shifts && slot % 3 != 1 && i < shape_.out_sizes[part]; ++i) {
+        factors.shift.push_back(shape_.numbers == Numbers::kIntegers
+                                    ? static_cast<float>(random->integer(-2, 2))
+                                    : random->real(-1.0F, 1.0F));
+      }
       const auto entry = (slot * kLayers + kLayer) * kModules + module_ids_[part];
       ranks_[at(entry)] = rank;
       pointers_[at(3 * entry)] = reinterpret_cast<std::int64_t>(factors.a.data());
       pointers_[at(3 * entry + 1)] = reinterpret_cast<std::int64_t>(factors.b.data());
       pointers_[at(3 * entry + 2)] =
           factors.magnitude.empty() ? 0 : reinterpret_cast<std::int64_t>(factors.magnitude.data());
+      shifts_[at(entry)] = factors.shift.empty() ? 0 : reinterpret_cast<std::int64_t>(factors.shift.data());
     }
   }
 }
@@ -154,7 +162,8 @@ Elements LoraCase::run_on(std::int64_t first, std::int64_t last, Elements base, 
                   .sequence_offsets = offsets.data(),
                   .adapter_slots = slots.data(),
                   .ranks = ranks_.data(),
-                  .pointers = pointers_.data()},
+                  .pointers = pointers_.data(),
+                  .shifts = shape_.shifts ? shifts_.data() : nullptr},
                  in_place ? own_base : y.data(), workspace.data(), nullptr);
   return in_place ? base : y;
 }
@@ -211,9 +220,10 @@ std::int64_t LoraCase::wrong_elements(const Elements& y) const {
             }
             const double factor =
                 shape_.dora && !factors->magnitude.empty() ? factors->magnitude[at(column)] : 1.0;
-            sum *= factor;
+            const double shift = factors->shift.empty() ? 0.0 : factors->shift[at(column)];
+            sum = sum * factor + shift;
             const double bound = ((rank + 3) * kRounding * terms + of_shrunk) * factor +
-                                 unit_of_rounding(shape_.dtype) * std::abs(sum);
+                                 kRounding * std::abs(shift) + unit_of_rounding(shape_.dtype) * std::abs(sum);
             // Comparisons with NaN are false, so NaN counts as wrong.
             const bool exact = shape_.numbers == Numbers::kIntegers || shape_.numbers == Numbers::kInfinite;
             const double got = value(y[index]);

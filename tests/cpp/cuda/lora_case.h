@@ -61,6 +61,7 @@ struct LoraShape {
   std::vector<std::int32_t> lengths = {};
   std::vector<std::int32_t> slots = {};
   bool dora = false;
+  bool shifts = false;  ///< true: some adapters have shifts
   bool odd_addresses = false;
   Numbers numbers = Numbers::kReal;
   /// Small, so that a step with few tokens counts as one with many.
@@ -100,6 +101,7 @@ class LoraCase {
     Elements a;
     Elements b;
     std::vector<float> magnitude;
+    std::vector<float> shift;
   };
 
   [[nodiscard]] Elements run_on(std::int64_t first, std::int64_t last, Elements base, bool in_place) const;
@@ -119,6 +121,7 @@ class LoraCase {
   std::vector<std::int32_t> module_ids_;
   std::vector<std::int32_t> ranks_;
   std::vector<std::int64_t> pointers_;
+  std::vector<std::int64_t> shifts_;
 };
 
 }  // namespace adaptrt::cuda

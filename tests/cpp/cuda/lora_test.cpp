@@ -116,7 +116,11 @@ BOOST_DATA_TEST_CASE(mixed_batches,
   LoraShape shape = mixed(dtype, many_tokens);
   if (integers) shape.numbers = Numbers::kIntegers;
   check(shape);
+  shape.shifts = true;
+  check(shape);
   shape.dora = false;
+  check(shape);
+  shape.shifts = false;
   check(shape);
 }
 
@@ -124,6 +128,7 @@ BOOST_DATA_TEST_CASE(odd_widths_and_addresses, data::make(kDTypes) * data::make(
                      many_tokens) {
   LoraShape shape = mixed(dtype, many_tokens);
   shape.numbers = Numbers::kIntegers;
+  shape.shifts = true;
   shape.in = 97;
   shape.out_sizes = {71, 1, 33};
   check(shape);
@@ -151,6 +156,7 @@ BOOST_DATA_TEST_CASE(a_token_does_not_depend_on_the_others, data::make(kDTypes),
   FreshRandom random;
   LoraShape shape = mixed(dtype, true);
   shape.in = 700;
+  shape.shifts = true;
   shape.numbers = Numbers::kCancelling;
   const LoraCase step(shape, &random);
   const Elements together = step.run();

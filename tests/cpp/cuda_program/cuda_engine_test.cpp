@@ -127,8 +127,8 @@ BOOST_DATA_TEST_CASE(logits_equal_the_cpu_engines,
   Pair pair(options);
   const DeviceAdapter cpu_lora = pair.model.adapter(3, false);
   const DeviceAdapter gpu_lora = pair.rows.adapter(3, false);
-  const DeviceAdapter cpu_dora = pair.model.adapter(4, true);
-  const DeviceAdapter gpu_dora = pair.rows.adapter(4, true);
+  const DeviceAdapter cpu_dora = pair.model.adapter(4, true, 0, /*shift=*/true);
+  const DeviceAdapter gpu_dora = pair.rows.adapter(4, true, /*shift=*/true);
   const auto pieces = [](const DeviceAdapter* lora, const DeviceAdapter* dora) {
     return std::vector<Piece>{piece_of(0, 0, 20, nullptr), piece_of(1, 0, 33, lora), piece_of(2, 0, 7, dora)};
   };

@@ -39,8 +39,8 @@ class RowsOfModel {
   }
 
   /// See RandomModel::adapter.
-  DeviceAdapter adapter(std::uint64_t seed, bool dora) {
-    DeviceAdapter adapter = model_.adapter(seed, dora);
+  DeviceAdapter adapter(std::uint64_t seed, bool dora, bool shift = false) {
+    DeviceAdapter adapter = model_.adapter(seed, dora, 0, shift);
     adapter.load_id = seed;
     for (std::size_t i = 0; i < adapter.sites.size(); ++i) {
       const LoraSite& place = program.lora.sites[i];

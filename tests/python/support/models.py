@@ -81,7 +81,7 @@ def load_model(directory: Path, **settings: Any) -> Any:
 
 
 def save_adapter(model_directory: Path, directory: Path, seed: int, strength: float = 1.0, **lora: Any) -> Path:
-    """Writes a PEFT adapter with random A, B and magnitudes; `lora` goes to peft.LoraConfig."""
+    """Writes a PEFT adapter with random A, B, magnitudes and trained biases; `lora` goes to peft.LoraConfig."""
     generator = torch.Generator().manual_seed(seed)
     base = load_model(model_directory, **EAGER)
     lora = {"target_modules": ALL_MODULES, "lora_alpha": 2 * lora.get("r", 8), **lora}
@@ -96,6 +96,8 @@ def save_adapter(model_directory: Path, directory: Path, seed: int, strength: fl
                 parameter.copy_(0.2 * strength * noise / width**0.5)
             elif "lora_magnitude_vector" in name:
                 parameter.mul_(1.0 + 0.2 * noise)
+            elif name.endswith(".bias") and parameter.requires_grad:
+                parameter.add_(0.2 * noise)
     return save_adapted(model, model_directory, directory)
 
 

@@ -8,10 +8,11 @@
 namespace adaptrt::cuda {
 
 /// The plugins Lora and Dora on an NVIDIA GPU: each token's own low-rank update of a linear layer's output,
-/// times its own magnitudes for DoRA.
+/// times its own magnitudes for DoRA, plus its own shift. The plugins have no shifts.
 ///
 ///   shrunk[token, part] = round((x A^T)[token])                               A[rank, in]
-///   y[token, part]      = round((base + shrunk B^T) * magnitude)              B[out, rank], magnitude[out]
+///   y[token, part]      = round((base + shrunk B^T) * magnitude + shift)      B[out, rank], magnitude[out],
+///                                                                             shift[out]
 ///
 /// Products are exact, sums are float32, and round() rounds to the engine's type. If a token's sequence has
 /// no adapter, or its adapter does not change the part (rank 0), y equals base bit for bit.
@@ -53,6 +54,8 @@ class LoraKernel {
     const std::int32_t* adapter_slots = nullptr;  ///< [sequences]; -1: the base model
     const std::int32_t* ranks = nullptr;          ///< [slots, layers, modules]
     const std::int64_t* pointers = nullptr;       ///< [slots, layers, modules, 3]: A, B, magnitude or 0
+    /// [slots, layers, modules]: shift or 0; nullptr if no adapter has any
+    const std::int64_t* shifts = nullptr;
   };
 
   struct Sizes {

@@ -46,7 +46,9 @@ constexpr auto fields_of(const GpuModelDescription* /*type*/) {
       Field{"skips_unused_adapters", &C::skips_unused_adapters,
             "True if the model does less work in steps without adapters."},
       Field{"has_adapter_start_positions", &C::has_adapter_start_positions,
-            "True if adapters may begin at a position of a sequence."}};
+            "True if adapters may begin at a position of a sequence."},
+      Field{"adds_shifts", &C::adds_shifts,
+            "True if adapters may have shifts: values that are added to outputs."}};
 }
 static_assert(lists_every_member<GpuModelDescription>());
 

@@ -22,6 +22,8 @@ struct DeviceArray {
 struct AdapterArrays {
   DeviceArray ranks;     ///< int32 [slots, layers, modules]
   DeviceArray pointers;  ///< int64 [slots, layers, modules, 3]: addresses of A, B and the magnitudes
+  /// int64 [slots, layers, modules]: addresses of the shifts; empty unless GpuModelDescription::adds_shifts.
+  DeviceArray shifts;
 };
 
 /// The memory that all steps of a model use.

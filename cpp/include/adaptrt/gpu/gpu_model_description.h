@@ -47,6 +47,8 @@ struct GpuModelDescription {
   bool skips_unused_adapters = false;
   /// True if the model reads StepPlaces::adapter_offsets, and adapters may begin at a position of a sequence.
   bool has_adapter_start_positions = false;
+  /// True if the model reads AdapterArrays::shifts, and adapters may have shifts.
+  bool adds_shifts = false;
 
   /// Lists all inconsistencies.
   [[nodiscard]] Problems validate() const;

@@ -57,6 +57,7 @@ class DecodeExpand {
                     .shrunk = shrunk_row<T>(p.step, columns.part, tile.first),
                     .b = static_cast<const T*>(update.b),
                     .magnitude = p.dora ? update.magnitude : nullptr,
+                    .shift = update.shift,
                     .rank = update.rank,
                     .tokens = tile.count,
                     .width = p.step.parts[columns.part].out,
@@ -86,6 +87,7 @@ class DecodeExpand {
     const T* shrunk;
     const T* b;
     const float* magnitude;
+    const float* shift;
     int rank;
     int tokens;
     int width;
@@ -217,6 +219,9 @@ class DecodeExpand {
     if (work.magnitude != nullptr && first_column + 4 * lane() < last_column) {
       prefetch(work.magnitude + first_column + 4 * lane());
     }
+    if (work.shift != nullptr && first_column + 4 * lane() < last_column) {
+      prefetch(work.shift + first_column + 4 * lane());
+    }
     wait_for_previous_kernel();
     Vector16 next_base[kHalves];
     if (kHalves == 1) load_base(next_base, work, first_column + vector);
@@ -258,15 +263,11 @@ class DecodeExpand {
     }
   }
 
-  /// Adds the base to the sums of eight adjacent columns, applies the magnitudes and stores y.
+  /// Adds the base to the sums of eight adjacent columns, applies magnitudes and shifts, and stores y.
   template <int kHalves>
   static __device__ void finish(const Work& work, int column, const Vector16 (&base)[kHalves],
                                 const float (&sums)[4][4]) {
-    float factors[kVector];
-    ADAPTRT_UNROLL
-    for (int i = 0; i < kVector; ++i) {
-      factors[i] = work.magnitude != nullptr && column < work.width ? work.magnitude[column + i] : 1.0F;
-    }
+    const RowVectors vectors(work.magnitude, work.shift, column, work.width);
     ADAPTRT_UNROLL
     for (int half = 0; half < kHalves; ++half) {
       const int token = lane() / 4 + 8 * half;
@@ -274,8 +275,8 @@ class DecodeExpand {
       ADAPTRT_UNROLL
       for (int j = 0; j < 4; ++j) {
         const FloatPair of_base = unpack_pair<T>(base[half].words[j]);
-        result.words[j] = pack_pair<T>((of_base.first + sums[j][2 * half]) * factors[2 * j],
-                                       (of_base.second + sums[j][2 * half + 1]) * factors[2 * j + 1]);
+        result.words[j] = pack_pair<T>(vectors.apply(of_base.first + sums[j][2 * half], 2 * j),
+                                       vectors.apply(of_base.second + sums[j][2 * half + 1], 2 * j + 1));
       }
       store_vector<Rows::kOfVectors>(work.y + static_cast<std::int64_t>(token) * work.stride, column,
                                      token < work.tokens ? work.width : 0, result);

@@ -12,7 +12,7 @@
 
 namespace adaptrt::cuda::lora {
 
-/// y = round((base + shrunk B^T) * magnitude), for all parts.
+/// y = round((base + shrunk B^T) * magnitude + shift), for all parts.
 ///
 /// Grid: x token tiles (max_token_tiles), y blocks of kBlockColumns columns of each part. Each warp computes
 /// kWarpColumns columns, for 32 tokens at a time (16 if there are no more). Tokens are the rows of the mma.
@@ -53,6 +53,7 @@ class Expand {
                     .shrunk = shrunk_row<T>(p.step, columns.part, tile.first),
                     .b = static_cast<const T*>(update.b),
                     .magnitude = p.dora ? update.magnitude : nullptr,
+                    .shift = update.shift,
                     .rank = update.rank,
                     .tokens = tile.count,
                     .width = p.step.parts[columns.part].out,
@@ -89,6 +90,7 @@ class Expand {
     const T* shrunk;
     const T* b;
     const float* magnitude;
+    const float* shift;
     int rank;
     int tokens;
     int width;
@@ -160,11 +162,7 @@ class Expand {
         for (int j = 0; j < 4; ++j) multiply_32<T>(sums[i][j], shrunk[0], shrunk[1], b[j]);
       }
     }
-    float factors[kVector];
-    ADAPTRT_UNROLL
-    for (int i = 0; i < kVector; ++i) {
-      factors[i] = work.magnitude != nullptr && column + i < work.width ? work.magnitude[column + i] : 1.0F;
-    }
+    const RowVectors vectors(work.magnitude, work.shift, column, work.width);
     ADAPTRT_UNROLL
     for (int i = 0; i < 2 * kRowTiles; ++i) {
       const int token = first_token + group + 8 * i;
@@ -173,8 +171,8 @@ class Expand {
       for (int j = 0; j < 4; ++j) {
         const FloatPair of_base = unpack_pair<T>(base[i / 2][i % 2].words[j]);
         const float* sum = sums[i / 2][j] + i % 2 * 2;
-        result.words[j] = pack_pair<T>((of_base.first + sum[0]) * factors[2 * j],
-                                       (of_base.second + sum[1]) * factors[2 * j + 1]);
+        result.words[j] = pack_pair<T>(vectors.apply(of_base.first + sum[0], 2 * j),
+                                       vectors.apply(of_base.second + sum[1], 2 * j + 1));
       }
       store_vector<kRows>(work.y + static_cast<std::int64_t>(token) * work.stride, column,
                           token < work.tokens ? work.width : 0, result);

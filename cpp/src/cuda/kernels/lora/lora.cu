@@ -161,6 +161,7 @@ void LoraKernel::enqueue(const Sizes& sizes, const Inputs& inputs, void* y, void
             .adapter_slots = inputs.adapter_slots,
             .ranks = inputs.ranks,
             .pointers = inputs.pointers,
+            .shifts = inputs.shifts,
             .tokens = static_cast<int>(sizes.tokens),
             .sequences = static_cast<int>(sizes.sequences),
             .layers = static_cast<int>(sizes.layers),

@@ -39,6 +39,7 @@ struct Step {
   const std::int32_t* adapter_slots;
   const std::int32_t* ranks;
   const std::int64_t* pointers;
+  const std::int64_t* shifts;  ///< nullptr: no adapter has any
   int tokens;
   int sequences;
   int layers;
@@ -61,15 +62,17 @@ struct Update {
   const void* a;
   const void* b;
   const float* magnitude;  ///< nullptr: none
+  const float* shift;      ///< nullptr: none
 };
 
 __device__ inline Update update_of(const Step& step, int slot, int part) {
-  if (slot < 0) return {0, nullptr, nullptr, nullptr};
+  if (slot < 0) return {0, nullptr, nullptr, nullptr, nullptr};
   const std::int64_t entry =
       (static_cast<std::int64_t>(slot) * step.layers + step.layer) * kNumModules + step.parts[part].module;
   const std::int64_t* pointers = step.pointers + 3 * entry;
   return {step.ranks[entry], reinterpret_cast<const void*>(pointers[0]),
-          reinterpret_cast<const void*>(pointers[1]), reinterpret_cast<const float*>(pointers[2])};
+          reinterpret_cast<const void*>(pointers[1]), reinterpret_cast<const float*>(pointers[2]),
+          step.shifts == nullptr ? nullptr : reinterpret_cast<const float*>(step.shifts[entry])};
 }
 
 /// Columns of a part that a block of expand computes.

@@ -79,4 +79,27 @@ __device__ inline void multiply_32(float (&d)[4], const Vector16& a_row, const V
 
 inline constexpr int kColumnsOfMultiply = 32;
 
+/// Elements `column` .. `column + 7` of a part's magnitudes and shifts.
+class RowVectors {
+ public:
+  /// `magnitude` and `shift` are nullptr without any; elements from `width` on are not read.
+  __device__ RowVectors(const float* magnitude, const float* shift, int column, int width) {
+    ADAPTRT_UNROLL
+    for (int i = 0; i < kVector; ++i) {
+      const bool exists = column + i < width;
+      factors_[i] = magnitude != nullptr && exists ? magnitude[column + i] : 1.0F;
+      shifts_[i] = shift != nullptr && exists ? shift[column + i] : 0.0F;
+    }
+  }
+
+  /// Written with fmaf, so that every kernel rounds in the same way.
+  [[nodiscard]] __device__ float apply(float value, int i) const {
+    return fmaf(value, factors_[i], shifts_[i]);
+  }
+
+ private:
+  float factors_[kVector];
+  float shifts_[kVector];
+};
+
 }  // namespace adaptrt::cuda::lora
