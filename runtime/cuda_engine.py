@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -22,6 +22,9 @@ from .loaded_engine import engine_adapters
 class CudaEngine(CompiledEngine):
     """An engine whose weights are memory-mapped, and copied to the GPU when it starts."""
 
+    device_index: int = 0
+    """Number of the GPU that runs it."""
+
     def base_weights(self) -> EngineBase:
         """Returns the weights in the engine file."""
         return self._base
@@ -39,18 +42,22 @@ class CudaEngine(CompiledEngine):
             )
         return self
 
-    def start(self, config: ExecutorConfig, *, beside: _core.Engine | None = None) -> _core.Engine:
-        """Starts the engine on the first GPU.
+    def with_device(self, index: int | None) -> CudaEngine:
+        """See LoadedEngine.with_device."""
+        return self if index is None else replace(self, device_index=index)
 
-        Raises ConfigError for kernels of the CPU, if this install or this machine cannot run CUDA engines, and if the
-        GPU has too little memory.
+    def start(self, config: ExecutorConfig, *, beside: _core.Engine | None = None) -> _core.Engine:
+        """Starts the engine on its GPU.
+
+        Raises ConfigError for kernels of the CPU, if this install or this machine cannot run CUDA engines, if there is
+        no such GPU, and if it has too little memory.
         """
         if config.kernels:
             raise ConfigError(
                 f"{self.directory}: kernels is '{config.kernels}'; expected '': a CUDA engine runs on a GPU"
             )
         cuda = import_cuda(str(self.directory))
-        engine: _core.Engine = cuda.CudaEngine(self.program, cuda.CudaDevice(0))
+        engine: _core.Engine = cuda.CudaEngine(self.program, cuda.CudaDevice(self.device_index))
         return engine
 
 

@@ -43,7 +43,7 @@ from .guide_trial import GuideLimits
 from .multimodal_rows import has_multimodal_fields, with_multimodal_rows
 from .named_adapter import NamedAdapter, refuse_named_task_id
 from .native_engine import NativeEngine
-from .orchestrator.mode import num_ranks_at, orchestrator_of
+from .orchestrator.mode import device_of, num_ranks_at, orchestrator_of
 from .orchestrator.workers import Workers
 from .prompt_tuning import behind_virtual_tokens
 from .ranks import rank_in
@@ -141,7 +141,8 @@ class Executor(_core.Executor, metaclass=ExecutorType):
         in_memory = "engine_buffer" in kwargs or isinstance(args[0] if args else None, (bytes, bytearray, memoryview))
         load, model_type, config = (_engine_in_memory if in_memory else _engine_directory)(*args, **kwargs)
         orchestrator = orchestrator_of(_config_in(args, kwargs))
-        self._engine = load().with_weight_memory(config.weight_memory)
+        device = device_of(_config_in(args, kwargs))
+        self._engine = load().with_weight_memory(config.weight_memory).with_device(device)
         _check_model_type(model_type, self._engine)
         self._adapters = AdapterStore(self._engine)
         self._executor_config = config
@@ -150,7 +151,7 @@ class Executor(_core.Executor, metaclass=ExecutorType):
         self._guide_limits = GuideLimits() if guide_limits is None else guide_limits
         self._guided_decoding_lock = threading.Lock()
         self._has_guided_decoding = False
-        self._draft_engine = _load_draft_engine(config)
+        self._draft_engine = _load_draft_engine(config, device)
         if self._draft_engine is not None and compare_vocabularies:
             check_draft_vocabulary(
                 self._engine.directory / TOKENIZER_FILE, self._draft_engine.directory / TOKENIZER_FILE
@@ -667,7 +668,7 @@ def _rank_executor(engine: LoadedEngine, model_type: ModelType, config: Executor
     return RankExecutor(started, engine.ranks)
 
 
-def _load_draft_engine(config: ExecutorConfig) -> LoadedEngine | None:
+def _load_draft_engine(config: ExecutorConfig, device: int | None) -> LoadedEngine | None:
     if config.draft_target_decoding_config is None:
         return None
     directory = config.draft_target_decoding_config.speculative_model_dir
@@ -676,7 +677,7 @@ def _load_draft_engine(config: ExecutorConfig) -> LoadedEngine | None:
             "ExecutorConfig: draft_target_decoding_config.speculative_model_dir is empty; accepted: the directory of "
             "the draft engine"
         )
-    return load_engine(directory)
+    return load_engine(directory).with_device(device)
 
 
 def _checked(model_type: ModelType, executor_config: ExecutorConfig | None) -> ExecutorConfig:

@@ -36,7 +36,14 @@ from .first_use import ModelOrEngine, make_engines
 from .images.prompt import PreparedMessages, RenderedPrompt, has_images, take_images
 from .images.vision import Vision, memory_for_images
 from .llm_adapters import Lora
-from .llm_config import with_chunks, with_kernels, with_lora_storage, with_speculation, with_weight_memory
+from .llm_config import (
+    with_chunks,
+    with_device_ids,
+    with_kernels,
+    with_lora_storage,
+    with_speculation,
+    with_weight_memory,
+)
 from .llm_options import CompletionOptions, combined, combined_for_each, recommended_sampling
 from .llm_prompts import (
     Prompt,
@@ -81,6 +88,7 @@ class LLM(PooledTexts):
         *,
         tokenizer: str | Path | None = None,
         kernels: str = "",
+        device_ids: Sequence[int] | None = None,
         weight_memory: int | str | None = None,
         lora_storage: str = "",
         speculative_config: LookaheadDecodingConfig | DraftTargetDecodingConfig | None = None,
@@ -97,6 +105,7 @@ class LLM(PooledTexts):
             cache (see engine_for).
         tokenizer: a tokenizer.json, or its directory, which may also have the chat template.
         kernels: sets ExecutorConfig.kernels.
+        device_ids: sets ParallelConfig.device_ids: a list with the number of the GPU that runs the engine.
         weight_memory: sets ExecutorConfig.weight_memory: bytes, or a text such as "4GiB" or "all".
         lora_storage: sets PeftCacheConfig.lora_storage.
         speculative_config: only changes the speed. LookaheadDecodingConfig takes drafts from each completion's own text
@@ -133,7 +142,8 @@ class LLM(PooledTexts):
         if planned.plan is not None and not planned.plan.is_made(progress_on()):
             load_tokenizer(path)  # a damaged file must not be noticed only after the engine was built
         self._recommended = recommended_sampling(source.directory, generation_config)
-        config = with_weight_memory(with_kernels(executor_config, kernels), weight_memory)
+        config = with_device_ids(with_kernels(executor_config, kernels), device_ids)
+        config = with_weight_memory(config, weight_memory)
         config = with_speculation(with_lora_storage(config, lora_storage), speculative_config)
         draft = None
         if isinstance(speculative_config, DraftTargetDecodingConfig) and speculative_config.speculative_model_dir:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 from .._core import ConfigError, DraftTargetDecodingConfig, ExecutorConfig, ModelType, PeftCacheConfig
 from ..common.byte_size import parse_weight_memory
 from ..common.shown_value import shown
 from .loaded_engine import LoadedEngine
+from .options.parallel import ParallelConfig
 from .options.speculative import DecodingConfig, LookaheadDecodingConfig
 
 
@@ -19,6 +21,21 @@ def with_kernels(config: ExecutorConfig | None, kernels: str) -> ExecutorConfig 
     if changed.kernels not in ("", kernels):
         raise ConfigError(f"kernels is '{kernels}', and executor_config has '{changed.kernels}'; expected one of them")
     changed.kernels = kernels
+    return changed
+
+
+def with_device_ids(config: ExecutorConfig | None, device_ids: Sequence[int] | None) -> ExecutorConfig | None:
+    """Returns a configuration with this GPU; does not change the caller's."""
+    if device_ids is None:
+        return config
+    changed = ExecutorConfig() if config is None else copy.copy(config)
+    parallel = copy.copy(changed.parallel_config or ParallelConfig())
+    if parallel.device_ids not in (None, list(device_ids)):
+        raise ConfigError(
+            f"device_ids is {list(device_ids)}, and executor_config has {parallel.device_ids}; expected one of them"
+        )
+    parallel.device_ids = list(device_ids)
+    changed.parallel_config = parallel
     return changed
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from .._core import EngineError, ExecutorConfig, ModelType, PoolingLayer
+from .._core import ConfigError, EngineError, ExecutorConfig, ModelType, PoolingLayer
 from ..formats.adapter.base_weights import BaseWeights
 from ..formats.engine.engine_config import ADAPTERS_DIRECTORY, EngineConfig
 from ..formats.network import ops
@@ -111,6 +111,17 @@ class LoadedEngine(ABC):
         """Returns the engine with ExecutorConfig.weight_memory; None: this engine. Raises ConfigError if it cannot have
         that.
         """
+
+    def with_device(self, index: int | None) -> LoadedEngine:
+        """Returns the engine for the GPU with this number in the order of CUDA; None: this engine. Raises ConfigError
+        for an engine that runs on CPUs.
+        """
+        if index is None:
+            return self
+        raise ConfigError(
+            f"ExecutorConfig: parallel_config.device_ids is [{index}]; accepted: None, {self.directory} is an engine "
+            "for CPUs"
+        )
 
     @abstractmethod
     def start(self, config: ExecutorConfig, *, beside: _core.Engine | None = None) -> _core.Engine:

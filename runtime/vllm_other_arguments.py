@@ -31,7 +31,7 @@ GROUPS: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "convert-checkpoint divides a model over ranks, and adaptrt.serve.ray over machines; leave it out": {
         "master_addr": ("127.0.0.1",), "master_port": (29501,), "nnodes": (1,), "node_rank": (0,),
         "distributed_timeout_seconds": _UNSET, "cpu_distributed_timeout_seconds": _UNSET, "numa_bind": _NO,
-        "numa_bind_nodes": _UNSET, "numa_bind_cpus": _UNSET, "device_ids": _UNSET,
+        "numa_bind_nodes": _UNSET, "numa_bind_cpus": _UNSET,
         "prefill_context_parallel_size": (1,), "decode_context_parallel_size": (1,), "dcp_comm_backend": _UNSET,
         "dcp_q_replicate": _UNSET,
         "dcp_kv_cache_interleave_size": (1,), "cp_kv_cache_interleave_size": _UNSET, "data_parallel_rank": _UNSET,

@@ -41,7 +41,8 @@ from ..runtime.images.opened import ImageLimits
 from ..runtime.images.vision import memory_for_images
 from ..runtime.llm_config import needs_chunks
 from ..runtime.llm_options import recommended_sampling
-from ..runtime.orchestrator.mode import with_workers
+from ..runtime.options.parallel import ParallelConfig
+from ..runtime.orchestrator.mode import with_workers, without_parallel_config
 from ..runtime.ranks import is_started_by_mpi
 from .adapter_names import LONGEST_NAME, is_name, name_problem
 from .media_hosts import MediaHosts
@@ -263,6 +264,7 @@ def _add_executor(group: Any) -> None:
         "--num_threads", type=integer(1, MAX_INT32), metavar="N", help="threads of the engine (default: all CPUs)"
     )
     group.add_argument("--kernels", default="", metavar="NAME", help="kernels (default: those chosen for this CPU)")
+    engine_flags.add_device_ids(group)
     engine_flags.add_weight_memory(group)
     group.add_argument(
         "--kv_cache_tokens",
@@ -667,6 +669,8 @@ def executor_config_of(args: argparse.Namespace) -> ExecutorConfig:
         host_cache_size=args.kv_cache_dir_bytes,
         host_cache_dir=None if args.kv_cache_dir is None else str(args.kv_cache_dir),
     )
+    if args.device_ids is not None:
+        config.parallel_config = ParallelConfig(device_ids=args.device_ids)
     config.weight_memory = args.weight_memory
     config.max_num_tokens = args.max_step_tokens
     config.peft_cache_config = PeftCacheConfig(
@@ -681,7 +685,8 @@ def executor_config_of(args: argparse.Namespace) -> ExecutorConfig:
         if args.max_draft_len is not None:
             draft.max_draft_len = args.max_draft_len
         config.draft_target_decoding_config = draft
-    if problems := config.validate():
+    checked, problems = without_parallel_config(config)
+    if problems := [*problems, *checked.validate()]:
         raise ConfigError("; ".join(problems))
     return config
 

@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max_tokens", type=integer(1, MAX_INT32), default=512, metavar="N",
         help="maximum tokens of an answer (default: %(default)s)",
     )  # fmt: skip
+    engine_flags.add_device_ids(parser)
     engine_flags.add_weight_memory(parser)
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument(
@@ -66,7 +67,11 @@ def run(args: argparse.Namespace) -> int:
     sampling = _sampling_of(args, recommended_sampling(model.directory, args.generation_config))
     options = engine_flags.engine_options_of(args)
     with LLM(
-        model, weight_memory=args.weight_memory, engine_options=options, generation_config=args.generation_config
+        model,
+        device_ids=args.device_ids,
+        weight_memory=args.weight_memory,
+        engine_options=options,
+        generation_config=args.generation_config,
     ) as llm:
         if not llm.executor.can_enqueue_requests():
             return 0  # rank 0 reads the lines

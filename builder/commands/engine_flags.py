@@ -6,6 +6,7 @@ import argparse
 from typing import Any, Final
 
 from ...common.byte_size import weight_memory
+from ...common.number_flags import MAX_INT32, integer
 from ...formats.engine.build_config import AUTO, NATIVE, SPARSE_MLP
 from ...formats.engine.limits import chosen_limits
 from ..model_cache.options import SERVING_BACKENDS, SERVING_DEFAULTS, SERVING_LIMITS, VLLM_LIMITS, EngineOptions
@@ -51,6 +52,15 @@ def add_weight_memory(group: Any) -> None:
         "--weight_memory", type=weight_memory, metavar="SIZE",
         help="maximum memory for weights, such as 4GiB or all; weights that do not fit are read from the engine "
         "file when they are used (default: the engine's own setting; 0: all weights are mapped)",
+    )  # fmt: skip
+
+
+def add_device_ids(group: Any) -> None:
+    """Declares the flag for ParallelConfig.device_ids."""
+    group.add_argument(
+        "--device_ids", type=integer(0, MAX_INT32), nargs=1, metavar="GPU",
+        help="number of the GPU that runs an engine of backend cuda or tensorrt, in the order of CUDA, from 0 on "
+        "(default: the first one)",
     )  # fmt: skip
 
 

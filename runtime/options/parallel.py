@@ -42,6 +42,9 @@ class ParallelConfig(CheckedFields):
 
     LEADER: mpirun has started one process per rank, and each makes the executor. ORCHESTRATOR: this process has the
     executor and starts one worker per rank as orchestrator_config says (None: the default one).
+
+    device_ids: a list with the number of the GPU that runs the engine, in the order of CUDA, from 0 on. None: the first
+    one, or an engine for CPUs.
     """
 
     communication_type: Annotated[CommunicationType, instance_of(CommunicationType)] = CommunicationType.MPI

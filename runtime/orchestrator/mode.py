@@ -23,6 +23,12 @@ def orchestrator_of(config: Any) -> OrchestratorConfig | None:
     return parallel.orchestrator_config or OrchestratorConfig()
 
 
+def device_of(config: Any) -> int | None:
+    """Returns the number of the GPU in a checked configuration; None if it chooses none."""
+    parallel = config.parallel_config if isinstance(config, ExecutorConfig) else None
+    return parallel.device_ids[0] if isinstance(parallel, ParallelConfig) and parallel.device_ids else None
+
+
 def without_parallel_config(config: ExecutorConfig) -> tuple[ExecutorConfig, list[str]]:
     """Returns the configuration for C++, and the problems of its parallel_config."""
     parallel = config.parallel_config
@@ -32,9 +38,11 @@ def without_parallel_config(config: ExecutorConfig) -> tuple[ExecutorConfig, lis
     changed.parallel_config = None
     problems = [
         f"parallel_config.{name} is {getattr(parallel, name)!r}; accepted: None"
-        for name in ("device_ids", "participant_ids", "num_nodes")
+        for name in ("participant_ids", "num_nodes")
         if getattr(parallel, name) is not None
     ]
+    if parallel.device_ids is not None and len(parallel.device_ids) != 1:
+        problems.append(f"parallel_config.device_ids is {parallel.device_ids}; accepted: None, or a list of one GPU")
     orchestrator = parallel.orchestrator_config
     if orchestrator is None:
         return changed, problems

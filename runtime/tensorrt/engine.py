@@ -34,7 +34,7 @@ class TensorRtEngine(LoadedPlans):
             )
         cuda = import_cuda(str(self.directory))
         trt = import_tensorrt(self.plans, str(self.directory))
-        return start_session(self, trt, cuda, cuda.CudaDevice())
+        return start_session(self, trt, cuda, cuda.CudaDevice(self.device_index))
 
 
 def load_tensorrt_engine(directory: Path, config: EngineConfig) -> TensorRtEngine:

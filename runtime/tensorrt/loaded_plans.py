@@ -28,6 +28,8 @@ class LoadedPlans(LoadedEngine):
     layout: _core.LoraLayout
     weight_memory: int = 0
     """Maximum bytes of weights on the GPU; 0: all of them."""
+    device_index: int = 0
+    """Number of the GPU that runs it."""
 
     @property
     def lora(self) -> _core.LoraLayout:
@@ -52,6 +54,10 @@ class LoadedPlans(LoadedEngine):
                 "built without weight_memory, so that all of its weights are on the GPU"
             )
         return replace(self, weight_memory=num_bytes)
+
+    def with_device(self, index: int | None) -> LoadedPlans:
+        """See LoadedEngine.with_device."""
+        return self if index is None else replace(self, device_index=index)
 
     @property
     def streams_weights(self) -> bool:

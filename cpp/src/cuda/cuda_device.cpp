@@ -48,6 +48,21 @@ int count_devices() {
   throw ConfigError("the GPUs cannot be used [" + describe("cudaGetDeviceCount", status) + "]");
 }
 
+/// Lists the GPUs for messages: "0 (NVIDIA H200), 1 (NVIDIA H200)".
+std::string list_devices(int count) {
+  std::string text;
+  for (int index = 0; index < count; ++index) {
+    text.append(index == 0 ? "" : ", ").append(std::to_string(index));
+    cudaDeviceProp properties{};
+    if (cudaGetDeviceProperties(&properties, index) == cudaSuccess) {
+      text.append(" (").append(properties.name).append(")");
+    } else {
+      static_cast<void>(cudaGetLastError());
+    }
+  }
+  return text;
+}
+
 /// The device's memory, for messages.
 std::string memory_text(const Device& device) {
   try {
@@ -64,8 +79,7 @@ std::string memory_text(const Device& device) {
 CudaDevice::CudaDevice(int index) : index_(index) {
   const int count = count_devices();
   if (index < 0 || index >= count) {
-    throw ConfigError("there is no GPU " + std::to_string(index) + "; accepted: 0 to " +
-                      std::to_string(count - 1));
+    throw ConfigError("there is no GPU " + std::to_string(index) + "; accepted: " + list_devices(count));
   }
   const auto require = [&](const char* call, cudaError_t status) {
     if (status == cudaSuccess) return;

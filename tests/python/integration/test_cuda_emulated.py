@@ -34,9 +34,10 @@ DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 # may lose one half.
 TOLERANCE = {"float16": 0.004, "bfloat16": 0.03}
 ADAPTERS = (
-    {"r": 4, "target_modules": ATTENTION_MODULES},
+    {"r": 4, "target_modules": ATTENTION_MODULES, "lora_bias": True},
     {"r": 8, "target_modules": ALL_MODULES, "use_rslora": True, "lora_alpha": 8},
-    {"r": 3, "target_modules": ALL_MODULES, "use_dora": True},
+    # Qwen2 has biases.
+    {"r": 3, "target_modules": ALL_MODULES, "use_dora": True, "bias": "lora_only"},
     {"r": 8, "target_modules": ["o_proj", "down_proj"], "use_dora": True},
 )
 SPEC = ModelSpec(
@@ -307,9 +308,11 @@ def test_a_device_without_the_memory_is_refused(llama: Served, monkeypatch: pyte
         adaptrt.Executor(llama.engine, adaptrt.ModelType.DECODER_ONLY, config())
 
 
-def test_memory_is_given_back(llama: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_the_chosen_gpu_is_given_back(llama: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     emulated = emulate(monkeypatch)
-    with adaptrt.Executor(llama.engine, adaptrt.ModelType.DECODER_ONLY, config()) as executor:
+    chosen = adaptrt.ParallelConfig(device_ids=[1])
+    with adaptrt.Executor(llama.engine, adaptrt.ModelType.DECODER_ONLY, config(parallel_config=chosen)) as executor:
+        assert emulated.indices == [1]
         collect(executor, executor.enqueue_request(make_request([5, 6, 7], 2)))
         (device,) = emulated.devices
         assert device.memory().free_bytes < device.memory().total_bytes

@@ -19,9 +19,12 @@ class EmulatedCuda:
         self._total_bytes = total_bytes
         self.devices: list[Any] = []
         """Devices in the order in which engines asked for them."""
+        self.indices: list[int] = []
+        """Their numbers."""
 
     def CudaDevice(self, index: int) -> Any:  # noqa: N802
-        self.devices.append(adaptrt_cuda_emulated.CudaDevice(index, total_bytes=self._total_bytes))
+        self.indices.append(index)
+        self.devices.append(adaptrt_cuda_emulated.CudaDevice(0, total_bytes=self._total_bytes))
         return self.devices[-1]
 
     def CudaEngine(self, program: _core.Program, device: Any) -> _core.Engine:  # noqa: N802

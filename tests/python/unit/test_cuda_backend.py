@@ -361,15 +361,13 @@ def test_a_field_that_is_not_in_the_list_is_refused_once_it_is_set(root: Path, m
     assert ["the op Attention with scale" in problem for problem in problems_of_network(network)] == [True]
 
 
-def test_adapters_with_biases_and_virtual_tokens_are_refused_by_the_build(root: Path, tmp_path: Path) -> None:
-    biased = save_adapter(root / "model", tmp_path / "biased", 1, r=4, lora_bias=True)
+def test_adapters_of_lm_head_and_virtual_tokens_are_refused_by_the_build(root: Path, tmp_path: Path) -> None:
     virtual = save_virtual_tokens(root / "model", tmp_path / "virtual", 3, 1)
     head = save_adapter(root / "model", tmp_path / "head", 2, r=4, target_modules=["lm_head"])
-    config = replace(WITH_LORA, lora_config=LoraBuildConfig(lora_dir=(biased, virtual, head), max_lora_rank=8))
+    config = replace(WITH_LORA, lora_config=LoraBuildConfig(lora_dir=(virtual, head), max_lora_rank=8))
     with pytest.raises(AdapterError) as raised:
         build(root / "checkpoint", config, tmp_path / "engine")
     assert "head: the adapter changes lm_head, which needs backend native" in str(raised.value)
-    assert "biased: the adapter has shifts (of biases), which need backend native" in str(raised.value)
     assert "virtual: the adapter has virtual tokens; expected an engine with backend native" in str(raised.value)
 
 
@@ -447,13 +445,28 @@ class Started:
         return SimpleNamespace()
 
 
-def test_the_engine_starts_on_the_first_gpu(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_starts_on_the_gpu_that_is_chosen(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started = Started()
     monkeypatch.setattr(cuda_engine, "import_cuda", lambda subject: started)
     engine = load_engine(root / "cuda")
     assert isinstance(engine, CudaEngine)
     engine.start(adaptrt.ExecutorConfig())
-    assert started.calls == [(engine.program, "device 0")]
+    engine.with_device(2).start(adaptrt.ExecutorConfig())
+    assert started.calls == [(engine.program, "device 0"), (engine.program, "device 2")]
+
+
+@pytest.mark.parametrize(
+    ("backend", "ids", "complaint"),
+    [
+        ("cuda", [0, 1], r"parallel_config.device_ids is \[0, 1\]; accepted: None, or a list of one GPU"),
+        ("cuda", [], r"parallel_config.device_ids is \[\]; accepted: None, or a list of one GPU"),
+        ("native", [0], r"device_ids is \[0\]; accepted: None, .*native is an engine for CPUs"),
+    ],
+)
+def test_other_choices_of_gpus_are_refused(root: Path, backend: str, ids: list[int], complaint: str) -> None:
+    config = adaptrt.ExecutorConfig(parallel_config=adaptrt.ParallelConfig(device_ids=ids))
+    with pytest.raises(ConfigError, match=complaint):
+        adaptrt.Executor(root / backend, adaptrt.ModelType.DECODER_ONLY, config)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 import adaptrt
-from adaptrt.runtime.llm_config import with_kernels, with_lora_storage, with_speculation, with_weight_memory
+from adaptrt.runtime.llm_config import (
+    with_device_ids,
+    with_kernels,
+    with_lora_storage,
+    with_speculation,
+    with_weight_memory,
+)
 
 
 def test_a_draft_models_config_is_set_and_the_callers_config_stays() -> None:
@@ -57,6 +63,18 @@ def test_lora_storage_is_set_or_refused() -> None:
     assert with_lora_storage(adaptrt.ExecutorConfig(peft_cache_config=None), "exact") == adaptrt.ExecutorConfig()
     with pytest.raises(adaptrt.ConfigError, match="lora_storage is 'exact', and executor_config has 'compressed'"):
         with_lora_storage(changed, "exact")
+
+
+def test_the_gpu_is_set_or_refused() -> None:
+    config = adaptrt.ExecutorConfig()
+    assert with_device_ids(config, None) is config
+    changed = with_device_ids(config, [2])
+    assert changed is not None
+    assert changed.parallel_config.device_ids == [2]
+    assert config.parallel_config is None
+    assert with_device_ids(changed, (2,)).parallel_config.device_ids == [2]
+    with pytest.raises(adaptrt.ConfigError, match=r"device_ids is \[1\], and executor_config has \[2\]"):
+        with_device_ids(changed, [1])
 
 
 def test_kernels_and_weight_memory_are_set_or_refused() -> None:

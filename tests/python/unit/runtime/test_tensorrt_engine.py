@@ -223,13 +223,15 @@ def test_a_cuda_module_that_cannot_be_loaded_says_why(root: Path, monkeypatch: p
 def test_a_machine_without_a_driver_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device's own error is raised."""
 
-    def no_device() -> Any:
-        raise ConfigError("there is no NVIDIA driver")
+    def no_device(index: int) -> Any:
+        raise ConfigError(f"there is no NVIDIA driver for GPU {index}")
 
     engine = load_engine(root / "external")
     monkeypatch.setattr("adaptrt.runtime.tensorrt.engine.import_cuda", lambda _: SimpleNamespace(CudaDevice=no_device))
-    with pytest.raises(ConfigError, match="there is no NVIDIA driver"):
+    with pytest.raises(ConfigError, match="there is no NVIDIA driver for GPU 0"):
         engine.start(adaptrt.ExecutorConfig())
+    with pytest.raises(ConfigError, match="for GPU 3"):
+        engine.with_device(3).start(adaptrt.ExecutorConfig())
 
 
 def test_kernels_of_the_cpu_are_refused(root: Path) -> None:
