@@ -31,10 +31,10 @@ def add_quantization(group: Any) -> None:
 
 
 def add_dequantize(group: Any) -> None:
-    """Declares the flag for models that were published in few bits."""
+    """Declares the flag for pre-quantised models."""
     group.add_argument(
         "--dequantize", action="store_true",
-        help="store layers that were published in few bits (GGUF, GPTQ, ...) in the engine's type: larger, but with "
+        help="store pre-quantised layers (GGUF, GPTQ, ...) in the engine's type: larger, but with "
         "many requests or long prompts faster on CPUs without AVX-512",
     )  # fmt: skip
 

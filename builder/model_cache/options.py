@@ -69,7 +69,7 @@ class EngineOptions:
     int8_activations: bool = False
     """True: integer weights are multiplied with activations rounded to int8."""
     dequantize: bool = False
-    """True: layers that were published in few bits are stored in the engine's type."""
+    """True: pre-quantised layers are stored in the engine's type."""
     int8_kv_cache: bool = False
     compress_weights: bool = False
     sparse_mlp: str = AUTO

@@ -83,7 +83,7 @@ def dequantization(
 def check_dequantized(found: Dequantization | None, directory: Path) -> None:
     """Raises ConfigError if nothing of a model in `directory` was dequantised, although a user asked for it."""
     if found is None:
-        raise ConfigError(f"{directory}: dequantize: no layer was published in few bits; leave dequantize out")
+        raise ConfigError(f"{directory}: dequantize: the model has no pre-quantised layers; leave dequantize out")
 
 
 def dequantized_blocks(network: Network, weights: HfWeights, dtype: DType) -> Dequantization | None:

@@ -413,14 +413,14 @@ def test_blocks_are_dequantised_if_a_user_asks_for_it(
     assert load_config(checkpoint).quantization is None
     model.save_pretrained(tmp_path / "plain")
     for where, flags, message in (
-        (tmp_path / "plain", ["--model_dir"], "dequantize: no layer was published in few bits; leave dequantize out"),
+        (tmp_path / "plain", ["--model_dir"], "the model has no pre-quantised layers; leave dequantize out"),
         (checkpoint, ["--checkpoint_dir"], "dequantize needs model_dir: a checkpoint has the weights that it was"),
     ):
         assert cli.main(["build", *flags, str(where), "--dequantize", "--output_dir", str(tmp_path / "engine")]) == 2
         assert message in " ".join(capsys.readouterr().err.split())
     with pytest.raises(ConfigError, match="is a checkpoint; dequantize is only for Hugging Face models and GGUF files"):
         engine_for(checkpoint, dataclasses.replace(options, dtype=None, dequantize=True))
-    with pytest.raises(ConfigError, match="dequantize: no layer was published in few bits"):
+    with pytest.raises(ConfigError, match="dequantize: the model has no pre-quantised layers"):
         engine_for(tmp_path / "plain", dataclasses.replace(options, dequantize=True))
 
 
