@@ -11,7 +11,7 @@ from ..common.output_directory import holds_only
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
 PROCESSOR_TEMPLATE_FILE: Final = "chat_template.json"
-"""File in which older processors of models that see have {"chat_template": text}."""
+"""File in which older processors of vision-language models have {"chat_template": text}."""
 TEMPLATES_DIRECTORY: Final = "additional_chat_templates"
 """Directory of named templates: NAME.jinja."""
 TEMPLATE_SUFFIX: Final = ".jinja"

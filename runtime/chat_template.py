@@ -114,7 +114,7 @@ class ChatTemplate:
         Messages have OpenAI's format. They are converted to the format that the template reads: contents become texts
         or lists of text parts (parts are joined with line breaks), and arguments of calls become objects or JSON texts.
         variables: the template's own, such as Qwen3's enable_thinking. A content may also have parts {"type": "image"},
-        for which a template of a model that sees writes a token.
+        for which the template of a vision-language model writes a token.
 
         continue_final_message: the text ends with the last message's text. add_generation_prompt must be false then.
 

@@ -264,9 +264,9 @@ class LLM(PooledTexts):
     ) -> Any:
         """Completes one prompt, or several in one batch. In an encoder-decoder model, the encoder reads the prompt.
 
-        prompts: texts, lists of token ids, or dictionaries {"prompt": text} or {"prompt_token_ids": ids}. For a model
-            that sees, {"prompt": text, "multi_modal_data": {"image": images}} has one or a list of images as in chat(),
-            and the text has the model's own mark, such as "<image>", at the place of each.
+        prompts: texts, lists of token ids, or dictionaries {"prompt": text} or {"prompt_token_ids": ids}. For a
+            vision-language model also {"prompt": text, "multi_modal_data": {"image": images}}, with one image or a
+            list as in chat(); the text contains the model's placeholder, such as "<image>", for each of them.
         sampling_params: options with vLLM's names, for all prompts or a list of one per prompt. An option may not be
             given a second time as one of the arguments below.
         lora: an adapter for all prompts, or one (or None) per prompt: its name; its directory or name in the Hub, which
@@ -411,9 +411,9 @@ class LLM(PooledTexts):
         """Answers a conversation, or several in one batch. The chat template of the adapter, or else of the model,
         converts each to text.
 
-        messages: in OpenAI's format, [{"role": "user", "content": "..."}, ...], or a list of such lists. For a model
-            that sees, a content may be a list with parts {"type": "image", "image": ...} next to its texts: images of
-            Pillow, arrays uint8 [height, width, 3], paths of files, or data: URLs (needs adaptrt[vision]).
+        messages: in OpenAI's format, [{"role": "user", "content": "..."}, ...], or a list of such lists. For a
+            vision-language model, a content may be a list with parts {"type": "image", "image": ...} next to its texts:
+            images of Pillow, arrays uint8 [height, width, 3], paths of files, or data: URLs (needs adaptrt[vision]).
         max_tokens: maximum number of tokens of an answer; None: 256, or the room after the prompt if that is less,
             unless sampling_params has another number.
         tools: JSON schemas of functions, which the template shows to the model.

@@ -103,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, default=Path("examples/demo/model"), help="Hugging Face directory")
     parser.add_argument("--adapters", type=Path, default=Path("examples/demo/adapters"), help="PEFT directories")
     parser.add_argument(
-        "--seeing", type=Path, default=Path("examples/demo/seeing"), help="a model that sees, and its adapters"
+        "--seeing", type=Path, default=Path("examples/demo/seeing"), help="a vision-language model, and its adapters"
     )
     parser.add_argument("--work_dir", type=Path, help="keep the engine here (default: a temporary directory)")
     parser.add_argument("--question", default="What is the weather in Paris?", help="question for all adapters")

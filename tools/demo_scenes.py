@@ -1,4 +1,4 @@
-"""Drawn scenes for the demo's model that sees, and what is said about them in several styles."""
+"""Drawn scenes for the demo's vision-language model, and what is said about them in several styles."""
 
 from __future__ import annotations
 

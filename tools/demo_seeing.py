@@ -1,4 +1,4 @@
-"""The demo's images: pictures are drawn, and a model that sees answers with several adapters in one batch."""
+"""The demo's images: pictures are drawn, and a vision-language model answers with several adapters in one batch."""
 
 from __future__ import annotations
 

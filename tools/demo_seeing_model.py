@@ -1,4 +1,4 @@
-"""Trains the demo's model that sees, its tokenizer and its adapters on the scenes of demo_scenes.py.
+"""Trains the demo's vision-language model, its tokenizer and its adapters on the scenes of demo_scenes.py.
 
     python -m adaptrt.tools.demo_seeing_model --output DIR
 

@@ -50,7 +50,7 @@ def write_engine(
     progress: Progress,
     tower: Tower | None = None,
 ) -> WrittenEngine:
-    """Fills an empty directory. `config` comes from checked_config(). tower: the vision tower of a model that sees.
+    """Fills an empty directory. `config` comes from checked_config(). tower: the vision tower, if the model has one.
 
     Raises EngineError, OSError, and CheckpointError for sparse predictors that do not fit.
     """

@@ -53,7 +53,7 @@ def _read_rope(fields: JsonFields, max_position_embeddings: int) -> Features:
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma3SeeingConfig(Gemma3Config, SeeingConfig):
-    """Config of Gemma 3's models that see."""
+    """Config of Gemma 3's vision-language models."""
 
 
 def _declare(net: Network, c: Gemma3Config, *, decoder: str) -> None:

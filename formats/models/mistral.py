@@ -81,7 +81,7 @@ class Ministral3Config(CheckpointConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Mistral3Config(Ministral3Config, SeeingConfig):
-    """Config of Mistral's and Ministral's models that see."""
+    """Config of Mistral's and Ministral's vision-language models."""
 
 
 def _declare_mistral3(net: Network, c: Mistral3Config) -> None:

@@ -1,4 +1,4 @@
-"""The parts of a model that sees that differ between families: pixels, rows before and after the tower, and tokens."""
+"""Parts of vision-language models that differ between families: pixels, rows before and after the tower, tokens."""
 
 from __future__ import annotations
 

@@ -139,8 +139,8 @@ class Vision:
         """Raises RequestError if the engine has no tower, or for more images than a request may have."""
         if not self.takes_images:
             raise RequestError(
-                f"{self._engine.directory}: takes no images; expected an engine of a Hugging Face model that sees, "
-                "such as SmolVLM"
+                f"{self._engine.directory}: takes no images; expected an engine of a vision-language model that was "
+                "built from its Hugging Face directory, such as SmolVLM"
             )
         if num_images > self._limits.max_images:
             raise RequestError(f"the messages have {num_images} images; expected at most {self._limits.max_images}")

@@ -87,7 +87,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def seeing_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Yields the address of the API of the demo's model that sees."""
+    """Yields the address of the API of the demo's vision-language model."""
     adapters = SEEING / "adapters"
     flags = ("--served_model_name", MODEL, "--adapter_root", adapters)
     with running(SEEING / "model", tmp_path_factory.mktemp("seeing"), *flags) as base:

@@ -1,4 +1,4 @@
-"""The demo's model that sees: its answers are right, equal transformers + PEFT, and are the same over HTTP."""
+"""The demo's vision-language model: its answers are right, equal transformers + PEFT, and are the same over HTTP."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ IMAGE, SMALL = seeing.random_image(61, 47, 1), seeing.random_image(5, 9, 2)
 
 @dataclass(frozen=True)
 class Model:
-    """A model that sees, and how its files and transformers' rows are made."""
+    """A vision-language model, and how its files and transformers' rows are made."""
 
     algorithm: QuantAlgo
     save: Callable[[Path], Path]

@@ -1,4 +1,4 @@
-"""Tiny random models that see, with tokenizers, image processors and adapters, and transformers' answers."""
+"""Tiny random vision-language models, with tokenizers, image processors and adapters, and transformers' answers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TEMPLATE = (
 
 @dataclass(frozen=True)
 class SeeingModel:
-    """A tiny model that sees."""
+    """A tiny vision-language model."""
 
     family: str
     """Key of RELATIVES."""
