@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
-from .._core import AdaptrtError, ConfigError
+from .._core import AdaptrtError
 from .batch_store import ENDED, RESULT_KINDS, Batch, BatchStore
 from .chat import chat
 from .completions import complete
@@ -69,11 +69,7 @@ class Batches:
 
     @classmethod
     async def open(cls, answer_line: AnswerLine, limits: ServerLimits, directory: Path) -> Batches:
-        """Goes on with the batches in a directory that have not ended. Raises ConfigError if it cannot be used."""
-        try:
-            import python_multipart  # noqa: F401
-        except ModuleNotFoundError as error:
-            raise ConfigError(f"batch_dir needs {error.name}: pip install 'adaptrt[serve]'") from error
+        """Continues the batches in a directory that have not ended. Raises ConfigError if it cannot be used."""
         batches = cls(answer_line, limits, await asyncio.to_thread(BatchStore, directory, limits))
         for batch in batches.store.batches():
             if batch.status not in ENDED:

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -470,6 +471,11 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
             f"allowed_adapter_sources is {' '.join(args.allowed_adapter_sources)} without enable_lora_loading; "
             "accepted: both, or neither"
         )
+    problems += [
+        f"{name} needs python-multipart: pip install 'adaptrt[serve]'"
+        for name in ("batch_dir", "enable_lora_upload")
+        if getattr(args, name) and find_spec("python_multipart") is None
+    ]
     if (args.kv_cache_dir is None) != (args.kv_cache_dir_bytes is None):
         names_of_both = ("kv_cache_dir", "kv_cache_dir_bytes")
         given, missing = names_of_both if args.kv_cache_dir_bytes is None else names_of_both[::-1]

@@ -156,6 +156,15 @@ def test_bad_flags_end_a_start(root: Path, flags: str, expected: list[str], capf
         assert part.replace("-", "_") in line
 
 
+@pytest.mark.parametrize("flags", ["--batch_dir .", "--enable_lora_upload"])
+def test_a_package_that_uploads_need_is_named(
+    root: Path, flags: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "python_multipart", None)
+    name = flags.split()[0].removeprefix("--")
+    assert f"{name} needs python-multipart: pip install 'adaptrt[serve]'" in refusal(capfd, *flags.split())
+
+
 @pytest.mark.parametrize(
     ("source", "package", "extra"), [("hub:org/*", "huggingface_hub", "hub"), ("s3://bucket/a/*", "s3fs", "s3")]
 )
