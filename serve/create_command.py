@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from .._core import ConfigError
 from ..formats.sources import model_label
-from .command import API_KEY_VARIABLE
+from .command_flags import API_KEY_VARIABLE
 from .modelfile import Modelfile, read_modelfile
 from .options import DEFAULT_PORT
 

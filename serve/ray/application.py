@@ -11,7 +11,7 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
 from ...runtime.orchestrator.mode import num_ranks_at
-from ..command import limits_of
+from ..command_options import limits_of
 from .coordinator import AdapterCoordinator
 from .endpoint import Endpoint
 from .options import application_options

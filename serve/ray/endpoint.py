@@ -21,7 +21,7 @@ from ..adapter_routes import UPLOAD_PATH
 from ..app import OPEN_PATHS, is_admin_path, is_guarded, last_frames, other_type, respond
 from ..batch_routes import is_batch_path
 from ..batches import Batches
-from ..command import admin_keys_of, keys_of, limits_of, model_names_of
+from ..command_options import admin_keys_of, keys_of, limits_of, model_names_of
 from ..errors import INTERNAL, NOT_FOUND, OVERLOADED, UNAVAILABLE, ApiError, retry_headers
 from ..http import LONG_BODY, STREAM_TYPES, disconnected, end_task, read_body, unless_disconnected
 from ..key_guard import KeyGuard

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ..._core import ConfigError
 from ...builder.cli import CommandParser
-from ..command import add_arguments
+from ..command_flags import add_arguments
 
 DEFAULT_MAX_ONGOING_REQUESTS: Final = 64
 DEFAULT_MAX_ADAPTERS: Final = 128

@@ -17,7 +17,8 @@ from ray.serve.handle import DeploymentHandle
 from ..adapters import roots_of
 from ..app import make_app
 from ..async_executor import AsyncExecutor
-from ..command import make_executor, options_of
+from ..command import make_executor
+from ..command_options import options_of
 from ..options import ServerOptions
 from ..response_store import home_of
 from ..service import Service

@@ -24,8 +24,8 @@ from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, Pl
 from adaptrt.formats.engine.engine_config import EngineConfig
 from adaptrt.runtime.engine import load_engine, load_engine_bytes
 from adaptrt.runtime.llm_config import with_weight_memory
-from adaptrt.serve.command import add_arguments as add_serve_arguments
 from adaptrt.serve.command import executor_config_of
+from adaptrt.serve.command_flags import add_arguments as add_serve_arguments
 from adaptrt.tools.bench import limits
 from support.families import SIZES, Family, save_family
 from support.made_up_limits import made_up_limits

@@ -13,7 +13,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from adaptrt.serve.adapter_routes import ADAPTER_PATHS
 from adaptrt.serve.app import is_guarded, respond
-from adaptrt.serve.command import add_arguments, options_of
+from adaptrt.serve.command_flags import add_arguments
+from adaptrt.serve.command_options import options_of
 from adaptrt.serve.origin_guard import OriginGuard, OriginPolicy
 from adaptrt.serve.places import Place, allowed_host
 from adaptrt.serve.triton_routes import other_type

@@ -15,7 +15,8 @@ import adaptrt
 from adaptrt.runtime.guide_trial import GuideLimits
 from adaptrt.runtime.template_limits import TemplateLimits
 from adaptrt.serve import options
-from adaptrt.serve.command import add_arguments, options_of
+from adaptrt.serve.command_flags import add_arguments
+from adaptrt.serve.command_options import options_of
 from adaptrt.serve.media_hosts import MediaHosts
 from adaptrt.serve.options import (
     CPUS_PER_ADAPTER_THREAD,

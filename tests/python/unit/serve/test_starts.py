@@ -27,6 +27,7 @@ from adaptrt.builder.model_cache.store import EngineCache
 from adaptrt.formats.engine.build_config import LIMITS, LORA_LIMITS, BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.runtime import first_use as runtime_first_use
 from adaptrt.serve import command
+from adaptrt.serve.command_flags import API_KEY_VARIABLE
 from support.models import ModelSpec, save_adapter, save_model
 from support.tokenizers import byte_level, save_tokenizer
 
@@ -46,7 +47,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def root(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.delenv(command.API_KEY_VARIABLE, raising=False)
+    monkeypatch.delenv(API_KEY_VARIABLE, raising=False)
     monkeypatch.setattr(first_use, "_make", lambda *_: pytest.fail("an engine is made"))
     shutil.copytree(saved, tmp_path / "files")
     monkeypatch.chdir(tmp_path / "files")
