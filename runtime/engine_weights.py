@@ -18,6 +18,8 @@ from .._core import (
     LayerNormOp,
     LinearOp,
     LinearPart,
+    LoraPart,
+    LoraSite,
     PanelMatrix,
     Program,
     QuantAlgo,
@@ -37,6 +39,10 @@ class _Piece:
 
     part: LinearPart
     first_output: int
+    """First output of the module, and the row of the part that has it."""
+    first_row: int
+    count: int
+    """Number of these outputs, which are neighbours."""
     first_input: int
     outputs: int
     """Number of outputs of the whole module; the same for inputs."""
@@ -75,9 +81,7 @@ class EngineBase:
                     for site in sites[: len(parts) // len(sites[0].parts)]:  # of lm_head, only its first slice
                         for site_part, part in zip(site.parts, left, strict=False):
                             key = site.layer, names[site_part.module], site.expert
-                            outputs = part.weight.n + site_part.num_remote_outputs
-                            piece = _Piece(part, site_part.first_output, site.first_input, outputs, site.whole_in_size)
-                            self._pieces.setdefault(key, []).append(piece)
+                            self._pieces.setdefault(key, []).extend(_pieces_of(site, site_part, part))
 
     def describe(self) -> str:
         """Returns the path of the engine directory."""
@@ -157,10 +161,11 @@ class EngineBase:
         for piece in pieces:
             weight = piece.part.weight
             first = max(begin, piece.first_output)
-            last = min(end, piece.first_output + weight.n)
+            last = min(end, piece.first_output + piece.count)
             if first < last:
                 columns = slice(piece.first_input, piece.first_input + weight.k)
-                rows = self._weights.rows(weight, first - piece.first_output, last - piece.first_output)
+                before = piece.first_output - piece.first_row
+                rows = self._weights.rows(weight, first - before, last - before)
                 whole[first - begin : last - begin, columns] = rows
         return whole
 
@@ -169,9 +174,20 @@ class EngineBase:
         whole = np.zeros(pieces[0].outputs, np.float32)
         for piece in pieces:
             if piece.part.bias.size:
-                outputs = slice(piece.first_output, piece.first_output + piece.part.weight.n)
-                whole[outputs] = self._weights.values(piece.part.bias)
+                outputs = slice(piece.first_output, piece.first_output + piece.count)
+                values = self._weights.values(piece.part.bias)
+                whole[outputs] = values[piece.first_row : piece.first_row + piece.count]
         return whole
+
+
+def _pieces_of(site: LoraSite, site_part: LoraPart, part: LinearPart) -> Iterator[_Piece]:
+    """Yields a piece for each range of neighbouring outputs that a rank has."""
+    ranges = list(site_part.output_ranges) or [site_part.first_output, part.weight.n]
+    outputs = part.weight.n + site_part.num_remote_outputs
+    row = 0
+    for first, count in zip(ranges[::2], ranges[1::2], strict=True):
+        yield _Piece(part, first, row, count, site.first_input, outputs, site.whole_in_size)
+        row += count
 
 
 def _adapted_parts(op: object) -> list[tuple[int, Sequence[LinearPart]]]:

@@ -385,10 +385,11 @@ class _Emitter:
             input=buffer_of(op.input),
             gate=buffer_of(op.gate),
             output=buffer_of(op.output),
-            weight=self._weights.norm(op.weight),
+            weight=self._weights.norm(op.weight, op.elements),
             epsilon=as_float32(op.epsilon),
             gate_first=op.gate_first,
             num_groups=op.num_groups,
+            group_ranks=op.group_ranks,
         )
         return EmittedOp(op=made, reads=(op.input, op.gate), writes=(op.output,), dtype=self._activation)
 
@@ -397,9 +398,9 @@ class _Emitter:
         made = CausalConvolutionOp(
             layer=op.layer,
             values=buffer_of(op.output),
-            weight=self._weights.columns(op.weight),
+            weight=self._weights.columns(op.weight, op.columns),
             taps=taps,
-            bias=None if op.bias is None else self._weights.norm(op.bias),
+            bias=None if op.bias is None else self._weights.elements(op.bias, op.columns),
         )
         return EmittedOp(op=made, reads=(op.input,), writes=(op.output,), dtype=DType.FLOAT32, in_place=op.input)
 
@@ -408,8 +409,8 @@ class _Emitter:
             layer=op.layer,
             input=buffer_of(op.input),
             output=buffer_of(op.output),
-            weight=self._weights.columns(op.weight),
-            bias=None if op.bias is None else self._weights.norm(op.bias),
+            weight=self._weights.columns(op.weight, op.columns),
+            bias=None if op.bias is None else self._weights.elements(op.bias, op.columns),
             taps=op.weight.shape[-1],
         )
         return EmittedOp(op=made, reads=(op.input,), writes=(op.output,), dtype=self._activation)
@@ -421,8 +422,8 @@ class _Emitter:
             qkv=buffer_of(op.qkv),
             gates=buffer_of(op.gates),
             output=buffer_of(op.output),
-            log_decay=self._weights.norm(op.log_decay),
-            time_bias=self._weights.norm(op.time_bias),
+            log_decay=self._weights.norm(op.log_decay, op.heads),
+            time_bias=self._weights.norm(op.time_bias, op.heads),
             update_scale=as_float32(op.update_scale),
         )
         return EmittedOp(op=made, reads=(op.qkv, op.gates), writes=(op.output,), dtype=DType.FLOAT32)
@@ -433,9 +434,9 @@ class _Emitter:
             shape=op.shape,
             values=buffer_of(op.values),
             output=buffer_of(op.output),
-            log_decay=self._weights.norm(op.log_decay),
-            time_bias=self._weights.norm(op.time_bias),
-            skip=self._weights.norm(op.skip),
+            log_decay=self._weights.norm(op.log_decay, op.heads),
+            time_bias=self._weights.norm(op.time_bias, op.heads),
+            skip=self._weights.norm(op.skip, op.heads),
             time_min=as_float32(op.time_min),
             time_max=as_float32(op.time_max),
         )

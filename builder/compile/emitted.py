@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -172,12 +172,17 @@ class Weights:
         self.vectors[vector.tensor] = (vector, ChosenRows(vector.tensor, table.shape[0], buckets, heads))
         return vector
 
-    def columns(self, tensor: Tensor) -> Vector:
-        """Values [columns, rows] of a tensor [rows, ..., columns]."""
-        rows, size = tensor.shape[0], math.prod(tensor.shape[1:])
-        vector = Vector(tensor=str(tensor.name), size=rows * size)
-        self.vectors[vector.tensor] = (vector, ChosenRows(vector.tensor, rows, tuple(range(rows)), range(size)))
+    def columns(self, tensor: Tensor, rows: tuple[range, ...] | None = None) -> Vector:
+        """Values [columns, rows] of a tensor [rows, ..., columns], or of some of its rows."""
+        num_rows, size = tensor.shape[0], math.prod(tensor.shape[1:])
+        chosen = tuple(range(num_rows)) if rows is None else tuple(row for part in rows for row in part)
+        vector = Vector(tensor=str(tensor.name), size=len(chosen) * size)
+        self.vectors[vector.tensor] = (vector, ChosenRows(vector.tensor, num_rows, chosen, range(size)))
         return vector
+
+    def elements(self, tensor: Tensor, ranges: tuple[range, ...] | None = None) -> Vector:
+        """A vector, or some ranges of its elements."""
+        return self.norm(tensor) if ranges is None else self.columns(replace(tensor, shape=(*tensor.shape, 1)), ranges)
 
     def values(self, tensor: Tensor) -> None:
         """A tensor that the program does not refer to, stored row by row in float32."""

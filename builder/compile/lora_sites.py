@@ -50,8 +50,9 @@ def lora_sites(op: Op, *, fully_sharded: bool, layers_only: bool = False) -> tup
                 LoraPart(
                     module=module_id(part),
                     out_size=site.outputs_of(part),
-                    first_output=part.first_output,
+                    first_output=part.shares[0].start if len(part.shares) == 1 else 0,
                     num_remote_outputs=part.num_remote_outputs,
+                    output_ranges=_flat(part.shares) if len(part.shares) > 1 else (),
                 )
                 for part in site.parts
             ),
@@ -66,6 +67,11 @@ def lora_sites(op: Op, *, fully_sharded: bool, layers_only: bool = False) -> tup
         for site in sites_of(op)
         if not layers_only or not (site.is_of_vocabulary or site.is_norm or site.is_of_experts)
     )
+
+
+def _flat(ranges: tuple[range, ...]) -> tuple[int, ...]:
+    """Start and length of each range."""
+    return tuple(number for one in ranges for number in (one.start, len(one)))
 
 
 def new_token_sites(network: Network, max_extra_tokens: int) -> tuple[LoraSite, ...]:

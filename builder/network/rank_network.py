@@ -6,6 +6,7 @@ which are split or distributed over the ranks. The columns of lm_head are gather
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -17,12 +18,20 @@ from ...formats.network.ops import (
     AllHeadsNorm,
     AllReduce,
     Attention,
+    CausalConvolution,
     CrossAttention,
     CrossKeys,
     Experts,
+    GatedConvolution,
+    GatedDelta,
+    GatedRmsNorm,
     Gather,
     Linear,
     Op,
+    Scale,
+    SelectiveScan,
+    SigmoidGate,
+    SiluGate,
     Xielu,
 )
 from ...formats.network.weights import LinearWeight, Split
@@ -87,6 +96,8 @@ class _Cutter:
         self._num_experts: Final = num_experts
         self._cut: Final[dict[str, Value]] = {}
         """This rank's share of each split value, by the name of the whole value."""
+        self._columns: Final[dict[str, tuple[range, ...]]] = {}
+        """Columns of the whole value in these shares, for outputs of linear layers and what is computed in place."""
 
     def cut(self, op: Op) -> list[Op]:
         if isinstance(op, Linear):
@@ -104,7 +115,68 @@ class _Cutter:
             shape = self._shape(op.shape)
             output = self._value(op.output, shape.query_size)
             return [replace(op, q=self._own(op.q), shape=shape, output=output)]
+        if isinstance(op, Scale) and op.input.name in self._cut:
+            factors = tuple(_factors_of(op.factors, self._columns[op.input.name]))
+            return [replace(op, input=self._own(op.input), output=self._like(op.output, op.input), factors=factors)]
+        if isinstance(op, CausalConvolution):
+            columns = tuple(part for part in self._columns[op.input.name] if part.stop <= op.weight.shape[0])
+            return [replace(op, input=self._own(op.input), output=self._like(op.output, op.input), columns=columns)]
+        if isinstance(op, GatedConvolution):
+            share = _share(op.output.width // self._tp_size, self._rank)
+            output = self._value(op.output, len(share))
+            return [replace(op, input=self._own(op.input), output=output, columns=(share,))]
+        if isinstance(op, SelectiveScan):
+            return [self._selective_scan(op)]
+        if isinstance(op, GatedDelta):
+            return [self._gated_delta(op)]
+        if isinstance(op, GatedRmsNorm):
+            return [self._gated_rms_norm(op)]
+        if isinstance(op, (SiluGate, SigmoidGate)):
+            own = self._own(op.input)
+            return [replace(op, input=own, gate=self._own(op.gate), output=self._value(op.output, own.width))]
         return [op]
+
+    def _selective_scan(self, op: SelectiveScan) -> Op:
+        """Ranks of a group have the same B and C."""
+        shape = replace(
+            op.shape,
+            num_heads=op.shape.num_heads // self._tp_size,
+            num_groups=max(1, op.shape.num_groups // self._tp_size),
+        )
+        return replace(
+            op,
+            values=self._own(op.values),
+            output=self._value(op.output, shape.value_size),
+            shape=shape,
+            heads=_share(shape.num_heads, self._rank),
+        )
+
+    def _gated_delta(self, op: GatedDelta) -> Op:
+        shape = replace(
+            op.shape,
+            num_key_heads=max(1, op.shape.num_key_heads // self._tp_size),
+            num_value_heads=op.shape.num_value_heads // self._tp_size,
+        )
+        return replace(
+            op,
+            qkv=self._own(op.qkv),
+            gates=self._own(op.gates),
+            output=self._value(op.output, shape.value_size),
+            shape=shape,
+            heads=_share(shape.num_value_heads, self._rank),
+        )
+
+    def _gated_rms_norm(self, op: GatedRmsNorm) -> Op:
+        own = self._own(op.input)
+        cut = replace(op, input=own, gate=self._own(op.gate), output=self._value(op.output, own.width))
+        if op.weight.shape[0] < op.input.width:  # All heads have this weight.
+            return cut
+        return replace(
+            cut,
+            elements=_share(own.width, self._rank),
+            num_groups=max(1, op.num_groups // self._tp_size),
+            group_ranks=max(1, self._tp_size // op.num_groups),
+        )
 
     def _attention(self, op: Attention) -> list[Op]:
         shape = self._shape(op.shape)
@@ -167,6 +239,8 @@ class _Cutter:
                 replace(op, output=partial, weights=weights),
                 Gather(scope=op.scope, input=partial, output=op.output),
             ]
+        if op.activation is None:
+            self._columns[op.output.name] = _columns_of(weights)
         return [replace(op, output=self._value(op.output, width), weights=weights)]
 
     def _shape(self, shape: AttentionShape) -> AttentionShape:
@@ -179,6 +253,11 @@ class _Cutter:
     def _value(self, whole: Value, width: int) -> Value:
         self._cut[whole.name] = replace(whole, width=width)
         return self._cut[whole.name]
+
+    def _like(self, value: Value, other: Value) -> Value:
+        """This rank's share of a value that has the columns of `other`."""
+        self._columns[value.name] = self._columns[other.name]
+        return self._value(value, self._own(other).width)
 
     def _own(self, value: Value) -> Value:
         """This rank's share of a split value."""
@@ -193,6 +272,27 @@ def _partial(value: Value) -> Value:
 def _share(size: int, number: int) -> range:
     """Indices of share `number`, where each share has `size` elements."""
     return range(size * number, size * (number + 1))
+
+
+def _columns_of(weights: Sequence[LinearWeight]) -> tuple[range, ...]:
+    """Outputs of the whole layer that a rank's share of it has, in order."""
+    columns: list[range] = []
+    start = 0
+    for part in (part for weight in weights for part in weight.parts):
+        columns += [range(start + share.start, start + share.stop) for share in part.shares]
+        start += part.outputs + part.num_remote_outputs
+    return tuple(columns)
+
+
+def _factors_of(factors: Sequence[tuple[int, float]], columns: Sequence[range]) -> Iterator[tuple[int, float]]:
+    """Numbers of neighbouring columns among `columns`, with their factor."""
+    for share in columns:
+        start = 0
+        for count, factor in factors:
+            size = min(share.stop, start + count) - max(share.start, start)
+            if size > 0:
+                yield size, factor
+            start += count
 
 
 def _weight(weight: LinearWeight, num_ranks: int, rank: int) -> LinearWeight:

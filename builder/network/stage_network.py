@@ -12,13 +12,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from ..._core import stage_layers
 from ...formats.network.network import Network
 from ...formats.network.operands import RotaryTable, Value
-from ...formats.network.ops import Attention, Broadcast, CrossAttention, CrossKeys, LayerNorm, Op, Receive, Rotary, Send
+from ...formats.network.ops import (
+    Attention,
+    Broadcast,
+    CausalConvolution,
+    CrossAttention,
+    CrossKeys,
+    GatedConvolution,
+    GatedDelta,
+    LayerNorm,
+    Op,
+    Receive,
+    Rotary,
+    SelectiveScan,
+    Send,
+)
 from ...formats.network.weights import LinearWeight, Tensor, TensorName
+
+_WITH_LAYERS: Final = (
+    Attention,
+    CausalConvolution,
+    CrossAttention,
+    CrossKeys,
+    GatedConvolution,
+    GatedDelta,
+    SelectiveScan,
+)
+"""Ops whose layers the engine counts: each has keys and values or a state there."""
 
 
 def network_of_stage(network: Network, stage: int) -> Network:
@@ -122,7 +147,7 @@ def _counted_from(first_layer: int, op: Op) -> Op:
     counted: Op = _renamed(op, first_layer)
     if isinstance(counted, LayerNorm):
         return replace(counted, number=None)  # A norm's number does not determine its stage.
-    if isinstance(counted, (Attention, CrossKeys, CrossAttention)):
+    if isinstance(counted, _WITH_LAYERS):
         return replace(counted, layer=counted.layer - first_layer)
     return counted
 

@@ -382,22 +382,29 @@ class CheckpointConfig:
             problems.append("classifier.labels is empty; accepted: one label or more")
         return problems
 
+    @property
+    def divided_sizes(self) -> tuple[str, ...]:
+        """Fields that tp_size must divide."""
+        return ("num_attention_heads", "intermediate_size")
+
+    @property
+    def shared_sizes(self) -> tuple[str, ...]:
+        """Fields that tp_size must divide or be a multiple of: several ranks can have the same head or group."""
+        return ("num_key_value_heads",)
+
     def mapping_inconsistencies(self) -> list[str]:
         """Lists reasons why this model cannot be cut by its mapping."""
         tp_size, pp_size = self.mapping.tp_size, self.mapping.pp_size
         problems = [
             f"tp_size {tp_size} does not divide {name} {size}"
-            for name, size in (
-                ("num_attention_heads", self.num_attention_heads),
-                ("intermediate_size", self.intermediate_size),
-            )
+            for name, size in ((name, getattr(self, name)) for name in self.divided_sizes)
             if size % tp_size != 0
         ]
-        if self.num_key_value_heads % tp_size != 0 and tp_size % self.num_key_value_heads != 0:
-            problems.append(
-                f"tp_size {tp_size} neither divides num_key_value_heads {self.num_key_value_heads} nor is a "
-                "multiple of it"
-            )
+        problems += [
+            f"tp_size {tp_size} neither divides {name} {size} nor is a multiple of it"
+            for name, size in ((name, getattr(self, name)) for name in self.shared_sizes)
+            if size % tp_size != 0 and tp_size % size != 0
+        ]
         if pp_size > self.num_hidden_layers:
             problems.append(f"pp_size is {pp_size}; expected at most num_hidden_layers {self.num_hidden_layers}")
         if self.mapping.moe_ep_size > 1 and self.num_experts == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from ..._core import RouterScores
 from ...common.json_fields import JsonFields, describe, is_integer
@@ -28,8 +28,6 @@ _INNER: Final = "feed_forward_size"
 class Lfm2Config(RecurrentConfig):
     """Fields of LFM 2, in addition to Llama's."""
 
-    recurrence: ClassVar[str] = "short convolutions"
-
     conv_layers: tuple[int, ...] = (0,)
     """Layers with a convolution instead of attention."""
     conv_kernel_dim: int = 2
@@ -41,6 +39,11 @@ class Lfm2Config(RecurrentConfig):
     def has_states(self) -> bool:
         """True if sequences keep states in addition to keys and values."""
         return bool(self.conv_layers)
+
+    @property
+    def divided_sizes(self) -> tuple[str, ...]:
+        """Fields that tp_size must divide."""
+        return (*super().divided_sizes, "hidden_size") if self.has_states else super().divided_sizes
 
     def inconsistencies(self) -> list[str]:
         """Lists contradictions between fields that are each acceptable."""
@@ -147,10 +150,11 @@ def _attention(net: Network, c: Lfm2Config, h: Value, x: Value, prefix: str, rot
 
 def _convolution(net: Network, c: Lfm2Config, h: Value, x: Value, prefix: str) -> Value:
     gates = whole(f"{prefix}.in_proj", "conv_in", 3 * c.hidden_size)
-    made = net.linear(h, "conv.in_proj", [gates], split=Split.NONE, bias=c.conv_bias)
+    gates = replace(gates, sections=((c.hidden_size, c.hidden_size),) * 3)
+    made = net.linear(h, "conv.in_proj", [gates], split=Split.COLUMN, bias=c.conv_bias)
     made = net.gated_convolution(made, f"{prefix}.conv", "conv.conv1d", taps=c.conv_kernel_dim, bias=c.conv_bias)
     dense = whole(f"{prefix}.out_proj", "conv_out", c.hidden_size)
-    return net.linear(made, "conv.out_proj", [dense], split=Split.NONE, bias=c.conv_bias, add_to=x)
+    return net.linear(made, "conv.out_proj", [dense], split=Split.ROW, bias=c.conv_bias, add_to=x)
 
 
 def _mlp(net: Network, c: Lfm2Config, layer: int, h: Value, x: Value, block: str) -> Value:

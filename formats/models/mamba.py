@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from ...common.json_fields import JsonFields, describe, is_finite_number
 from ..checkpoint.config import RELATIVE_POSITIONS
@@ -28,8 +28,6 @@ _HYBRID_FIELDS: Final = frozenset(
 @dataclass(frozen=True, kw_only=True)
 class MambaConfig(RecurrentConfig):
     """Fields of models with Mamba 2's layers."""
-
-    recurrence: ClassVar[str] = "Mamba layers"
 
     mamba_layers: tuple[int, ...] = (0,)
     """Layers with a selective scan."""
@@ -61,6 +59,16 @@ class MambaConfig(RecurrentConfig):
             state_dim=self.mamba_state_dim,
         )
 
+    @property
+    def divided_sizes(self) -> tuple[str, ...]:
+        """Fields that tp_size must divide."""
+        return (*super().divided_sizes, "mamba_num_heads") if self.has_states else super().divided_sizes
+
+    @property
+    def shared_sizes(self) -> tuple[str, ...]:
+        """Fields that tp_size must divide or be a multiple of."""
+        return (*super().shared_sizes, "mamba_num_groups") if self.has_states else super().shared_sizes
+
     def inconsistencies(self) -> list[str]:
         """Lists contradictions between fields that are each acceptable."""
         found = super().inconsistencies() + self.layer_inconsistencies("mamba_layers", self.mamba_layers)
@@ -71,6 +79,16 @@ class MambaConfig(RecurrentConfig):
         if self.mamba_time_min > self.mamba_time_max:
             found.append(f"mamba_time_min {self.mamba_time_min} is above mamba_time_max {self.mamba_time_max}")
         return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba2Config(MambaConfig):
+    """Config of a model that has Mamba layers only."""
+
+    @property
+    def divided_sizes(self) -> tuple[str, ...]:
+        """Fields that tp_size must divide."""
+        return ("mamba_num_heads",)
 
 
 def read_time_limits(fields: JsonFields, name: str = "time_step_limit") -> Features:
@@ -151,8 +169,15 @@ def mamba_scan(
         units=1,
         rows=(range(shape.value_size, outputs), range(shape.value_size)),
         source_outputs=outputs,
+        sections=(
+            (shape.value_size, shape.num_heads),
+            (shape.group_size, shape.num_groups),
+            (shape.group_size, shape.num_groups),
+            (shape.num_heads, shape.num_heads),
+            (shape.value_size, shape.num_heads),
+        ),
     )
-    values = net.linear(h, "mamba.in_proj", [in_proj], split=Split.NONE, bias=c.mamba_proj_bias)
+    values = net.linear(h, "mamba.in_proj", [in_proj], split=Split.COLUMN, bias=c.mamba_proj_bias)
     if factors is not None:
         columns = [
             (shape.value_size, factors.values),
@@ -179,7 +204,7 @@ def mamba_output(
 ) -> Value:
     """Declares `x` plus `scale` times the last linear layer of the Mamba 2 layer `prefix`."""
     out_proj = whole(f"{prefix}.out_proj", "mamba_out_proj", c.hidden_size)
-    return net.linear(gated, "mamba.out_proj", [out_proj], split=Split.NONE, bias=bias, add_to=x, scale=scale)
+    return net.linear(gated, "mamba.out_proj", [out_proj], split=Split.ROW, bias=bias, add_to=x, scale=scale)
 
 
 def mamba_layer(net: Network, c: MambaConfig, h: Value, x: Value, prefix: str, scale: float = 1.0) -> Value:
@@ -222,7 +247,7 @@ def _fill_in(fields: JsonFields) -> Mapping[str, Any]:
     return {"num_attention_heads": 1, "num_key_value_heads": 1, "intermediate_size": 1, "max_position_embeddings": 2048}
 
 
-def _declare(net: Network, c: MambaConfig) -> None:
+def _declare(net: Network, c: Mamba2Config) -> None:
     x = net.embedding(f"{_BACKBONE}.embeddings")
     for layer in net.layers():
         p = f"{_BACKBONE}.layers.{layer}"
@@ -236,7 +261,7 @@ def _declare(net: Network, c: MambaConfig) -> None:
 
 MAMBA2 = ModelFamily(
     architecture="Mamba2ForCausalLM",
-    config_class=MambaConfig,
+    config_class=Mamba2Config,
     read_features=_read_features,
     read_rope=no_rope,
     declare=_declare,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ..._core import stage_layers
 from ...common.json_fields import JsonFields, describe
 from ..network.network import Network
 from ..network.operands import RotaryTable, Value
@@ -32,6 +33,19 @@ class NemotronHConfig(MambaConfig):
         found = super().inconsistencies() + self.layer_inconsistencies("attention_layers", self.attention_layers)
         if both := sorted(set(self.attention_layers) & set(self.mamba_layers)):
             found.append(f"attention_layers and mamba_layers share {both}")
+        return found
+
+    def mapping_inconsistencies(self) -> list[str]:
+        """Lists reasons why this model cannot be cut by its mapping."""
+        found = super().mapping_inconsistencies()
+        stages = self.mapping.pp_size
+        for stage in range(stages) if 1 < stages <= self.num_hidden_layers else ():
+            first, count = stage_layers(self.num_hidden_layers, stages, stage)
+            if set(range(first, first + count)).isdisjoint({*self.mamba_layers, *self.attention_layers}):
+                found.append(
+                    f"pp_size {stages} gives stage {stage} only MLPs (layers {first} to {first + count - 1}); "
+                    "expected a Mamba layer or attention in each stage"
+                )
         return found
 
 

@@ -55,17 +55,17 @@ def _linear_attention(net: Network, c: OlmoHybridConfig, h: Value, x: Value, pre
     """Declares `x` plus the linear attention of `h`; q, k, v, gate, b and a have a linear layer each."""
     shape = c.delta_shape
     qkvz_parts = [
-        whole(f"{prefix}.q_proj", "attn_q", shape.key_size),
-        whole(f"{prefix}.k_proj", "attn_k", shape.key_size),
-        whole(f"{prefix}.v_proj", "attn_v", shape.value_size),
-        whole(f"{prefix}.g_proj", "linear_attn_z", shape.value_size),
+        whole(f"{prefix}.q_proj", "attn_q", shape.key_size, shape.num_key_heads),
+        whole(f"{prefix}.k_proj", "attn_k", shape.key_size, shape.num_key_heads),
+        whole(f"{prefix}.v_proj", "attn_v", shape.value_size, shape.num_value_heads),
+        whole(f"{prefix}.g_proj", "linear_attn_z", shape.value_size, shape.num_value_heads),
     ]
     gate_parts = [
         whole(f"{prefix}.b_proj", "linear_attn_b", shape.num_value_heads),
         whole(f"{prefix}.a_proj", "linear_attn_a", shape.num_value_heads),
     ]
-    qkvz = net.linear(h, "linear_attention.qkvz", qkvz_parts, split=Split.NONE)
-    gates = net.linear(h, "linear_attention.ba", gate_parts, split=Split.NONE, quantized=False)
+    qkvz = net.linear(h, "linear_attention.qkvz", qkvz_parts, split=Split.COLUMN)
+    gates = net.linear(h, "linear_attention.ba", gate_parts, split=Split.COLUMN, quantized=False)
     qkvz = net.causal_convolution(
         qkvz,
         f"{prefix}.conv1d",
@@ -83,7 +83,7 @@ def _linear_attention(net: Network, c: OlmoHybridConfig, h: Value, x: Value, pre
         epsilon=_NORM_EPSILON,
     )
     dense = whole(f"{prefix}.o_proj", "linear_attn_dense", c.hidden_size)
-    return net.linear(normed, "linear_attention.dense", [dense], split=Split.NONE, add_to=x)
+    return net.linear(normed, "linear_attention.dense", [dense], split=Split.ROW, add_to=x)
 
 
 def _linear_layer(net: Network, c: OlmoHybridConfig, layer: int, x: Value) -> Value:

@@ -66,6 +66,16 @@ class Qwen35Config(RecurrentConfig, PartialRotaryConfig):
             value_dim=self.linear_value_head_dim,
         )
 
+    @property
+    def divided_sizes(self) -> tuple[str, ...]:
+        """Fields that tp_size must divide."""
+        return (*super().divided_sizes, "linear_num_value_heads") if self.has_states else super().divided_sizes
+
+    @property
+    def shared_sizes(self) -> tuple[str, ...]:
+        """Fields that tp_size must divide or be a multiple of."""
+        return (*super().shared_sizes, "linear_num_key_heads") if self.has_states else super().shared_sizes
+
     def inconsistencies(self) -> list[str]:
         """Lists contradictions between fields that are each acceptable."""
         found = super().inconsistencies() + self.layer_inconsistencies("linear_layers", self.linear_layers)
@@ -159,11 +169,12 @@ def _gated_qkv_parts(c: CheckpointConfig, prefix: str) -> list[Part]:
 def _linear_parts(c: Qwen35Config, prefix: str) -> tuple[list[Part], list[Part]]:
     """Returns [q | k | v | z] and [b | a] of linear attention, each from a layer of its own, or q, k and v from one."""
     shape = c.delta_shape
+    heads = shape.num_value_heads
     qkv = whole(f"{prefix}.in_proj_qkv", "linear_attn_qkv", 2 * shape.key_size + shape.value_size)
-    z = whole(f"{prefix}.in_proj_z", "linear_attn_z", shape.value_size)
-    b = whole(f"{prefix}.in_proj_b", "linear_attn_b", shape.num_value_heads)
-    a = whole(f"{prefix}.in_proj_a", "linear_attn_a", shape.num_value_heads)
-    return [qkv, z], [b, a]
+    z = whole(f"{prefix}.in_proj_z", "linear_attn_z", shape.value_size, heads)
+    b = whole(f"{prefix}.in_proj_b", "linear_attn_b", heads)
+    a = whole(f"{prefix}.in_proj_a", "linear_attn_a", heads)
+    return [replace(qkv, sections=shape.sections), z], [b, a]
 
 
 def _fused_linear_parts(c: Qwen35Config, prefix: str) -> tuple[list[Part], list[Part]]:
@@ -187,7 +198,8 @@ def _fused_linear_parts(c: Qwen35Config, prefix: str) -> tuple[list[Part], list[
                 source=f"{prefix}.{source}",
                 module=module,
                 outputs=shape.num_key_heads * sum(sizes[piece] for piece in pieces),
-                units=1,
+                units=shape.num_value_heads,
+                sections=shape.sections if len(pieces) > 1 else (),
                 rows=tuple(piece_rows for piece in pieces for piece_rows in rows(piece)),
                 source_outputs=shape.num_key_heads * stride,
             )
@@ -209,9 +221,9 @@ def _linear_attention(net: Network, c: Qwen35Config, h: Value, x: Value, prefix:
     """Declares `x` plus the linear attention of `h`."""
     shape = c.delta_shape
     qkvz_parts, gate_parts = parts(c, prefix)
-    qkvz = net.linear(h, "linear_attention.qkvz", qkvz_parts, split=Split.NONE)
+    qkvz = net.linear(h, "linear_attention.qkvz", qkvz_parts, split=Split.COLUMN)
     # A few outputs that decide how fast states decay: too small to gain from quantisation.
-    gates = net.linear(h, "linear_attention.ba", gate_parts, split=Split.NONE, quantized=False)
+    gates = net.linear(h, "linear_attention.ba", gate_parts, split=Split.COLUMN, quantized=False)
     qkvz = net.causal_convolution(
         qkvz,
         f"{prefix}.conv1d",
@@ -222,7 +234,7 @@ def _linear_attention(net: Network, c: Qwen35Config, h: Value, x: Value, prefix:
     attended = net.gated_delta(qkvz, gates, shape, prefix, "linear_attention")
     normed = net.gated_rms_norm(attended, qkvz, f"{prefix}.norm", "linear_attention.norm", head_size=shape.value_dim)
     dense = whole(f"{prefix}.out_proj", "linear_attn_dense", c.hidden_size)
-    return net.linear(normed, "linear_attention.dense", [dense], split=Split.NONE, add_to=x)
+    return net.linear(normed, "linear_attention.dense", [dense], split=Split.ROW, add_to=x)
 
 
 def _gated_attention(net: Network, c: Qwen35Config, h: Value, x: Value, prefix: str, rotary: RotaryTable) -> Value:

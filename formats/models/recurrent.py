@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ..checkpoint.config import CheckpointConfig
 
@@ -12,9 +11,6 @@ from ..checkpoint.config import CheckpointConfig
 @dataclass(frozen=True, kw_only=True)
 class RecurrentConfig(CheckpointConfig):
     """Config of models with states."""
-
-    recurrence: ClassVar[str] = "linear attention"
-    """Layers that keep states, for messages."""
 
     @property
     def has_states(self) -> bool:
@@ -26,12 +22,3 @@ class RecurrentConfig(CheckpointConfig):
         if list(layers) == sorted(set(layers)) and all(layer < self.num_hidden_layers for layer in layers):
             return []
         return [f"{name} {list(layers)} must ascend and stay below {self.num_hidden_layers}"]
-
-    def mapping_inconsistencies(self) -> list[str]:
-        """Lists reasons why this model cannot be cut by its mapping."""
-        if self.mapping.world_size == 1 or not self.has_states:
-            return super().mapping_inconsistencies()
-        return [
-            f"{self.mapping.describe()}: {self.architecture} has {self.recurrence}, which runs on one rank; expected "
-            "tp_size 1 and pp_size 1"
-        ]

@@ -109,6 +109,12 @@ class DeltaShape:
         """Width of v."""
         return self.num_value_heads * self.value_dim
 
+    @property
+    def sections(self) -> tuple[tuple[int, int], ...]:
+        """Width and heads of q, of k and of v."""
+        keys = (self.key_size, self.num_key_heads)
+        return (keys, keys, (self.value_size, self.num_value_heads))
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScanShape:

@@ -344,6 +344,10 @@ class GatedRmsNorm:
     gate_first: bool = False
     num_groups: int = 1
     """Number of equal groups that a head consists of."""
+    elements: range | None = None
+    """Elements of the weight on this rank; None: all."""
+    group_ranks: int = 1
+    """Number of consecutive ranks that have equal shares of a group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,6 +365,8 @@ class CausalConvolution:
     """[columns, 1, taps]."""
     bias: Tensor | None = None
     """[columns]."""
+    columns: tuple[range, ...] | None = None
+    """Columns of the weight on this rank; None: all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,6 +384,8 @@ class GatedConvolution:
     """[columns, 1, taps]."""
     bias: Tensor | None
     """[columns]."""
+    columns: tuple[range, ...] | None = None
+    """Columns of the weight on this rank; None: all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -402,6 +410,8 @@ class GatedDelta:
     time_bias: Tensor
     """[value heads]."""
     update_scale: float = 1.0
+    heads: range | None = None
+    """Value heads of the vectors on this rank; None: all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -426,6 +436,8 @@ class SelectiveScan:
     """[heads]."""
     time_min: float
     time_max: float
+    heads: range | None = None
+    """Heads of the vectors on this rank; None: all."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,22 +75,27 @@ class Part:
     joined_rows: int = 1
     """Number of rows that the inputs were joined from. The source has the elements of each column one after another,
     the network those of each row."""
-    first_output: int = 0
-    """Start of a rank's share in the whole model's part."""
+    sections: tuple[tuple[int, int], ...] = ()
+    """Outputs and units of each section, in order, if tensor parallelism cuts every section; empty: the part is one."""
+    shares: tuple[range, ...] = ()
+    """Ranges of the whole model's part that a rank's share consists of; empty: all outputs."""
     num_remote_outputs: int = 0
     """Number of outputs of the whole model's part that a rank's share lacks."""
 
     def cut(self, tp_size: int, tp_rank: int) -> Part:
-        """Returns a rank's share. If there are more ranks than units, several ranks share a unit."""
-        ranks_per_unit = max(1, tp_size // self.units)
-        share = self.outputs // (tp_size // ranks_per_unit)
-        first = share * (tp_rank // ranks_per_unit)
+        """Returns a rank's share of each section. If there are more ranks than units, several ranks share a unit."""
+        shares: list[range] = []
+        start = 0
+        for outputs, units in self.sections or ((self.outputs, self.units),):
+            shares.append(share_of_section(range(start, start + outputs), units, tp_size, tp_rank))
+            start += outputs
+        num_outputs = sum(map(len, shares))
         return replace(
             self,
-            outputs=share,
-            rows=rows_between(self.rows, first, first + share),
-            first_output=first,
-            num_remote_outputs=self.outputs - share,
+            outputs=num_outputs,
+            rows=tuple(rows for share in shares for rows in rows_between(self.rows, share.start, share.stop)),
+            shares=tuple(shares),
+            num_remote_outputs=self.outputs - num_outputs,
         )
 
 
@@ -174,7 +179,15 @@ def whole(
     )
 
 
-def stacked(source: str, parts: Sequence[tuple[str, int, int]], **settings: bool) -> tuple[Part, ...]:
+def share_of_section(section: range, units: int, tp_size: int, tp_rank: int) -> range:
+    """Returns a rank's share of neighbouring outputs, whole units or, with more ranks than units, a shared one."""
+    ranks_per_unit = max(1, tp_size // units)
+    size = len(section) // (tp_size // ranks_per_unit)
+    first = section.start + size * (tp_rank // ranks_per_unit)
+    return range(first, first + size)
+
+
+def stacked(source: str, parts: Sequence[tuple[str, int, int]], *, transposed: bool = False) -> tuple[Part, ...]:
     """Returns the parts (module, outputs, units) of one linear layer that stacks their outputs."""
     total = sum(outputs for _, outputs, _ in parts)
     found = []
@@ -183,7 +196,13 @@ def stacked(source: str, parts: Sequence[tuple[str, int, int]], **settings: bool
         rows = (range(first, first + outputs),)
         found.append(
             Part(
-                source=source, module=module, outputs=outputs, units=units, rows=rows, source_outputs=total, **settings
+                source=source,
+                module=module,
+                outputs=outputs,
+                units=units,
+                rows=rows,
+                source_outputs=total,
+                transposed=transposed,
             )
         )
         first += outputs

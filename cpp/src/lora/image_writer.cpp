@@ -103,13 +103,16 @@ void ImageWriter::write_b(const LoraSite& site, std::size_t row_index, const Dev
     const std::size_t position = part_position(site, module);
     const LoraPart& part = site.parts[position];
     const MatrixRows own = site.rows_of_b(part.out_size);
-    if (own.count > 0) {
-      write_matrix(writable(image.parts[position].b), own.count, 0,
+    std::int64_t written = 0;
+    for (const MatrixRows& range : part.module_rows(own)) {
+      if (range.count == 0) continue;
+      write_matrix(writable(image.parts[position].b), own.count, written,
                    {.row = row_index,
-                    .first = first + (part.first_output + own.first) * row.rank,
-                    .rows = own.count,
+                    .first = first + range.first * row.rank,
+                    .rows = range.count,
                     .columns = row.rank,
                     .stride = row.rank});
+      written += range.count;
     }
     first += part.whole_out_size() * row.rank;
   }
@@ -123,13 +126,17 @@ void ImageWriter::write_vector(const LoraSite& site, std::size_t row_index, std:
   for (const LoraModule module : parts_of(row.module)) {
     const std::size_t position = part_position(site, module);
     const LoraPart& part = site.parts[position];
-    const Values values = take({.row = row_index,
-                                .first = first + part.first_output,
-                                .rows = 1,
-                                .columns = part.out_size,
-                                .stride = part.out_size},
-                               DType::kFloat32, ValueKind::kVector);
-    std::memcpy(writable(image.parts[position].*place), values.data, vector_bytes(part.out_size));
+    std::byte* to = writable(image.parts[position].*place);
+    for (const MatrixRows& range : part.module_rows({0, part.out_size})) {
+      const Values values = take({.row = row_index,
+                                  .first = first + range.first,
+                                  .rows = 1,
+                                  .columns = range.count,
+                                  .stride = range.count},
+                                 DType::kFloat32, ValueKind::kVector);
+      std::memcpy(to, values.data, vector_bytes(range.count));
+      to += vector_bytes(range.count);
+    }
     first += part.whole_out_size();
   }
 }

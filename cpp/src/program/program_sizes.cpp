@@ -139,6 +139,24 @@ void check_shares(const Program& program, const LoraSite& site, const std::strin
   }
 }
 
+/// Ranges of a module's outputs, one after another, that a part consists of.
+void check_output_ranges(const LoraSite& site, const LoraPart& part, const std::string& where,
+                         Problems* problems) {
+  if (part.output_ranges.empty()) return;
+  std::int64_t outputs = 0;
+  std::int64_t end = 0;
+  bool fits = part.output_ranges.size() % 2 == 0 && part.first_output == 0 && site.num_remote_inputs == 0;
+  for (const MatrixRows& range : part.module_rows({})) {
+    fits = fits && range.first >= end && range.count >= 1;
+    end = range.first + range.count;
+    outputs += range.count;
+  }
+  if (!fits || outputs != part.out_size || end > part.whole_out_size()) {
+    problems->add(where + " output_ranges are not ascending ranges of " + text(part.out_size) + " of " +
+                  text(part.whole_out_size()) + " outputs");
+  }
+}
+
 void check_layout(const Program& program, Problems* problems) {
   const auto& lora = program.lora;
   if (lora.sites.empty()) {
@@ -181,6 +199,7 @@ void check_layout(const Program& program, Problems* problems) {
       check_range(where + " out_size", part.out_size, 1, kSizeLimit - 1);
       check_range(where + " num_remote_outputs", part.num_remote_outputs, 0, kSizeLimit - 1);
       check_range(where + " first_output", part.first_output, 0, part.num_remote_outputs);
+      check_output_ranges(site, part, where, problems);
     }
   }
 }

@@ -12,9 +12,6 @@ namespace adaptrt {
 void Validator::check_state(std::optional<std::size_t> num_bytes) {
   all_tokens_only();
   if (rows_ == RowKind::kEncoderTokens) add(where_ + ": belongs in the body");
-  if (program_.num_ranks > 1) {
-    add(where_ + ": keeps a state, and the program has " + text(program_.num_ranks) + " ranks; expected 1");
-  }
   std::size_t sum = 0;
   const bool fits = num_bytes && state_bytes_ && !__builtin_add_overflow(*state_bytes_, *num_bytes, &sum);
   state_bytes_ = fits ? std::optional(sum) : std::nullopt;
@@ -126,6 +123,13 @@ void Validator::check(const GatedRmsNormOp& op) {
   if (op.num_groups >= 1 && op.weight.size % op.num_groups != 0) {
     add(where_ + ": num_groups " + text(op.num_groups) + " does not divide a weight of " +
         text(op.weight.size) + " elements");
+  }
+  const std::int32_t ranks = program_.ranks_per_stage();
+  check_range_(where_ + ": group_ranks", op.group_ranks, 1, std::max(1, ranks));
+  if (op.group_ranks > 1 && (ranks % op.group_ranks != 0 || op.num_groups != 1 ||
+                             (input != nullptr && input->width != op.weight.size))) {
+    add(where_ + ": group_ranks is " + text(op.group_ranks) + "; expected a divisor of " + text(ranks) +
+        " ranks and one group as wide as the input");
   }
   if (op.output == op.input || op.output == op.gate) add(where_ + ": the output is one of the inputs");
   check_finite("epsilon", op.epsilon, 0.0F);

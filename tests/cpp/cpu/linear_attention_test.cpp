@@ -371,8 +371,11 @@ BOOST_AUTO_TEST_CASE(inconsistent_programs_are_refused) {
                 [](Program* p) { op_at<GatedRmsNormOp>(p, 4).gate = 1; });
   check_problem("gate 'b1' is 8 wide; it must be at least 280",
                 [](Program* p) { op_at<SigmoidGateOp>(p, 5).gate = 1; });
-  check_problem("keeps a state, and the program has 2 ranks; expected 1",
-                [](Program* p) { p->num_ranks = 2; });
+  check_problem("group_ranks is 2", [](Program* p) { op_at<GatedRmsNormOp>(p, 4).group_ranks = 2; });
+  check_problem("group_ranks is 2; expected a divisor of 3 ranks", [](Program* p) {
+    p->num_ranks = 3;
+    op_at<GatedRmsNormOp>(p, 4).group_ranks = 2;
+  });
 }
 
 BOOST_AUTO_TEST_SUITE_END()

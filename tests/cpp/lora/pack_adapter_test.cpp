@@ -450,6 +450,32 @@ BOOST_DATA_TEST_CASE(ranks_share_both_matrices, boost::unit_test::data::make({2,
   BOOST_TEST(counts[2] <= static_cast<std::size_t>(outputs) * 3);
 }
 
+/// The part has outputs 1, 3 and 4 of six.
+BOOST_DATA_TEST_CASE(a_part_may_be_several_ranges_of_its_module,
+                     boost::unit_test::data::make({MatrixLayout::kPanels, MatrixLayout::kRows}),
+                     matrix_layout) {
+  const LoraLayout whole = small_layout();
+  LoraLayout layout = whole;
+  layout.matrix_layout = matrix_layout;
+  layout.sites[0].parts[0] = {
+      .module = kAttnQ, .out_size = 3, .num_remote_outputs = 3, .output_ranges = {1, 1, 3, 2}};
+  const std::int64_t rank = 2;
+  const SentAdapter sent = make_adapter({{kAttnQ, 0, rank, true, true}}, whole, 3);
+  const auto adapter = make_host_adapter(sent.send(42), layout);
+  const auto modules = unpack_adapter(Packed(*adapter, layout, 16384).device, layout);
+  BOOST_REQUIRE(modules.size() == 1U);
+  const auto rows = [&](std::int64_t first, std::int64_t width) {
+    std::vector<float> found = sent_values(sent, 0, first + width, width, layout.dtype);
+    const std::vector<float> more = sent_values(sent, 0, first + 3 * width, 2 * width, layout.dtype);
+    found.insert(found.end(), more.begin(), more.end());
+    return found;
+  };
+  BOOST_TEST(modules[0].a == sent_values(sent, 0, 0, rank * 8, layout.dtype));
+  BOOST_TEST(modules[0].b == rows(rank * 8, rank));
+  BOOST_TEST(modules[0].magnitude == rows(rank * (8 + 6), 1));
+  BOOST_TEST(modules[0].shift == rows(rank * (8 + 6) + 6, 1));
+}
+
 /// For a layer as wide as in large models, a rank's images have a share of the size of a single rank's.
 BOOST_AUTO_TEST_CASE(images_are_as_large_as_a_share) {
   LoraSite column{0, 1024, {{LoraModule::kAttnQ, 256, 0, 768}}};

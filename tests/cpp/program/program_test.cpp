@@ -329,6 +329,15 @@ BOOST_AUTO_TEST_CASE(unusable_sites_are_found) {
   finds("site 0 is used by 0 ops", [](Program* p) { op_at<LinearOp>(p, 3).lora_site = -1; });
   finds("has 3 parts, its lora_site 1", [](Program* p) { op_at<LinearOp>(p, 3).lora_site = 1; });
   finds("part 1 and its lora_site differ", [](Program* p) { p->lora.sites[0].parts[1].out_size = 25; });
+  finds("site 0 output_ranges are not ascending ranges of", [](Program* p) {
+    LoraPart& part = p->lora.sites[0].parts[0];
+    part.output_ranges = {1, static_cast<std::int32_t>(part.out_size)};  // beyond the module's last output
+  });
+  finds("site 0 output_ranges are not ascending ranges of", [](Program* p) {
+    LoraPart& part = p->lora.sites[0].parts[0];
+    part.num_remote_outputs = 9;
+    part.output_ranges = {2, static_cast<std::int32_t>(part.out_size) - 1, 1, 1};
+  });
   finds("site 0 is shared by 2 ranks, and is not of a layer that is cut",
         [](Program* p) { p->lora.sites[0].num_shares = 2; });
   finds("site 0 is share 0 of 2; the program is that of rank 0 of 1", [](Program* p) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,12 +19,21 @@ from support.ranks import RankAnswer, answers_of, answers_of_engines
 
 OTHERS = [name for name in FAMILIES if name not in CUT]
 SAME_OPS = [name for name in RELATIVES if name not in CUT]
+# Sizes that differ from support/families.py, so that two ranks can divide the layers with states, or share a group.
+WITH_STATES: dict[str, dict[str, Any]] = {
+    "mamba2": {"num_heads": 8, "n_groups": 1},
+    "falcon-h1": {},
+    "falcon-h1-norm": {"mamba_n_groups": 1, "mamba_norm_before_gate": True},
+    "qwen3-next": {"linear_num_key_heads": 1},
+    "olmo-hybrid": {},
+}
+STATES_IN_STAGES = ["granite4-mamba-moe", "qwen3.5", "lfm2"]
 
 
 def test_ranks_and_stages_compute_what_one_process_does(tmp_path: Path) -> None:
     """The base, LoRA, DoRA and LoRA with biases in one batch; test_families.py compares one process with
     transformers."""
-    cuts = {name: Cut(name, tmp_path / name) for name in OTHERS}
+    cuts = {name: Cut(name, tmp_path / name) for name in OTHERS + STATES_IN_STAGES}
     expected = [answers_of_one_process(cut) for cut in cuts.values()]
     check_ranks(cuts, expected, tmp_path)
     engines = [(cut.engine(1, pp_size=3), [cut.cases()]) for cut in cuts.values()]
@@ -38,6 +48,7 @@ def test_ranks_compute_what_one_process_does(tmp_path: Path) -> None:
     """The base and LoRA. These families have the ops of others, so stages and other adapters would repeat them. Each
     declares how its layers are split."""
     cuts = {name: Cut(name, tmp_path / name, kinds=("lora",)) for name in SAME_OPS}
+    cuts |= {name: Cut(name, tmp_path / name, kinds=("lora",), **sizes) for name, sizes in WITH_STATES.items()}
     check_ranks(cuts, [answers_of_one_process(cut) for cut in cuts.values()], tmp_path)
 
 

@@ -14,7 +14,7 @@ from adaptrt.builder.build import build
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 
-from .families import FAMILIES, RELATIVES, Family, save_family
+from .families import FAMILIES, RECURRENT, RELATIVES, Family, save_family
 from .models import Reference, save_adapter
 from .ranks import EngineRun, RankAnswer, answers_of_runs
 
@@ -115,7 +115,7 @@ class Cut(CutModel):
 
     def __init__(self, name: str, directory: Path, kinds: Collection[str] = ADAPTERS, **fields: Any) -> None:
         """kinds: of ADAPTERS. fields: of the config, in addition to those of CUT or even_sizes()."""
-        family: Family = {**FAMILIES, **RELATIVES}[name]
+        family: Family = {**FAMILIES, **RELATIVES, **RECURRENT}[name]
         sizes = CUT[name] if name in CUT else even_sizes(family.fields)
         sized = dataclasses.replace(family, fields={**family.fields, **sizes, **fields})
         super().__init__(directory, save_family(sized, directory / "model"))

@@ -540,7 +540,7 @@ RECURRENT = {
         },
     ),
 }
-"""Families with states. They have one rank, and no ONNX graph."""
+"""Families with states. They have no ONNX graph."""
 
 
 LATENT_ATTENTION = {

@@ -71,13 +71,6 @@ def test_fields_that_cannot_be_served_are_named(load: Any, changes: dict[str, An
         load(QWEN3_5, text_config={**TEXT, **changes})
 
 
-def test_linear_attention_has_one_rank(load: Any) -> None:
-    with pytest.raises(
-        _core.ConfigError, match=r"tp_size 2, pp_size 1: .* has linear attention, which runs on one rank"
-    ):
-        load(QWEN3_5, tp_size=2)
-
-
 def test_tensorrt_and_onnx_are_refused(model: Path, tmp_path: Path) -> None:
     convert_checkpoint(model, tmp_path / "checkpoint", dtype=_core.DType.BFLOAT16)
     tensorrt = BuildConfig(max_seq_len=64, backend=TENSORRT, tensorrt_config=TensorRtBuildConfig())

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from adaptrt._core import CheckpointError
+from adaptrt._core import CheckpointError, ConfigError
 from adaptrt.formats.models.granite_hybrid import GraniteHybridConfig
 from adaptrt.formats.models.mamba import NO_TIME_LIMIT
+from support.families import RECURRENT
 from support.hf_configs import GRANITE4, HF, read_config
 
 LFM2 = {
@@ -42,6 +43,8 @@ FALCON_H1 = {
     "ssm_in_multiplier": 1.25, "ssm_multipliers": [0.35, 0.25, 0.18, 0.5, 0.32], "ssm_out_multiplier": 0.25,
     "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 32784,
 }  # fmt: skip
+NEMOTRON_H = {**RECURRENT["nemotron-h"].config().to_dict(), "architectures": ["NemotronHForCausalLM"],
+              "dtype": "float32", "layers_block_type": ["mamba", "attention", "mlp", "mlp"]}  # fmt: skip
 HUNYUAN = {
     **HF, "architectures": ["HunYuanDenseV1ForCausalLM"], "head_dim": 12, "rope_theta": 10000.0,
     "rope_scaling": {"alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0,
@@ -158,4 +161,37 @@ def test_fields_that_cannot_be_served_are_named(
     load: Any, base: dict[str, Any], changes: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(CheckpointError, match=complaint):
+        load(base, **changes)
+
+
+def test_ranks_share_groups_of_heads(load: Any) -> None:
+    assert load(MAMBA2, tp_size=4).mapping.tp_size == 4
+    assert (
+        load(GRANITE4, tp_size=4, shared_intermediate_size=8192).mapping.tp_size == 4
+    )  # without states, sizes of Mamba layers mean nothing
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "complaint"),
+    [
+        (MAMBA2, {"tp_size": 3}, "tp_size 3 does not divide mamba_num_heads 8"),
+        (
+            MAMBA2,
+            {"hidden_size": 96, "num_heads": 12, "n_groups": 4, "tp_size": 6},
+            "tp_size 6 neither divides mamba_num_groups 4 nor is a multiple of it",
+        ),
+        (OLMO, {"linear_num_value_heads": 5, "linear_num_key_heads": 5, "tp_size": 2}, "linear_num_value_heads 5;"),
+        (
+            OLMO,
+            {"linear_num_value_heads": 12, "linear_num_key_heads": 3, "tp_size": 2},
+            "tp_size 2 neither divides linear_num_key_heads 3 nor is a multiple of it",
+        ),
+        (LFM2, {"hidden_size": 1031, "head_dim": 64, "tp_size": 2}, "tp_size 2 does not divide hidden_size 1031"),
+        (NEMOTRON_H, {"pp_size": 2}, r"pp_size 2 gives stage 1 only MLPs \(layers 2 to 3\)"),
+    ],
+)
+def test_ranks_that_cannot_share_states_are_refused(
+    load: Any, base: dict[str, Any], changes: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
         load(base, **changes)

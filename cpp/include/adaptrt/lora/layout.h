@@ -62,6 +62,20 @@ struct LoraPart {
   /// First of these outputs in the module's outputs, and the number of outputs that only other ranks have.
   std::int64_t first_output = 0;
   std::int64_t num_remote_outputs = 0;
+  /// For a part that consists of several ranges of the module's outputs: the first output and the number of
+  /// outputs of each range. Empty: the part is one range, from first_output on.
+  std::vector<std::int32_t> output_ranges = {};
+
+  /// Returns the module's outputs that are the part's outputs `own`, as ranges in order. `own` is all of them
+  /// if there are output_ranges.
+  [[nodiscard]] std::vector<MatrixRows> module_rows(MatrixRows own) const {
+    if (output_ranges.empty()) return {{first_output + own.first, own.count}};
+    std::vector<MatrixRows> ranges;
+    for (std::size_t i = 0; i + 1 < output_ranges.size(); i += 2) {
+      ranges.push_back({output_ranges[i], output_ranges[i + 1]});
+    }
+    return ranges;
+  }
 
   /// Number of outputs of the whole module, which is the number of rows of its B.
   [[nodiscard]] std::int64_t whole_out_size() const { return out_size + num_remote_outputs; }

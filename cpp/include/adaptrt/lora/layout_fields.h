@@ -14,7 +14,10 @@ constexpr auto fields_of(const LoraPart* /*type*/) {
       RequiredField{"out_size", &C::out_size, "Number of outputs on this rank."},
       WrittenField{"first_output", &C::first_output, "First of these outputs in the module's outputs."},
       WrittenField{"num_remote_outputs", &C::num_remote_outputs,
-                   "Number of outputs that only other ranks have."}};
+                   "Number of outputs that only other ranks have."},
+      Field{"output_ranges", &C::output_ranges,
+            "First output and number of outputs of each range that the part has; empty: one range from "
+            "first_output on."}};
 }
 static_assert(lists_every_member<LoraPart>());
 

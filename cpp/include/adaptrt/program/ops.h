@@ -446,6 +446,9 @@ struct GatedRmsNormOp {
   bool gate_first = false;
   /// Number of equal groups that a head consists of.
   std::int64_t num_groups = 1;
+  /// Number of consecutive ranks that have equal shares of a group. Above 1, a row is this rank's share of
+  /// one group, and the ranks' sums of squares are added in the order of the ranks.
+  std::int32_t group_ranks = 1;
 };
 
 /// A causal convolution of each of the first columns by itself, in place: x = silu(bias + the sum over taps i

@@ -438,7 +438,9 @@ constexpr auto fields_of(const GatedRmsNormOp* /*type*/) {
       RequiredField{"weight", &C::weight, "[elements of a head]."},
       RequiredField{"epsilon", &C::epsilon, "Added to the mean of squares of a group."},
       Field{"gate_first", &C::gate_first, "True: the gate multiplies the input before its norm."},
-      Field{"num_groups", &C::num_groups, "Groups of a head; each is normalized by itself."}};
+      Field{"num_groups", &C::num_groups, "Groups of a head; each is normalized by itself."},
+      Field{"group_ranks", &C::group_ranks,
+            "Number of consecutive ranks that have equal shares of a group. Above 1, a row is one share."}};
 }
 static_assert(lists_every_member<GatedRmsNormOp>());
 

@@ -1,56 +1,38 @@
 // Ops in which the ranks of an engine exchange rows.
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "adaptrt/engine/acked_send.h"
 #include "ranks/overlapped_sum.h"
 #include "ranks/rank_sums.h"
+#include "ranks/square_sums.h"
 
 namespace adaptrt {
 namespace {
 
-/// Sums in an order that does not depend on the other rows.
-float sum_of_squares(const float* x, std::int64_t size) {
-  constexpr std::int64_t kLanes = 16;
-  std::array<float, kLanes> lanes{};
-  const std::int64_t whole = size / kLanes * kLanes;
-  for (std::int64_t i = 0; i < whole; i += kLanes) {
-    for (std::int64_t lane = 0; lane < kLanes; ++lane) {
-      lanes[static_cast<std::size_t>(lane)] += x[i + lane] * x[i + lane];
-    }
-  }
-  float sum = 0.0F;
-  for (const float lane : lanes) sum += lane;
-  for (std::int64_t i = whole; i < size; ++i) sum += x[i] * x[i];
-  return sum;
-}
-
 /// Number of sums of squares of a row: one for q, one for k.
 constexpr std::int64_t kSums = 2;
 
-/// Sums of squares are [rows, kSums] for each rank.
 class LoweredAllHeadsNorm final : public LoweredOp {
  public:
   LoweredAllHeadsNorm(const AllHeadsNormOp& op, const OpPlace& place)
       : op_(op),
         context_(place.context),
-        communicator_(*place.context.stage_communicator),
+        squares_(place.context, place.context.stage_communicator->size(), kSums),
         qkv_(place.context.rows_of(op.qkv)) {}
 
   void run(Step& step) override {
     const std::int64_t rows = step.rows;
     const std::int64_t rows_at_once = rows_per_chunk(op_.query_norm.size + op_.key_norm.size);
-    float* own = sums_of(communicator_.rank(), rows);
     context_.threads.parallel_for(rows, rows_at_once, [&](std::int64_t begin, std::int64_t end, int) {
-      for (std::int64_t row = begin; row < end; ++row) add_squares(row, own + row * kSums);
+      for (std::int64_t row = begin; row < end; ++row) add_squares(row, squares_.own(row, rows));
     });
-    exchange(rows);
+    squares_.exchange(rows);
     context_.threads.parallel_for(rows, rows_at_once, [&](std::int64_t begin, std::int64_t end, int) {
       for (std::int64_t row = begin; row < end; ++row) {
-        norm(query_of(row), op_.query_norm, total(rows, row * kSums), op_.whole_query_size);
-        norm(key_of(row), op_.key_norm, total(rows, row * kSums + 1), op_.whole_key_size);
+        norm(query_of(row), op_.query_norm, squares_.total(row, rows, 0), op_.whole_query_size);
+        norm(key_of(row), op_.key_norm, squares_.total(row, rows, 1), op_.whole_key_size);
       }
     });
   }
@@ -58,34 +40,11 @@ class LoweredAllHeadsNorm final : public LoweredOp {
  private:
   [[nodiscard]] float* query_of(std::int64_t row) const { return qkv_.float_row(row); }
   [[nodiscard]] float* key_of(std::int64_t row) const { return query_of(row) + op_.query_norm.size; }
-  /// A rank's sums in a step of `rows` rows.
-  [[nodiscard]] float* sums_of(std::int32_t rank, std::int64_t rows) const {
-    return context_.memory.rank_room() + rank * rows * kSums;
-  }
 
   /// `sums` belong to the row.
   void add_squares(std::int64_t row, float* sums) const {
     sums[0] = sum_of_squares(query_of(row), op_.query_norm.size);
     sums[1] = op_.counts_keys ? sum_of_squares(key_of(row), op_.key_norm.size) : 0.0F;
-  }
-
-  void exchange(std::int64_t rows) const {
-    RankMessages& messages = context_.rank_messages;
-    messages.clear();
-    const float* own = sums_of(communicator_.rank(), rows);
-    for (std::int32_t rank = 0; rank < communicator_.size(); ++rank) {
-      if (rank == communicator_.rank()) continue;
-      messages.sent.push_back({rank, bytes_of(own, rows * kSums)});
-      messages.received.push_back({rank, bytes_of(sums_of(rank, rows), rows * kSums)});
-    }
-    communicator_.exchange(messages.sent, messages.received);
-  }
-
-  /// Adds the ranks' sums at `index`, in the order of the ranks.
-  [[nodiscard]] float total(std::int64_t rows, std::int64_t index) const {
-    float sum = 0.0F;
-    for (std::int32_t rank = 0; rank < communicator_.size(); ++rank) sum += sums_of(rank, rows)[index];
-    return sum;
   }
 
   void norm(float* x, const VectorView& weight, float squares, std::int64_t whole_size) const {
@@ -95,7 +54,7 @@ class LoweredAllHeadsNorm final : public LoweredOp {
 
   const AllHeadsNormOp& op_;
   const CpuContext& context_;
-  Communicator& communicator_;
+  SquareSums squares_;
   Rows qkv_;
 };
 
@@ -286,8 +245,9 @@ std::size_t rank_room_floats(const Program& program) {
       } else if (const auto* gather = std::get_if<GatherOp>(&op)) {
         floats = std::max(floats, floats_of(gather->input) * (program.ranks_per_stage() - 1));
       } else if (std::holds_alternative<AllHeadsNormOp>(op)) {
-        const std::int64_t rows = program.max_num_tokens;
-        floats = std::max(floats, rows * kSums * program.ranks_per_stage());
+        floats = std::max(floats, SquareSums::room(program.max_num_tokens, program.ranks_per_stage(), kSums));
+      } else if (const auto* gated = std::get_if<GatedRmsNormOp>(&op)) {
+        floats = std::max(floats, SquareSums::room(program.max_num_tokens, gated->group_ranks, 1));
       }
     }
   }

@@ -3,14 +3,17 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "adaptrt/core/convert.h"
 #include "adaptrt/program/xielu.h"
 #include "given_rows.h"
 #include "lowered_op.h"
 #include "op_sizes.h"
 #include "ops/linear/linear_output.h"
+#include "ranks/square_sums.h"
 
 namespace adaptrt {
 namespace {
@@ -306,9 +309,15 @@ class LoweredGatedRmsNorm final : public LoweredOp {
         context_(place.context),
         input_(place.context.rows_of(op.input)),
         gate_(place.context.rows_of(op.gate)),
-        output_(place.context.rows_of(op.output)) {}
+        output_(place.context.rows_of(op.output)) {
+    if (op.group_ranks > 1) squares_.emplace(place.context, op.group_ranks, 1);
+  }
 
   void run(Step& step) override {
+    if (squares_) {
+      run_over_ranks(step.rows);
+      return;
+    }
     const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
       float* scratch = context_.scratch(thread);
       auto* between = reinterpret_cast<std::byte*>(scratch);
@@ -326,6 +335,41 @@ class LoweredGatedRmsNorm final : public LoweredOp {
   }
 
  private:
+  /// Rows are shares of a group. The gate is applied twice, because the rows are not kept during the
+  /// exchange.
+  void run_over_ranks(std::int64_t rows) {
+    const std::int64_t rows_at_once = rows_per_chunk(input_.width);
+    context_.threads.parallel_for(rows, rows_at_once, [&](std::int64_t begin, std::int64_t end, int thread) {
+      for (std::int64_t row = begin; row < end; ++row) {
+        *squares_->own(row, rows) = sum_of_squares(before_norm(row, thread), input_.width);
+      }
+    });
+    squares_->exchange(rows);
+    const auto group = static_cast<float>(input_.width * op_.group_ranks);
+    context_.threads.parallel_for(rows, rows_at_once, [&](std::int64_t begin, std::int64_t end, int thread) {
+      for (std::int64_t row = begin; row < end; ++row) {
+        const float factor = 1.0F / std::sqrt(squares_->total(row, rows) / group + op_.epsilon);
+        const float* x = before_norm(row, thread);
+        float* normed = context_.scratch(thread);
+        for (std::int64_t i = 0; i < input_.width; ++i) normed[i] = x[i] * factor * op_.weight.data[i];
+        if (op_.gate_first) {
+          convert_elements(output_.row(row), output_.dtype, reinterpret_cast<const std::byte*>(normed),
+                           DType::kFloat32, static_cast<std::size_t>(input_.width));
+        } else {
+          gate(row, normed, output_.row(row), output_.dtype);
+        }
+      }
+    });
+  }
+
+  /// Returns the input of a row's norm, which may be in the thread's scratch.
+  [[nodiscard]] const float* before_norm(std::int64_t row, int thread) const {
+    if (!op_.gate_first) return input_.float_row(row);
+    float* scratch = context_.scratch(thread);
+    gate(row, input_.float_row(row), reinterpret_cast<std::byte*>(scratch), DType::kFloat32);
+    return scratch;
+  }
+
   /// Stores the norms of all groups of a row.
   void norm(const float* x, std::byte* out, DType type) const {
     const std::int64_t group = op_.weight.size / op_.num_groups;
@@ -350,6 +394,8 @@ class LoweredGatedRmsNorm final : public LoweredOp {
   Rows input_;
   Rows gate_;
   Rows output_;
+  /// For rows that are shares of a group.
+  std::optional<SquareSums> squares_;
 };
 
 class LoweredJoinColumns final : public LoweredOp {
