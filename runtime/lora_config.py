@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .._core import AdapterError, DType
 from ..formats.adapter import ConvertedAdapter, Term, check_ranks, convert_adapter, weighted_sum
 from ..formats.network.adapter_limits import AdapterLimits
-from ..formats.sources import find_adapter, find_sum
+from ..formats.sources import Source, find_adapter, find_sum
 from ..formats.sources.base_model import warn_of_other_base
 from ..formats.sources.sum_of_names import check_num_terms
 from .engine import LoadedEngine, load_engine
@@ -27,15 +27,12 @@ def tensors_from_peft(
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
     """Returns weights and config of an adapter, or of a weighted sum, for this engine; see LoraConfig.from_peft."""
     loaded = engine if isinstance(engine, LoadedEngine) else load_engine(engine)
-    summed = directory if isinstance(directory, Mapping) else find_sum(directory)
-    if summed is not None:
-        sources = [(find_adapter(path), weight) for path, weight in summed.items()]
-        terms = [(str(source), source.directory, weight) for source, weight in sources]
-        for source, _ in sources:
-            warn_of_other_base(str(source), source.directory, loaded.config.source)
-        converted = sum_of_directories(terms, loaded)
+    if isinstance(directory, Mapping):
+        converted = _sum_of_sources([(find_adapter(path), weight) for path, weight in directory.items()], loaded)
+    elif (summed := find_sum(directory)) is not None:
+        converted = _sum_of_sources(list(summed.items()), loaded)
     else:
-        source = find_adapter(directory)  # type: ignore[arg-type]
+        source = find_adapter(directory)
         warn_of_other_base(str(source), source.directory, loaded.config.source)
         converted = _converted(
             source.directory,
@@ -50,6 +47,13 @@ def tensors_from_peft(
             "invocation_start() finds it"
         )
     return converted.weights, converted.config
+
+
+def _sum_of_sources(sources: Sequence[tuple[Source, float]], engine: LoadedEngine) -> ConvertedAdapter:
+    """Returns a weighted sum of adapters. Warns of those that were trained over another base model."""
+    for source, _ in sources:
+        warn_of_other_base(str(source), source.directory, engine.config.source)
+    return sum_of_directories([(str(source), source.directory, weight) for source, weight in sources], engine)
 
 
 def adapter_of_directory(directory: Path, engine: LoadedEngine) -> ConvertedAdapter:

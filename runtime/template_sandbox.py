@@ -59,30 +59,30 @@ class CountingContext(Context):
 class _BoundedCode(CodeGenerator):
     """Code generator that counts code which may run repeatedly, and turns operators into measured calls."""
 
-    def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:  # noqa: N802
+    def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
         _count_bodies(node)
         super().visit_Template(node, frame)
 
-    def visit_EnvironmentAttribute(self, node: nodes.EnvironmentAttribute, frame: Frame) -> None:  # noqa: N802
+    def visit_EnvironmentAttribute(self, node: nodes.EnvironmentAttribute, frame: Frame) -> None:
         # Only _count_bodies makes such nodes: templates cannot express them.
         self.write(f"context.work.turn({int(node.name.removeprefix(_TURN))})")
 
-    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
         self._call("concatenate", "(", node.nodes, frame, ",)")
 
-    def visit_List(self, node: nodes.List, frame: Frame) -> None:  # noqa: N802
+    def visit_List(self, node: nodes.List, frame: Frame) -> None:
         if _is_constant(node):
             super().visit_List(node, frame)
         else:
             self._call("made_shallow", "[", node.items, frame, "]")
 
-    def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:  # noqa: N802
+    def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:
         if node.ctx != "load" or _is_constant(node) or not node.items:
             super().visit_Tuple(node, frame)
         else:
             self._call("made_shallow", "(", node.items, frame, ",)")
 
-    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:  # noqa: N802
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
         self.write("context.work.made_shallow({")
         for pair in node.items:
             self._key(pair.key, frame)
@@ -91,7 +91,7 @@ class _BoundedCode(CodeGenerator):
             self.write(", ")
         self.write("})")
 
-    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:  # noqa: N802
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
         if isinstance(node.arg, nodes.Slice):
             self.write("context.work.sliced(")
             super().visit_Getitem(node, frame)
@@ -102,7 +102,7 @@ class _BoundedCode(CodeGenerator):
             self._key(node.arg, frame)
         self.write(")")
 
-    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
         values = [node.expr, *(operand.expr for operand in node.ops)]
         names = [operand.op for operand in node.ops]
         if all(map(_is_quick, names, values, values[1:])):

@@ -48,6 +48,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     _is_ending = False
     """True while the server shuts down: the connection closes after the answer to the last complete request."""
 
+    # asyncio's base class declares a BaseTransport; uvicorn narrows it too.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Answers 503 if there are too many connections."""
         super().connection_made(transport)

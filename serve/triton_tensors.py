@@ -302,7 +302,8 @@ def _fits(value: object, datatype: str) -> bool:
         limits = np.iinfo(_INTEGERS[datatype])
         return type(value) is int and int(limits.min) <= value <= int(limits.max)
     if datatype == "FP32":
-        return type(value) in (int, float) and abs(value) <= float(np.finfo(np.float32).max)  # type: ignore[arg-type]
+        largest = float(np.finfo(np.float32).max)
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= largest
     return type(value) is (bool if datatype == "BOOL" else str)
 
 

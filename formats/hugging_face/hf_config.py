@@ -40,7 +40,7 @@ _HARMLESS_FIELDS: Final = frozenset(
     sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p
     torchscript transformers.js_config transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16
     use_cache
-    """.split()  # noqa: SIM905
+    """.split()
 )
 
 # Fields of other architectures, with the value at which they change nothing.

@@ -28,7 +28,7 @@ HARMLESS: Final = frozenset(
     """
     _auto_class _processor_class _valid_processor_keys data_format default_to_square device disable_grouping do_pad
     image_seq_length input_data_format pad_size processor_class return_tensors size_divisor video_sampling
-    """.split()  # noqa: SIM905
+    """.split()
 )
 """Fields that change no pixel: tiles have one size, so that nothing is padded."""
 

@@ -86,9 +86,7 @@ GEMMA3_VISION = replace(
     older_names=CLIP_OLDER_NAMES,
     vision=VisionTower(
         tensor_prefixes=LLAVA_TOWERS,
-        fields=frozenset(
-            "vision_config mm_tokens_per_image boi_token_index eoi_token_index image_token_index".split()  # noqa: SIM905
-        ),
+        fields=frozenset("vision_config mm_tokens_per_image boi_token_index eoi_token_index image_token_index".split()),
         text_model_types=frozenset({"gemma3_text"}),
         family=GEMMA3_TOWER,
         tower_fields=tower_fields,

@@ -407,7 +407,7 @@ _IMAGES_AND_SOUND: Final = VisionTower(
         """
         vision_config audio_config boi_token_id eoi_token_id image_token_id video_token_id boa_token_id
         eoa_token_id eoa_token_index audio_token_id vision_soft_tokens_per_image
-        """.split()  # noqa: SIM905
+        """.split()
     ),
     text_model_types=frozenset({"gemma4_text"}),
 )

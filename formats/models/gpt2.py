@@ -16,7 +16,7 @@ _HARMLESS_FIELDS = frozenset(
     """
     attn_pdrop embd_pdrop resid_pdrop n_ctx reorder_and_upcast_attn summary_activation summary_first_dropout
     summary_proj_to_labels summary_type summary_use_proj
-    """.split()  # noqa: SIM905
+    """.split()
 )
 
 

@@ -201,7 +201,7 @@ LFM2 = ModelFamily(
         """
         block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_swiglu block_use_xavier_init
         conv_dim conv_dim_out conv_use_xavier_init
-        """.split()  # noqa: SIM905
+        """.split()
     ),
     neutral_fields={"attention_bias": False, "mlp_bias": False, "use_pos_enc": True},
 )

@@ -179,7 +179,7 @@ LLAMA4_VISION = replace(
         fields=frozenset(
             """
             vision_config boi_token_index eoi_token_index image_token_index boi_token_id eoi_token_id image_token_id
-            """.split()  # noqa: SIM905
+            """.split()
         ),
         text_model_types=frozenset({"llama4_text"}),
     ),

@@ -43,7 +43,7 @@ LLAVA = replace(
             """
             vision_config image_token_index image_token_id image_seq_length projector_hidden_act
             vision_feature_select_strategy vision_feature_layer multimodal_projector_bias
-            """.split()  # noqa: SIM905
+            """.split()
         ),
         text_model_types=frozenset({"llama"}),
         text_defaults=_LLAMA_7B,

@@ -21,7 +21,7 @@ _HYBRID_FIELDS: Final = frozenset(
     """
     mamba_conv_bias mamba_d_conv mamba_d_head mamba_d_state mamba_expand mamba_n_groups mamba_n_heads mamba_proj_bias
     time_step_limit
-    """.split()  # noqa: SIM905
+    """.split()
 )
 
 
@@ -274,6 +274,6 @@ MAMBA2 = ModelFamily(
     harmless_fields=frozenset(
         """
         chunk_size rescale_prenorm_residual residual_in_fp32 time_step_floor time_step_max time_step_min time_step_rank
-        """.split()  # noqa: SIM905
+        """.split()
     ),
 )

@@ -121,7 +121,7 @@ MISTRAL3 = replace(
             """
             vision_config image_token_index multimodal_projector_bias projector_hidden_act spatial_merge_size
             vision_feature_layer
-            """.split()  # noqa: SIM905
+            """.split()
         ),
         text_model_types=frozenset({"mistral", _MINISTRAL3}),
         family=PIXTRAL_TOWER,

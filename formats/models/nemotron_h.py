@@ -131,6 +131,6 @@ NEMOTRON_H = ModelFamily(
         n_group n_routed_experts n_shared_experts norm_topk_prob num_experts_per_tok num_logits_to_keep
         num_nextn_predict_layers rescale_prenorm_residual residual_in_fp32 rope_theta routed_scaling_factor
         time_step_floor time_step_limit time_step_max topk_group use_mamba_kernels
-        """.split()  # noqa: SIM905
+        """.split()
     ),
 )

@@ -124,6 +124,6 @@ OLMO_HYBRID = ModelFamily(
     harmless_fields=frozenset(
         """
         linear_a_log_max linear_a_log_min linear_dt_init_floor linear_dt_max linear_dt_min
-        """.split()  # noqa: SIM905
+        """.split()
     ),
 )

@@ -61,7 +61,7 @@ def vision_of(
         fields=frozenset(
             """
             vision_config image_token_id video_token_id vision_start_token_id vision_end_token_id vision_token_id
-            """.split()  # noqa: SIM905
+            """.split()
         ),
         text_model_types=frozenset({f"{model_type}_text"}),
         family=tower,

@@ -28,6 +28,7 @@ class CheckedFields:
     and values are.
     """
 
+    # Values can change, so they have no hash; the other two need a dataclass, which subclasses are.
     __hash__ = None  # type: ignore[assignment]
 
     def __setattr__(self, name: str, value: Any) -> None:

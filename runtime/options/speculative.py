@@ -69,7 +69,7 @@ class EagleConfig(CheckedFields):
     greedy_sampling: Annotated[bool, BOOL] = True
     posterior_threshold: Annotated[float | None, optional(FLOAT)] = None
     use_dynamic_tree: Annotated[bool, BOOL] = False
-    dynamic_tree_max_topK: Annotated[int | None, optional(_POSITIVE)] = None  # noqa: N815
+    dynamic_tree_max_topK: Annotated[int | None, optional(_POSITIVE)] = None
 
 
 @dataclass(eq=False)
@@ -111,47 +111,47 @@ class DecodingMode:
         self._mode = mode
 
     @staticmethod
-    def Auto() -> DecodingMode:  # noqa: N802
+    def Auto() -> DecodingMode:
         """Mode that the request's SamplingConfig needs."""
         return DecodingMode(_Mode.AUTO)
 
     @staticmethod
-    def TopK() -> DecodingMode:  # noqa: N802
+    def TopK() -> DecodingMode:
         """Samples from the k most likely tokens."""
         return DecodingMode(_Mode.TOP_K)
 
     @staticmethod
-    def TopP() -> DecodingMode:  # noqa: N802
+    def TopP() -> DecodingMode:
         """Samples from the most likely tokens whose probabilities sum up to p."""
         return DecodingMode(_Mode.TOP_P)
 
     @staticmethod
-    def TopKTopP() -> DecodingMode:  # noqa: N802
+    def TopKTopP() -> DecodingMode:
         """Top k and top p together."""
         return DecodingMode(_Mode.TOP_K | _Mode.TOP_P)
 
     @staticmethod
-    def BeamSearch() -> DecodingMode:  # noqa: N802
+    def BeamSearch() -> DecodingMode:
         """Beam search."""
         return DecodingMode(_Mode.BEAM_SEARCH)
 
     @staticmethod
-    def Medusa() -> DecodingMode:  # noqa: N802
+    def Medusa() -> DecodingMode:
         """Speculation with Medusa's heads."""
         return DecodingMode(_Mode.MEDUSA)
 
     @staticmethod
-    def Lookahead() -> DecodingMode:  # noqa: N802
+    def Lookahead() -> DecodingMode:
         """Speculation with n-grams of earlier text."""
         return DecodingMode(_Mode.LOOKAHEAD)
 
     @staticmethod
-    def ExplicitDraftTokens() -> DecodingMode:  # noqa: N802
+    def ExplicitDraftTokens() -> DecodingMode:
         """Speculation with a recurrent drafter."""
         return DecodingMode(_Mode.EXPLICIT_DRAFT_TOKENS)
 
     @staticmethod
-    def Eagle() -> DecodingMode:  # noqa: N802
+    def Eagle() -> DecodingMode:
         """Speculation with EAGLE."""
         return DecodingMode(_Mode.EAGLE)
 
@@ -160,43 +160,43 @@ class DecodingMode:
         """Name of the static method that makes this mode."""
         return next(name for name in _MODE_NAMES if getattr(DecodingMode, name)() == self)
 
-    def isAuto(self) -> bool:  # noqa: N802
+    def isAuto(self) -> bool:
         """True for Auto()."""
         return _Mode.AUTO in self._mode
 
-    def isTopK(self) -> bool:  # noqa: N802
+    def isTopK(self) -> bool:
         """True if top k is used."""
         return _Mode.TOP_K in self._mode
 
-    def isTopP(self) -> bool:  # noqa: N802
+    def isTopP(self) -> bool:
         """True if top p is used."""
         return _Mode.TOP_P in self._mode
 
-    def isTopKorTopP(self) -> bool:  # noqa: N802
+    def isTopKorTopP(self) -> bool:
         """True if top k or top p is used."""
         return self.isTopK() or self.isTopP()
 
-    def isTopKandTopP(self) -> bool:  # noqa: N802
+    def isTopKandTopP(self) -> bool:
         """True if top k and top p are used."""
         return self.isTopK() and self.isTopP()
 
-    def isBeamSearch(self) -> bool:  # noqa: N802
+    def isBeamSearch(self) -> bool:
         """True for BeamSearch()."""
         return _Mode.BEAM_SEARCH in self._mode
 
-    def isMedusa(self) -> bool:  # noqa: N802
+    def isMedusa(self) -> bool:
         """True for Medusa()."""
         return _Mode.MEDUSA in self._mode
 
-    def isLookahead(self) -> bool:  # noqa: N802
+    def isLookahead(self) -> bool:
         """True for Lookahead()."""
         return _Mode.LOOKAHEAD in self._mode
 
-    def isExplicitDraftTokens(self) -> bool:  # noqa: N802
+    def isExplicitDraftTokens(self) -> bool:
         """True for ExplicitDraftTokens()."""
         return _Mode.EXPLICIT_DRAFT_TOKENS in self._mode
 
-    def isEagle(self) -> bool:  # noqa: N802
+    def isEagle(self) -> bool:
         """True for Eagle()."""
         return _Mode.EAGLE in self._mode
 

@@ -112,6 +112,7 @@ class Workers:
             waiting = {worker.connection: worker for worker in self._workers if not worker.has_begun}
             readable = wait([self._listening, *waiting], timeout=_SECONDS_TO_LOOK)
             for source in readable:
+                # wait() is declared to return sockets and numbers too; those are no keys of `waiting`.
                 worker = waiting.get(source)  # type: ignore[call-overload]
                 if worker is None:
                     self._accept(task)

@@ -47,7 +47,7 @@ HARMLESS: Final = tuple(
     modules_to_not_convert mse n_samples nsamples offload_to_disk offload_to_disk_path pad_token_id provider
     quant_block_list scale_dtype seqlen static_attention_granularity static_groups static_kv_granularity super_bits
     super_group_size to_quant_block_names tokenizer train_bs true_sequential use_cuda_fp16 use_exllama
-    """.split()  # noqa: SIM905
+    """.split()
 )
 
 

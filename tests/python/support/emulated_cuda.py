@@ -22,12 +22,12 @@ class EmulatedCuda:
         self.indices: list[int] = []
         """Their numbers."""
 
-    def CudaDevice(self, index: int) -> Any:  # noqa: N802
+    def CudaDevice(self, index: int) -> Any:
         self.indices.append(index)
         self.devices.append(adaptrt_cuda_emulated.CudaDevice(0, total_bytes=self._total_bytes))
         return self.devices[-1]
 
-    def CudaEngine(self, program: _core.Program, device: Any) -> _core.Engine:  # noqa: N802
+    def CudaEngine(self, program: _core.Program, device: Any) -> _core.Engine:
         engine: _core.Engine = adaptrt_cuda_emulated.CudaEngine(program, device, cuda_graphs=self._cuda_graphs)
         return engine
 

@@ -24,10 +24,10 @@ class FakeKernels:
         self.lora: list[_Kernel] = []
         self.attention: list[_Kernel] = []
 
-    def LoraKernel(self, *arguments: Any) -> _Kernel:  # noqa: N802 - the module's name for a class
+    def LoraKernel(self, *arguments: Any) -> _Kernel:
         self.lora.append(_Kernel(*arguments))
         return self.lora[-1]
 
-    def PagedAttentionKernel(self, *arguments: Any) -> _Kernel:  # noqa: N802
+    def PagedAttentionKernel(self, *arguments: Any) -> _Kernel:
         self.attention.append(_Kernel(*arguments))
         return self.attention[-1]

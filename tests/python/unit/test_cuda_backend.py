@@ -437,10 +437,10 @@ class Started:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 
-    def CudaDevice(self, index: int) -> str:  # noqa: N802
+    def CudaDevice(self, index: int) -> str:
         return f"device {index}"
 
-    def CudaEngine(self, *arguments: Any) -> Any:  # noqa: N802
+    def CudaEngine(self, *arguments: Any) -> Any:
         self.calls.append(arguments)
         return SimpleNamespace()
 

@@ -173,23 +173,23 @@ class Driver:
     def __init__(self, capability: tuple[int, int] = (8, 6), count: int = 1, init: int = 0) -> None:
         self._capability, self._count, self._init = capability, count, init
 
-    def cuInit(self, flags: ctypes.c_uint) -> int:  # noqa: N802
+    def cuInit(self, flags: ctypes.c_uint) -> int:
         return self._init
 
-    def cuDeviceGetCount(self, count: object) -> int:  # noqa: N802
+    def cuDeviceGetCount(self, count: object) -> int:
         count._obj.value = self._count
         return 0
 
-    def cuDeviceGet(self, device: object, ordinal: ctypes.c_int) -> int:  # noqa: N802
+    def cuDeviceGet(self, device: object, ordinal: ctypes.c_int) -> int:
         device._obj.value = 7
         return 0
 
-    def cuDeviceGetAttribute(self, value: object, attribute: ctypes.c_int, device: ctypes.c_int) -> int:  # noqa: N802
+    def cuDeviceGetAttribute(self, value: object, attribute: ctypes.c_int, device: ctypes.c_int) -> int:
         assert device.value == 7
         value._obj.value = self._capability[{75: 0, 76: 1}[attribute.value]]
         return 0
 
-    def cuGetErrorName(self, status: ctypes.c_int, name: object) -> int:  # noqa: N802
+    def cuGetErrorName(self, status: ctypes.c_int, name: object) -> int:
         name._obj.value = b"CUDA_ERROR_NO_DEVICE" if status.value == 100 else None
         return 0 if status.value == 100 else 1
 

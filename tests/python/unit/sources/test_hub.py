@@ -19,18 +19,18 @@ import pytest
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 
-from huggingface_hub import constants  # noqa: E402
+from huggingface_hub import constants
 
-import adaptrt.formats.sources.hub as hub_module  # noqa: E402
-from adaptrt import AdapterError, ConfigError  # noqa: E402
-from adaptrt.builder.cli import main as command_line  # noqa: E402
-from adaptrt.formats.sources import HubName, Source, find_adapter, find_model, hub_files, needed_files  # noqa: E402
-from adaptrt.formats.sources.downloads import DownloadCache  # noqa: E402
-from adaptrt.formats.sources.hub_downloads import HubDownloads  # noqa: E402
-from adaptrt.formats.sources.hub_files import HubFiles  # noqa: E402
-from adaptrt.formats.sources.kind import Kind  # noqa: E402
-from adaptrt.formats.sources.remote import DownloadStoppedError  # noqa: E402
-from support.hub_server import Hub, commit_of, hub_server  # noqa: E402
+import adaptrt.formats.sources.hub as hub_module
+from adaptrt import AdapterError, ConfigError
+from adaptrt.builder.cli import main as command_line
+from adaptrt.formats.sources import HubName, Source, find_adapter, find_model, hub_files, needed_files
+from adaptrt.formats.sources.downloads import DownloadCache
+from adaptrt.formats.sources.hub_downloads import HubDownloads
+from adaptrt.formats.sources.hub_files import HubFiles
+from adaptrt.formats.sources.kind import Kind
+from adaptrt.formats.sources.remote import DownloadStoppedError
+from support.hub_server import Hub, commit_of, hub_server
 
 WEIGHTS = bytes(range(256)) * 40
 MODEL = {

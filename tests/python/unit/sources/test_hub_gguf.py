@@ -11,16 +11,16 @@ import pytest
 huggingface_hub = pytest.importorskip("huggingface_hub")
 gguf_files = pytest.importorskip("support.gguf_files")
 
-from huggingface_hub import constants  # noqa: E402
+from huggingface_hub import constants
 
-from adaptrt import AdapterError, ConfigError  # noqa: E402
-from adaptrt.formats.gguf.model_directory import gguf_file_of  # noqa: E402
-from adaptrt.formats.sources import HubName, find_adapter, find_model  # noqa: E402
-from adaptrt.formats.sources.base_model import other_base_model  # noqa: E402
-from adaptrt.formats.sources.hub_downloads import HubDownloads  # noqa: E402
-from adaptrt.formats.sources.hub_gguf import chosen_files  # noqa: E402
-from adaptrt.formats.sources.kind import Kind  # noqa: E402
-from support.hub_server import Hub, commit_of, hub_server  # noqa: E402
+from adaptrt import AdapterError, ConfigError
+from adaptrt.formats.gguf.model_directory import gguf_file_of
+from adaptrt.formats.sources import HubName, find_adapter, find_model
+from adaptrt.formats.sources.base_model import other_base_model
+from adaptrt.formats.sources.hub_downloads import HubDownloads
+from adaptrt.formats.sources.hub_gguf import chosen_files
+from adaptrt.formats.sources.kind import Kind
+from support.hub_server import Hub, commit_of, hub_server
 
 SIZES = {
     "context_length": 64,
