@@ -197,7 +197,6 @@ _ACCEPTED: Final[Mapping[type[Op], Mapping[str, _Check]]] = {
         "scale": _any,
         # Only requests with embeddings in place of tokens use it, and the engine refuses them.
         "inputs_embeds_scale": _any,
-        # Adapters do not act on the embedding.
         "as_linear": _any,
         "positions": _any,
     },

@@ -19,8 +19,8 @@ class Storage:
     """True if the body drops the rows that lead to no logits after its last attention."""
     float32_scales: bool
     """True if scales of quantised matrices are stored as float32, whatever their type is."""
-    adapts_layers_only: bool
-    """True if adapters act only on linear layers of decoder layers."""
+    adapts_experts_and_norms: bool
+    """True if adapters act on experts, routers and norms, in addition to other linear layers and the embedding."""
 
     def activation_type(self, dtype: DType) -> DType:
         """Type of the activations that linear layers read, in an engine of `dtype`."""
@@ -32,10 +32,18 @@ class Storage:
 
 
 PANELS: Final = Storage(
-    layout=MatrixLayout.PANELS, has_copies=True, keeps_logit_rows=True, float32_scales=False, adapts_layers_only=False
+    layout=MatrixLayout.PANELS,
+    has_copies=True,
+    keeps_logit_rows=True,
+    float32_scales=False,
+    adapts_experts_and_norms=True,
 )
 """Storage of native engines."""
 ROWS: Final = Storage(
-    layout=MatrixLayout.ROWS, has_copies=False, keeps_logit_rows=False, float32_scales=True, adapts_layers_only=True
+    layout=MatrixLayout.ROWS,
+    has_copies=False,
+    keeps_logit_rows=False,
+    float32_scales=True,
+    adapts_experts_and_norms=False,
 )
 """Storage of CUDA engines."""

@@ -14,8 +14,8 @@ from ...formats.adapter import (
     is_prompt_tuned,
     read_prompt_embeddings,
 )
-from ...formats.engine.build_config import NATIVE, TENSORRT, BuildConfig
-from ...formats.network.adapter_sites import AdaptedModules, is_target, needs_native
+from ...formats.engine.build_config import CUDA, NATIVE, TENSORRT, BuildConfig
+from ...formats.network.adapter_sites import AdaptedModules, is_of_experts, is_of_vocabulary, is_target
 from ...formats.network.network import Network
 
 
@@ -45,7 +45,7 @@ def adapter_for(
         problems.append("the adapter has factors (DoRA or IA3), which need an engine with dora_plugin enable")
     if config.backend == TENSORRT and (adapter.config[0, :, 3] & SHIFT).any():
         problems.append("the adapter has shifts (of biases), which TensorRT engines do not add")
-    native_only = [name for name in modules_of(adapter) if config.backend != NATIVE and needs_native(name)]
+    native_only = [name for name in modules_of(adapter) if not can_adapt(config.backend, name)]
     if native_only:
         problems.append(f"the adapter changes {', '.join(native_only)}, which needs backend {NATIVE}")
     missing = [name for name in modules_of(adapter) if target_modules and name not in target_modules]
@@ -71,6 +71,13 @@ def require_virtual_tokens(directory: Path, config: BuildConfig, network: Networ
         raise AdapterError(
             f"{directory}: the adapter has virtual tokens; expected an engine with backend {NATIVE} and one rank"
         )
+
+
+def can_adapt(backend: str, module: str) -> bool:
+    """True if engines of a backend adapt a module."""
+    if backend == NATIVE:
+        return True
+    return not is_of_experts(module) and (backend == CUDA or not is_of_vocabulary(module))
 
 
 def modules_of(adapter: ConvertedAdapter) -> list[str]:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from ..._core import AdapterError, ConfigError, lora_modules
 from ...formats.adapter.adapter_copy import copy_adapter
-from ...formats.engine.build_config import NATIVE, BuildConfig
+from ...formats.engine.build_config import BuildConfig
 from ...formats.engine.engine_config import ADAPTERS_DIRECTORY
-from ...formats.network.adapter_sites import AdaptedModules, needs_native
+from ...formats.network.adapter_sites import AdaptedModules
 from ...formats.network.network import Network
 from ...formats.sources.sum_of_names import parse_sum
-from .adapter_fit import modules_changed_by
+from .adapter_fit import can_adapt, modules_changed_by
 
 
 def with_adapters(config: BuildConfig, network: Network) -> BuildConfig:
@@ -31,7 +31,7 @@ def with_adapters(config: BuildConfig, network: Network) -> BuildConfig:
         info.name for info in lora_modules() if any(info.name in adapter for adapter in used)
     )
     of_model = AdaptedModules(network)
-    modules = modules or tuple(name for name in of_model.names if config.backend == NATIVE or not needs_native(name))
+    modules = modules or tuple(name for name in of_model.names if can_adapt(config.backend, name))
     absent = [name for name in modules if not of_model.has(name)]
     if absent:
         accepted = [info.name for info in lora_modules() if of_model.has(info.name)]

@@ -26,7 +26,8 @@ from ...formats.engine.build_config import (
     PluginConfig,
 )
 from ...formats.engine.tensorrt.capability import CURRENT, parse_capability
-from ...formats.network.adapter_sites import is_target, needs_native
+from ...formats.network.adapter_sites import is_target
+from .adapter_fit import can_adapt
 
 
 def problems_of(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
@@ -171,7 +172,7 @@ def _lora_problems(config: BuildConfig) -> list[str]:
             found.append(f"lora_target_modules names '{name}'; accepted: {', '.join(accepted)}")
         elif not known[name].is_served:
             found.append(f"lora_target_modules names {name}, which no supported network has")
-        elif config.backend != NATIVE and needs_native(name):
+        elif not can_adapt(config.backend, name):
             found.append(
                 f"lora_target_modules names {name}, which adapters cannot change with backend {config.backend}"
             )

@@ -81,12 +81,17 @@ class AdaptedModule:
     @property
     def is_of_vocabulary(self) -> bool:
         """True for lm_head and the embedding."""
-        return bool(_MODULES[self.module].is_of_vocabulary)
+        return is_of_vocabulary(self.module)
 
 
-def needs_native(module: str) -> bool:
-    """True for a module that only native engines adapt: lm_head, the embedding, experts and routers."""
-    return bool(_MODULES[module].is_of_vocabulary) or module in (*EXPERT_MODULES, ROUTER)
+def is_of_vocabulary(module: str) -> bool:
+    """True for lm_head and the embedding."""
+    return bool(_MODULES[module].is_of_vocabulary)
+
+
+def is_of_experts(module: str) -> bool:
+    """True for linear layers of experts and for routers."""
+    return module in (*EXPERT_MODULES, ROUTER)
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,7 @@ class AdapterSite:
     def is_of_vocabulary(self) -> bool:
         """True for a slice of lm_head or of the embedding."""
         module = self.parts[0].module
-        return module is not None and bool(_MODULES[module].is_of_vocabulary)
+        return module is not None and is_of_vocabulary(module)
 
     @property
     def is_norm(self) -> bool:
@@ -142,7 +147,8 @@ class AdapterSite:
     @property
     def is_of_experts(self) -> bool:
         """True for a layer of an expert or of the router that chooses experts."""
-        return self.parts[0].module in (*EXPERT_MODULES, ROUTER)
+        module = self.parts[0].module
+        return module is not None and is_of_experts(module)
 
     def outputs_of(self, part: Part) -> int:
         """Number of outputs that a part has in this site."""

@@ -24,6 +24,7 @@ from rates import measure_rates
 from results import Check, Report, Row, Timing, row_cells
 from row_checks import row_checks
 from subsets import ALL, ENGINE, ENGINE_TIMINGS, KERNELS, LOST_DEVICE, LOST_ENGINE, SESSION, SOAK, TIMINGS
+from vocabulary_checks import vocabulary_checks
 
 # Models, adapters and requests that the checks of served requests share with the tests.
 SUPPORT = Path(__file__).resolve().parents[1] / "python"
@@ -52,6 +53,7 @@ def main() -> int:
             run.checks("quantized product", lambda: quantized_product_checks(machine, subset=few))
             run.checks("experts", lambda: expert_checks(machine, subset=few))
             run.checks("rows", lambda: row_checks(machine, subset=few))
+            run.checks("vocabulary", lambda: vocabulary_checks(machine, subset=few))
         elif part == SESSION:
             run.checks("session", lambda: _served("session_checks").session_checks(machine, subset=few))
         elif part == ENGINE:

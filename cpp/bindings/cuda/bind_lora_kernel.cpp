@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "adaptrt/cuda/adapted_embedding.h"
 #include "adaptrt/cuda/lora_kernel.h"
 #include "bindings.h"
 #include "kernel_arguments.h"
@@ -20,7 +21,8 @@ std::unique_ptr<LoraKernel> make_lora_kernel(int dtype, std::int32_t layer,
                                              std::vector<std::int32_t> module_ids,
                                              std::vector<std::int32_t> out_sizes, std::int32_t max_rank,
                                              bool dora, std::int64_t many_tokens_from,
-                                             std::int64_t decode_tokens) {
+                                             std::int64_t decode_tokens, std::vector<std::int32_t> layers,
+                                             std::int32_t logits_stride) {
   return std::make_unique<LoraKernel>(LoraKernel::Config{.dtype = dtype_of(dtype),
                                                          .layer = layer,
                                                          .module_ids = std::move(module_ids),
@@ -28,7 +30,9 @@ std::unique_ptr<LoraKernel> make_lora_kernel(int dtype, std::int32_t layer,
                                                          .max_rank = max_rank,
                                                          .dora = dora,
                                                          .many_tokens_from = many_tokens_from,
-                                                         .decode_tokens = decode_tokens});
+                                                         .decode_tokens = decode_tokens,
+                                                         .layers = std::move(layers),
+                                                         .logits_stride = logits_stride});
 }
 
 void enqueue_lora(const LoraKernel& kernel, std::int64_t tokens, std::int64_t in_size, std::int64_t sequences,
@@ -47,9 +51,38 @@ void enqueue_lora(const LoraKernel& kernel, std::int64_t tokens, std::int64_t in
                  at_address<void>(outputs[0]), at_address<void>(workspace), at_address<void>(stream));
 }
 
+void enqueue_adapted_embedding(int dtype, std::int64_t tokens, std::int64_t width, Address table,
+                               Address token_ids, float scale, Address output, std::int64_t vocabulary,
+                               std::int64_t layers, std::int32_t max_rank, bool dora, Address adapter_slots,
+                               Address ranks, Address pointers, Address shifts, Address stream) {
+  cuda::enqueue(cuda::AdaptedEmbedding{.embedding = {.dtype = dtype_of(dtype),
+                                                     .tokens = tokens,
+                                                     .width = width,
+                                                     .table = at_address<const void>(table),
+                                                     .token_ids = at_address<const std::int32_t>(token_ids),
+                                                     .scale = scale,
+                                                     .output = at_address<float>(output)},
+                                       .vocabulary = vocabulary,
+                                       .layers = layers,
+                                       .max_rank = max_rank,
+                                       .dora = dora,
+                                       .adapter_slots = at_address<const std::int32_t>(adapter_slots),
+                                       .ranks = at_address<const std::int32_t>(ranks),
+                                       .pointers = at_address<const std::int64_t>(pointers),
+                                       .shifts = at_address<const std::int64_t>(shifts)},
+                at_address<void>(stream));
+}
+
 }  // namespace
 
 void bind_lora_kernel(py::module_& module) {
+  module.def("enqueue_adapted_embedding", &enqueue_adapted_embedding, py::kw_only(), py::arg("dtype"),
+             py::arg("tokens"), py::arg("width"), py::arg("table"), py::arg("token_ids"), py::arg("scale"),
+             py::arg("output"), py::arg("vocabulary"), py::arg("layers"), py::arg("max_rank"),
+             py::arg("dora"), py::arg("adapter_slots"), py::arg("ranks"), py::arg("pointers"),
+             py::arg("shifts"), py::arg("stream"),
+             "Writes the rows of tokens again whose adapter changes the embedding: "
+             "((table[id] + B A[:, id]) * magnitude + shift) * scale.");
   // Local, since the tests have another module with this class.
   py::class_<LoraKernel>(
       module, "LoraKernel", py::module_local(),
@@ -58,10 +91,12 @@ void bind_lora_kernel(py::module_& module) {
            py::arg("out_sizes"), py::arg("max_rank"), py::arg("dora"), py::kw_only(),
            py::arg("many_tokens_from") = LoraKernel::kManyTokensFrom,
            py::arg("decode_tokens") = LoraKernel::kDecodeTokens,
+           py::arg("layers") = std::vector<std::int32_t>{}, py::arg("logits_stride") = 0,
            "dtype: a value of DType, float16 or bfloat16. The other arguments are the plugin's attributes, "
            "and whether magnitudes are used. Steps of at least many_tokens_from tokens use larger tiles, "
            "and shorter steps of up to decode_tokens tokens use kernels for decode steps, with the same "
-           "bits. Raises ConfigError.")
+           "bits. layers: of each part, if they differ. logits_stride: above 0, y is float32 [tokens, "
+           "logits_stride] and also base. Raises ConfigError.")
       .def("workspace_bytes", &LoraKernel::workspace_bytes, py::arg("max_tokens"),
            "Bytes of workspace that enqueue needs for up to max_tokens tokens.")
       .def("enqueue", &enqueue_lora, py::arg("tokens"), py::arg("in_size"), py::arg("sequences"),

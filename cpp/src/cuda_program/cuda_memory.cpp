@@ -58,7 +58,8 @@ SharedBytes shared_bytes(const Program& program) {
                                             static_cast<std::int64_t>(sizeof(float)));
         }
         if (const auto lora = lora_config(*linear, program)) {
-          require(&bytes.workspace, cuda::LoraKernel(*lora).workspace_bytes(tokens));
+          const std::int64_t rows = lora->logits_stride > 0 ? program.max_batch_size : tokens;
+          require(&bytes.workspace, cuda::LoraKernel(*lora).workspace_bytes(rows));
         }
       } else if (const auto* attention = std::get_if<AttentionOp>(&op)) {
         const cuda::PagedAttentionKernel kernel(attention_config(*attention, program));

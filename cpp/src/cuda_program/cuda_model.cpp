@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <optional>
 
 #include "device_weights.h"
 #include "row_ops.h"
@@ -39,15 +40,21 @@ void CudaModel::enqueue(const RunShape& shape, Stream& stream) const {
   const auto at = [this](const StepArray& array) {
     return reinterpret_cast<const std::int32_t*>(step_memory_ + array.offset);
   };
+  const auto at_optional = [&](const std::optional<StepArray>& array) {
+    return array ? at(*array) : nullptr;
+  };
   const CudaRun run{.shape = shape,
                     .token_ids = at(places.token_ids),
                     .positions = at(places.positions),
                     .sequence_offsets = at(places.sequence_offsets),
                     .block_tables = at(places.block_tables),
                     .logit_rows = at(places.logit_rows),
-                    .prompt_lengths = places.prompt_lengths ? at(*places.prompt_lengths) : nullptr,
-                    .adapter_slots = places.adapter_slots ? at(*places.adapter_slots) : nullptr,
-                    .adapter_offsets = places.adapter_offsets ? at(*places.adapter_offsets) : nullptr,
+                    .prompt_lengths = at_optional(places.prompt_lengths),
+                    .adapter_slots = at_optional(places.adapter_slots),
+                    .adapter_offsets = at_optional(places.adapter_offsets),
+                    .token_adapter_slots = at_optional(places.token_adapter_slots),
+                    .row_adapter_slots = at_optional(places.row_adapter_slots),
+                    .row_adapter_offsets = at_optional(places.row_adapter_offsets),
                     .stream = stream.handle()};
   for (const auto& op : ops_) op->enqueue(run);
 }

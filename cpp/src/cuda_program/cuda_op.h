@@ -20,7 +20,11 @@ struct CudaRun {
   const std::int32_t* prompt_lengths = nullptr;    ///< [sequences], where the model has them
   const std::int32_t* adapter_slots = nullptr;     ///< [sequences + split sequences], with LoRA
   const std::int32_t* adapter_offsets = nullptr;   ///< [sequences + split sequences + 1], with LoRA
-  void* stream = nullptr;                          ///< cudaStream_t
+  /// See StepPlaces; nullptr where adapters do not change the embedding or lm_head.
+  const std::int32_t* token_adapter_slots = nullptr;
+  const std::int32_t* row_adapter_slots = nullptr;
+  const std::int32_t* row_adapter_offsets = nullptr;
+  void* stream = nullptr;  ///< cudaStream_t
 };
 
 /// An op of a program with its addresses on the device resolved. The launches of a run depend on its shape

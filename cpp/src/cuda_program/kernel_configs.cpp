@@ -1,5 +1,7 @@
 #include "kernel_configs.h"
 
+#include <algorithm>
+
 namespace adaptrt {
 
 std::int64_t product_width(const LinearOp& op) {
@@ -22,16 +24,30 @@ bool has_padded_logits(const LinearOp& op, const Program& program) {
   return op.output == program.logits && padded_rows(product_width(op)) != product_width(op);
 }
 
+bool is_adapted(LoraModule module, const Program& program) {
+  return std::ranges::find(program.lora.target_modules, module) != program.lora.target_modules.end();
+}
+
 std::optional<cuda::LoraKernel::Config> lora_config(const LinearOp& op, const Program& program) {
   if (op.lora_site < 0) return std::nullopt;
-  const LoraSite& site = program.lora_site(op.lora_site);
-  cuda::LoraKernel::Config config{.dtype = program.dtype,
-                                  .layer = site.layer,
-                                  .max_rank = program.lora.max_rank,
-                                  .dora = program.lora.dora_enabled};
-  for (const LoraPart& part : site.parts) {
-    config.module_ids.push_back(static_cast<std::int32_t>(part.module));
-    config.out_sizes.push_back(static_cast<std::int32_t>(part.out_size));
+  const LoraSite& first = program.lora_site(op.lora_site);
+  cuda::LoraKernel::Config config{
+      .dtype = program.dtype, .max_rank = program.lora.max_rank, .dora = program.lora.dora_enabled};
+  const auto add_parts = [&config](const LoraSite& site) {
+    for (const LoraPart& part : site.parts) {
+      config.layers.push_back(site.layer);
+      config.module_ids.push_back(static_cast<std::int32_t>(part.module));
+      config.out_sizes.push_back(static_cast<std::int32_t>(part.out_size));
+    }
+  };
+  if (!first.is_lm_head()) {
+    add_parts(first);
+    return config;
+  }
+  if (!is_adapted(LoraModule::kLmHead, program)) return std::nullopt;
+  config.logits_stride = static_cast<std::int32_t>(padded_rows(product_width(op)));
+  for (const LoraSite& site : program.lora.sites) {
+    if (site.is_lm_head()) add_parts(site);
   }
   return config;
 }

@@ -19,6 +19,8 @@ namespace adaptrt {
 /// True if a linear layer computes logits, and its product has more columns than they have.
 [[nodiscard]] bool has_padded_logits(const LinearOp& op, const Program& program);
 
+/// True if the engine's adapters may change a module of the vocabulary: lm_head or the embedding.
+[[nodiscard]] bool is_adapted(LoraModule module, const Program& program);
 /// Returns the kernel of a linear layer's adapters; nullopt if adapters do not apply.
 [[nodiscard]] std::optional<cuda::LoraKernel::Config> lora_config(const LinearOp& op, const Program& program);
 

@@ -13,7 +13,7 @@
 namespace adaptrt {
 namespace {
 
-/// A site's adapters: y += B A x, in place.
+/// A site's adapters, in place.
 struct Adapters {
   cuda::LoraKernel kernel;
   std::int64_t in = 0;
@@ -148,14 +148,14 @@ class LinearLaunches final : public CudaOp {
 
   void adapt(const CudaRun& run, const Adapters& adapters) const {
     adapters.kernel.enqueue(
-        {.tokens = run.shape.tokens,
+        {.tokens = is_head_ ? run.shape.logit_rows : run.shape.tokens,
          .in = adapters.in,
-         .sequences = run.shape.sequences + run.shape.split_sequences,
+         .sequences = is_head_ ? run.shape.logit_rows : run.shape.sequences + run.shape.split_sequences,
          .layers = adapters.tables->ranks.dims[1]},
         {.x = x_,
          .base = y_,
-         .sequence_offsets = run.adapter_offsets,
-         .adapter_slots = run.adapter_slots,
+         .sequence_offsets = is_head_ ? run.row_adapter_offsets : run.adapter_offsets,
+         .adapter_slots = is_head_ ? run.row_adapter_slots : run.adapter_slots,
          .ranks = reinterpret_cast<const std::int32_t*>(adapters.tables->ranks.address),
          .pointers = reinterpret_cast<const std::int64_t*>(adapters.tables->pointers.address),
          .shifts = reinterpret_cast<const std::int64_t*>(adapters.tables->shifts.address)},

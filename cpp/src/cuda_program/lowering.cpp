@@ -1,5 +1,7 @@
 #include "lowering.h"
 
+#include <utility>
+
 #include "adaptrt/core/error.h"
 #include "adaptrt/program/op_buffers.h"
 #include "attention_op.h"
@@ -32,7 +34,12 @@ class Lowering {
     std::visit([this](const auto& each) { lower_one(each); }, op);
   }
 
-  void lower_one(const EmbeddingOp& op) { ops_.push_back(make_embedding(op, program_, memory_, weights_)); }
+  void lower_one(const EmbeddingOp& op) {
+    ops_.push_back(make_embedding(op, program_, memory_, weights_));
+    if (auto adapted = make_adapted_embedding(op, program_, memory_, weights_)) {
+      ops_.push_back(std::move(adapted));
+    }
+  }
   void lower_one(const RopeTableOp& op) { ops_.push_back(make_rope_table(op, memory_, weights_)); }
   void lower_one(const CastOp& op) { ops_.push_back(make_cast(op, program_, is_head_, memory_)); }
   void lower_one(const XieluOp& op) { ops_.push_back(make_xielu(op, program_, memory_)); }

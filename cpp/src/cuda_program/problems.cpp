@@ -45,7 +45,7 @@ class Checker {
     refuse(lora.max_extra_tokens != 0, "room for adapters' new tokens");
     refuse(!lora.rotary_factors.empty(), "factors for adapters' rotary positions");
     for (const LoraSite& site : lora.sites) {
-      if (!site.is_of_layer()) {
+      if (!site.is_of_layer() && !site.is_lm_head() && !site.is_embedding()) {
         problems_.add("adapters change " + std::string(info_of(site.parts.front().module).name));
       }
       refuse(site.num_shares != 1, "adapters that are divided among ranks");
@@ -68,7 +68,6 @@ class Checker {
 
   void check(const EmbeddingOp& op) {
     refuse_op(op.types.n != 0, "token types");
-    refuse_op(op.lora_site >= 0, "adapters of the embedding");
     refuse_op(op.num_later_elements != 0 || op.num_coordinates != 0, "coordinates of given rows");
     check_width(op.table.k, "the width");
   }
@@ -125,8 +124,10 @@ class Checker {
       check_quantization(part.weight);
       if (op.output != program_.logits) check_width(part.weight.n, "an output's width");
     }
-    refuse_op(op.lora_site >= 0 && stores_float32(op, program_), "adapters of logits");
-    if (op.output != program_.logits) return;
+    if (op.output != program_.logits) {
+      refuse_op(op.lora_site >= 0 && stores_float32(op, program_), "adapters of a router");
+      return;
+    }
     refuse_op(op.epilogue != LinearEpilogue::kStore, "logits after an activation");
   }
   void check(const ExpertsOp& op) {

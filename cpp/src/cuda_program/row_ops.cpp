@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <utility>
 
+#include "adaptrt/cuda/adapted_embedding.h"
 #include "adaptrt/cuda/row_kernels.h"
+#include "kernel_configs.h"
 
 namespace adaptrt {
 namespace {
@@ -38,21 +40,46 @@ std::int64_t width_of(const Program& program, BufferId id) {
   return program.buffers[static_cast<std::size_t>(id)].width;
 }
 
+cuda::Embedding embedding_kernel(const EmbeddingOp& op, const Program& program, const CudaMemory& memory,
+                                 DeviceWeights& weights) {
+  return {.dtype = program.dtype,
+          .width = op.table.k,
+          .table = weights.matrix(op.table),
+          .scale = op.scale,
+          .positions = op.positions.data == nullptr ? nullptr : weights.matrix(op.positions),
+          .output = floats(memory.buffer(op.output))};
+}
+
+void set_tokens(cuda::Embedding& work, const CudaRun& run) {
+  work.tokens = run.shape.tokens;
+  work.token_ids = run.token_ids;
+  work.position_ids = run.positions;
+}
+
 }  // namespace
 
 std::unique_ptr<const CudaOp> make_embedding(const EmbeddingOp& op, const Program& program,
                                              const CudaMemory& memory, DeviceWeights& weights) {
-  const cuda::Embedding kernel{
-      .dtype = program.dtype,
-      .width = op.table.k,
-      .table = weights.matrix(op.table),
-      .scale = op.scale,
-      .positions = op.positions.data == nullptr ? nullptr : weights.matrix(op.positions),
-      .output = floats(memory.buffer(op.output))};
-  return make_row_launch(kernel, [](cuda::Embedding& work, const CudaRun& run) {
-    work.tokens = run.shape.tokens;
-    work.token_ids = run.token_ids;
-    work.position_ids = run.positions;
+  return make_row_launch(embedding_kernel(op, program, memory, weights), set_tokens);
+}
+
+std::unique_ptr<const CudaOp> make_adapted_embedding(const EmbeddingOp& op, const Program& program,
+                                                     const CudaMemory& memory, DeviceWeights& weights) {
+  if (op.lora_site < 0 || !is_adapted(LoraModule::kEmbedding, program)) return nullptr;
+  const AdapterArrays& tables = *memory.adapters();
+  const cuda::AdaptedEmbedding kernel{
+      .embedding = embedding_kernel(op, program, memory, weights),
+      .vocabulary = op.table.n,
+      .layers = tables.ranks.dims[1],
+      .max_rank = program.lora.max_rank,
+      .dora = program.lora.dora_enabled,
+      .ranks = reinterpret_cast<const std::int32_t*>(tables.ranks.address),
+      .pointers = reinterpret_cast<const std::int64_t*>(tables.pointers.address),
+      .shifts = reinterpret_cast<const std::int64_t*>(tables.shifts.address)};
+  return make_row_launch(kernel, [](cuda::AdaptedEmbedding& work, const CudaRun& run) {
+    set_tokens(work.embedding, run);
+    work.adapter_slots = run.token_adapter_slots;
+    if (!run.shape.has_adapters) work.embedding.tokens = 0;
   });
 }
 

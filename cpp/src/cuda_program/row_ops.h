@@ -12,6 +12,12 @@ namespace adaptrt {
 [[nodiscard]] std::unique_ptr<const CudaOp> make_embedding(const EmbeddingOp& op, const Program& program,
                                                            const CudaMemory& memory, DeviceWeights& weights);
 
+/// Makes an op that applies adapters to the embedding; nullptr if no adapter changes it.
+[[nodiscard]] std::unique_ptr<const CudaOp> make_adapted_embedding(const EmbeddingOp& op,
+                                                                   const Program& program,
+                                                                   const CudaMemory& memory,
+                                                                   DeviceWeights& weights);
+
 [[nodiscard]] std::unique_ptr<const CudaOp> make_rope_table(const RopeTableOp& op, const CudaMemory& memory,
                                                             DeviceWeights& weights);
 

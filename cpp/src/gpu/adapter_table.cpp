@@ -20,8 +20,10 @@ std::int64_t address_of(const void* pointer) {
 AdapterTable::AdapterTable(const GpuModelDescription& model, Device& device, Stream& stream)
     : layout_(model.lora),
       num_modules_(kNumLoraModules),
-      entries_(static_cast<std::size_t>(layout_.num_layers) * kNumLoraModules),
+      num_rows_(layout_.num_layers),
       slots_(static_cast<std::size_t>(model.num_adapter_slots)) {
+  for (const LoraSite& site : layout_.sites) num_rows_ = std::max(num_rows_, site.layer + 1);
+  entries_ = static_cast<std::size_t>(num_rows_) * kNumLoraModules;
   const std::size_t ranks_bytes = slots_.size() * entries_ * sizeof(std::int32_t);
   const std::size_t pointers_bytes = slots_.size() * entries_ * kPointers * sizeof(std::int64_t);
   ranks_ = device.allocate(ranks_bytes);
@@ -39,10 +41,9 @@ AdapterTable::AdapterTable(const GpuModelDescription& model, Device& device, Str
 
 AdapterArrays AdapterTable::arrays() const {
   const auto slots = static_cast<std::int64_t>(slots_.size());
-  return {
-      .ranks = {.dims = {slots, layout_.num_layers, num_modules_}, .address = ranks_.data()},
-      .pointers = {.dims = {slots, layout_.num_layers, num_modules_, kPointers}, .address = pointers_.data()},
-      .shifts = {.dims = {slots, layout_.num_layers, num_modules_}, .address = shifts_.data()}};
+  return {.ranks = {.dims = {slots, num_rows_, num_modules_}, .address = ranks_.data()},
+          .pointers = {.dims = {slots, num_rows_, num_modules_, kPointers}, .address = pointers_.data()},
+          .shifts = {.dims = {slots, num_rows_, num_modules_}, .address = shifts_.data()}};
 }
 
 std::span<const std::int32_t> AdapterTable::place(std::span<const DeviceAdapter* const> adapters,

@@ -43,7 +43,9 @@ class AdapterTable {
 
   LoraLayout layout_;
   std::int64_t num_modules_;
-  std::size_t entries_;  ///< per row: layers * modules
+  /// Layers, or slices of the vocabulary if there are more.
+  std::int32_t num_rows_;
+  std::size_t entries_ = 0;  ///< per slot: num_rows_ * modules
   Allocation ranks_;
   Allocation pointers_;
   Allocation shifts_;  ///< empty unless the model adds shifts

@@ -42,7 +42,7 @@ void check_lora(const GpuModelDescription& model, Checker& check) {
               std::to_string(model.num_layers));
   }
   for (const LoraSite& site : lora.sites) {
-    if (site.layer < 0 || site.layer >= lora.num_layers) {
+    if (site.layer < 0 || (site.is_of_layer() && site.layer >= lora.num_layers)) {
       check.add("a LoRA site is of layer " + std::to_string(site.layer));
     }
   }

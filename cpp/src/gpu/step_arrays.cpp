@@ -22,6 +22,10 @@ std::size_t aligned(std::size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+bool has_site(const GpuModelDescription& model, bool (LoraSite::*is_kind)() const) {
+  return std::ranges::any_of(model.lora.sites, is_kind);
+}
+
 std::int32_t tokens_of(const StepInput& input, std::size_t sequence) {
   return input.sequence_offsets[sequence + 1] - input.sequence_offsets[sequence];
 }
@@ -49,6 +53,8 @@ StepArrays::StepArrays(const GpuModelDescription& model)
     : has_prompt_lengths_(model.has_prompt_lengths),
       has_adapters_(!model.lora.sites.empty()),
       has_adapter_starts_(has_adapters_ && model.has_adapter_start_positions),
+      has_embedding_adapters_(has_site(model, &LoraSite::is_embedding)),
+      has_lm_head_adapters_(has_site(model, &LoraSite::is_lm_head)),
       max_blocks_per_sequence_((model.max_seq_len + model.tokens_per_block - 1) / model.tokens_per_block) {
   for (const GpuStepLimits& limits : {model.prefill, model.decode}) {
     const RunShape largest{.tokens = limits.max_tokens,
@@ -76,6 +82,11 @@ StepPlaces StepArrays::places(const RunShape& shape) const {
   const std::int32_t ranges = shape.sequences + shape.split_sequences;
   if (has_adapters_) places.adapter_slots = add({ranges});
   if (has_adapter_starts_) places.adapter_offsets = add({ranges + 1});
+  if (has_embedding_adapters_) places.token_adapter_slots = add({shape.tokens});
+  if (has_lm_head_adapters_) {
+    places.row_adapter_slots = add({shape.logit_rows});
+    places.row_adapter_offsets = add({shape.logit_rows + 1});
+  }
   return places;
 }
 
@@ -115,6 +126,8 @@ std::size_t StepArrays::write(std::byte* memory, const RunShape& shape, const St
   if (places.adapter_slots) adapter_slots = filled(memory, *places.adapter_slots, kNoSlot);
   std::span<std::int32_t> adapter_offsets;
   if (places.adapter_offsets) adapter_offsets = filled(memory, *places.adapter_offsets, 0);
+  std::span<std::int32_t> token_slots;
+  if (places.token_adapter_slots) token_slots = filled(memory, *places.token_adapter_slots, kNoSlot);
 
   // Maps a sequence's number in the step to its first token in the run.
   first_rows_.resize(sequences);
@@ -134,8 +147,12 @@ std::size_t StepArrays::write(std::byte* memory, const RunShape& shape, const St
                           sequence * static_cast<std::size_t>(input.max_blocks_per_sequence), blocks),
                       block_tables.begin() + static_cast<std::ptrdiff_t>(i) * shape.blocks_per_sequence);
     if (has_prompt_lengths_) prompt_lengths[i] = input.prompt_lengths[sequence];
+    const std::int32_t before = has_adapter_starts_ ? tokens_before_adapter(input, slots, sequence) : 0;
+    if (has_embedding_adapters_) {
+      std::fill_n(token_slots.begin() + row + before, static_cast<std::int32_t>(count) - before,
+                  slots[sequence]);
+    }
     if (has_adapter_starts_) {
-      const std::int32_t before = tokens_before_adapter(input, slots, sequence);
       if (before > 0) adapter_offsets[range++] = row;  // its slot is kNoSlot
       if (before < static_cast<std::int32_t>(count)) {
         adapter_slots[range] = slots[sequence];
@@ -151,10 +168,20 @@ std::size_t StepArrays::write(std::byte* memory, const RunShape& shape, const St
   for (std::size_t i = range; i < adapter_offsets.size(); ++i)
     adapter_offsets[i] = row + static_cast<std::int32_t>(i - range);
 
+  std::span<std::int32_t> row_slots;
+  if (has_lm_head_adapters_) {
+    row_slots = filled(memory, *places.row_adapter_slots, kNoSlot);
+    const auto row_offsets = filled(memory, *places.row_adapter_offsets, 0);
+    std::iota(row_offsets.begin(), row_offsets.end(), 0);
+  }
   for (std::size_t i = 0; i < logit_rows.size(); ++i) {
     const auto after = std::ranges::upper_bound(input.sequence_offsets, logit_rows[i]);
     const auto sequence = static_cast<std::size_t>(after - input.sequence_offsets.begin()) - 1;
-    rows[i] = first_rows_[sequence] + logit_rows[i] - input.sequence_offsets[sequence];
+    const std::int32_t token = logit_rows[i] - input.sequence_offsets[sequence];
+    rows[i] = first_rows_[sequence] + token;
+    if (!has_lm_head_adapters_) continue;
+    const std::int32_t before = has_adapter_starts_ ? tokens_before_adapter(input, slots, sequence) : 0;
+    row_slots[i] = token < before ? kNoSlot : slots[sequence];
   }
   return places.bytes;
 }

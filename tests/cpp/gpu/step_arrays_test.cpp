@@ -128,6 +128,24 @@ BOOST_AUTO_TEST_CASE(tokens_before_their_adapter_are_a_range_of_their_own) {
   BOOST_TEST(
       values_of(memory, places.adapter_offsets.value()) == (std::vector<std::int32_t>{0, 1, 3, 5, 7, 8}),
       boost::test_tools::per_element());
+  BOOST_TEST(!places.token_adapter_slots.has_value());
+  BOOST_TEST(!places.row_adapter_slots.has_value());
+  // Adapters of the embedding and of lm_head find their slot by token and by row.
+  described.lora.sites.push_back({0, 8, {{LoraModule::kLmHead, 40}}});
+  described.lora.sites.push_back({0, 40, {{LoraModule::kEmbedding, 8}}});
+  adaptrt::StepArrays of_vocabulary(described);
+  RunShape rows_shape = shape;
+  rows_shape.logit_rows = 4;
+  const std::vector<std::int32_t> rows{6, 0, 1};
+  memory.assign(of_vocabulary.max_bytes(), std::byte{0x7F});
+  static_cast<void>(of_vocabulary.write(memory.data(), rows_shape, input, slots, rows));
+  const StepPlaces wider = of_vocabulary.places(rows_shape);
+  const auto check = [&](const StepArray& array, const std::vector<std::int32_t>& expected) {
+    BOOST_TEST(values_of(memory, array) == expected, boost::test_tools::per_element());
+  };
+  check(wider.token_adapter_slots.value(), {kNoSlot, 0, 0, kNoSlot, kNoSlot, 1, 1, kNoSlot});
+  check(wider.row_adapter_slots.value(), {1, kNoSlot, 0, kNoSlot});
+  check(wider.row_adapter_offsets.value(), {0, 1, 2, 3, 4});
   // Models without start positions have one range for each sequence.
   described.has_adapter_start_positions = false;
   BOOST_TEST(adaptrt::StepArrays(described).split_sequences(input, slots) == 0);

@@ -33,12 +33,13 @@ DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 # rounds adapters, and activations after every kernel. bfloat16 has 8 bits, of which each of some ten roundings in a row
 # may lose one half.
 TOLERANCE = {"float16": 0.004, "bfloat16": 0.03}
+VOCABULARY = ("lm_head", "embed_tokens")
 ADAPTERS = (
-    {"r": 4, "target_modules": ATTENTION_MODULES, "lora_bias": True},
-    {"r": 8, "target_modules": ALL_MODULES, "use_rslora": True, "lora_alpha": 8},
+    {"r": 4, "target_modules": ATTENTION_MODULES, "lora_bias": True, "trainable_token_indices": list(range(40, 48))},
+    {"r": 8, "target_modules": [*ALL_MODULES, *VOCABULARY], "use_rslora": True, "lora_alpha": 8},
     # Qwen2 has biases.
     {"r": 3, "target_modules": ALL_MODULES, "use_dora": True, "bias": "lora_only"},
-    {"r": 8, "target_modules": ["o_proj", "down_proj"], "use_dora": True},
+    {"r": 8, "target_modules": ["o_proj", "down_proj", *VOCABULARY], "use_dora": True},
 )
 SPEC = ModelSpec(
     vocab_size=96,

@@ -17,6 +17,7 @@ from .loading import find_adapted, load, load_adapter, save_adapted
 CONFIG_CLASSES = {
     "llama": transformers.LlamaConfig,
     "mistral": transformers.MistralConfig,
+    "mixtral": transformers.MixtralConfig,
     "qwen2": transformers.Qwen2Config,
     "qwen3": transformers.Qwen3Config,
 }
@@ -81,7 +82,7 @@ def load_model(directory: Path, **settings: Any) -> Any:
 
 
 def save_adapter(model_directory: Path, directory: Path, seed: int, strength: float = 1.0, **lora: Any) -> Path:
-    """Writes a PEFT adapter with random A, B, magnitudes and trained biases; `lora` goes to peft.LoraConfig."""
+    """Writes a PEFT adapter with random A, B, magnitudes, trained biases and tokens; `lora` goes to peft.LoraConfig."""
     generator = torch.Generator().manual_seed(seed)
     base = load_model(model_directory, **EAGER)
     lora = {"target_modules": ALL_MODULES, "lora_alpha": 2 * lora.get("r", 8), **lora}
@@ -96,7 +97,9 @@ def save_adapter(model_directory: Path, directory: Path, seed: int, strength: fl
                 parameter.copy_(0.2 * strength * noise / width**0.5)
             elif "lora_magnitude_vector" in name:
                 parameter.mul_(1.0 + 0.2 * noise)
-            elif name.endswith(".bias") and parameter.requires_grad:
+            elif "lora_embedding" in name:
+                parameter.copy_(0.3 * strength * noise)
+            elif "trainable_tokens_delta" in name or (name.endswith(".bias") and parameter.requires_grad):
                 parameter.add_(0.2 * noise)
     return save_adapted(model, model_directory, directory)
 

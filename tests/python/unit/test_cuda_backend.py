@@ -144,14 +144,13 @@ def test_a_relu_model_has_no_second_copies_of_its_weights(tmp_path: Path) -> Non
     assert not any(part.weight.is_stored_twice for op in linears for part in op.parts)
 
 
-def test_adapters_act_only_on_layers(root: Path) -> None:
+def test_adapters_act_on_layers_and_the_vocabulary(root: Path) -> None:
     ids = {info.id: info.name for info in lora_modules()}
     lora = load_engine(root / "cuda").lora
-    assert {ids[part.module] for site in lora.sites for part in site.parts} == set(LAYERS)
-    assert {ids[module] for module in lora.target_modules} == set(LAYERS)
+    assert {ids[part.module] for site in lora.sites for part in site.parts} == {*LAYERS, "lm_head", "embedding"}
+    assert {ids[module] for module in lora.target_modules} == {*LAYERS, "lm_head", "embedding"}
     native = load_engine(root / "native").lora
-    of_layers = [site for site in native.sites if ids[site.parts[0].module] in LAYERS]
-    assert [(site.layer, site.in_size) for site in lora.sites] == [(site.layer, site.in_size) for site in of_layers]
+    assert [(site.layer, site.in_size) for site in lora.sites] == [(site.layer, site.in_size) for site in native.sites]
 
 
 def refusal(config: BuildConfig, checkpoint: Path | Checkpoint, tmp_path: Path, **options: Any) -> str:
@@ -168,14 +167,6 @@ def refusal(config: BuildConfig, checkpoint: Path | Checkpoint, tmp_path: Path, 
         ({"compress_weights": True}, "compress_weights needs backend native"),
         ({"sparse_predictors": Path("predictors")}, "sparse_predictors needs backend native"),
         ({"sparse_mlp": "enable"}, "sparse_mlp needs backend native"),
-        (
-            {"lora_config": LoraBuildConfig(lora_target_modules=("attn_q", "lm_head"))},
-            "lora_target_modules names lm_head, which adapters cannot change with backend cuda",
-        ),
-        (
-            {"lora_config": LoraBuildConfig(lora_target_modules=("embedding",))},
-            "lora_target_modules names embedding, which adapters cannot change with backend cuda",
-        ),
         (
             {"lora_config": LoraBuildConfig(lora_target_modules=("moe_router", "moe_gate"))},
             "lora_target_modules names moe_gate, which adapters cannot change with backend cuda",
@@ -361,13 +352,11 @@ def test_a_field_that_is_not_in_the_list_is_refused_once_it_is_set(root: Path, m
     assert ["the op Attention with scale" in problem for problem in problems_of_network(network)] == [True]
 
 
-def test_adapters_of_lm_head_and_virtual_tokens_are_refused_by_the_build(root: Path, tmp_path: Path) -> None:
+def test_virtual_tokens_are_refused_by_the_build(root: Path, tmp_path: Path) -> None:
     virtual = save_virtual_tokens(root / "model", tmp_path / "virtual", 3, 1)
-    head = save_adapter(root / "model", tmp_path / "head", 2, r=4, target_modules=["lm_head"])
-    config = replace(WITH_LORA, lora_config=LoraBuildConfig(lora_dir=(virtual, head), max_lora_rank=8))
+    config = replace(WITH_LORA, lora_config=LoraBuildConfig(lora_dir=(virtual,), max_lora_rank=8))
     with pytest.raises(AdapterError) as raised:
         build(root / "checkpoint", config, tmp_path / "engine")
-    assert "head: the adapter changes lm_head, which needs backend native" in str(raised.value)
     assert "virtual: the adapter has virtual tokens; expected an engine with backend native" in str(raised.value)
 
 

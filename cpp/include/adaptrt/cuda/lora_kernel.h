@@ -41,6 +41,11 @@ class LoraKernel {
     std::int64_t many_tokens_from = kManyTokensFrom;
     /// Shorter steps, up to this many tokens, use the kernels for decode steps, also without effect on bits.
     std::int64_t decode_tokens = kDecodeTokens;
+    /// Layer of each part, if they differ; empty: `layer` for all. The parts of lm_head are slices of the
+    /// vocabulary, whose numbers are in the place of layers.
+    std::vector<std::int32_t> layers = {};
+    /// Above 0: y is float32 [tokens, logits_stride], base is y, and nothing is rounded.
+    std::int32_t logits_stride = 0;
   };
 
   /// Device addresses, aligned to the element size; alignment to 16 bytes is faster. Except for x and base,
@@ -77,6 +82,11 @@ class LoraKernel {
   void enqueue(const Sizes& sizes, const Inputs& inputs, void* y, void* workspace, void* stream) const;
 
  private:
+  /// Layer of a part.
+  [[nodiscard]] std::int32_t layer_of(std::size_t part) const {
+    return config_.layers.empty() ? config_.layer : config_.layers[part];
+  }
+
   Config config_;
 };
 

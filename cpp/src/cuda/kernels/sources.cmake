@@ -11,6 +11,7 @@ set(ADAPTRT_CUDA_KERNEL_SOURCES
     product/product.cu
     product/quantized.cu)
 set(ADAPTRT_CUDA_ROW_SOURCES
+    lora/adapted_embedding.cu
     experts/number_slots.cu
     experts/route.cu
     experts/sum_slots.cu

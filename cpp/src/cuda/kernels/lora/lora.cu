@@ -9,6 +9,7 @@
 #include "cuda/kernels/lora/decode_expand_kernel.h"
 #include "cuda/kernels/lora/decode_shrink_kernel.h"
 #include "cuda/kernels/lora/expand_kernel.h"
+#include "cuda/kernels/lora/expand_logits_kernel.h"
 #include "cuda/kernels/lora/shrink_kernel.h"
 #include "cuda/kernels/lora/step.h"
 
@@ -18,6 +19,7 @@ namespace {
 using lora::DecodeExpand;
 using lora::DecodeShrink;
 using lora::Expand;
+using lora::ExpandLogits;
 using lora::max_token_tiles;
 using lora::Shrink;
 using lora::Step;
@@ -60,20 +62,34 @@ void enqueue_shrink(const Operands& operands, std::int64_t rank_lanes, std::size
 }
 
 template <typename Kernel>
-void enqueue_expand(const LoraKernel::Config& config, const Operands& operands) {
-  const Step& step = operands.step;
+LaunchShape expand_shape(const LoraKernel::Config& config, const Step& step) {
   int column_blocks = 0;
   for (const auto size : config.out_sizes) column_blocks += Kernel::column_blocks(size);
-  launch<Kernel>({.x = static_cast<std::uint32_t>(max_token_tiles(step.tokens, step.sequences, step.tile)),
-                  .y = static_cast<std::uint32_t>(column_blocks),
-                  .shared_bytes = Kernel::kSharedBytes,
-                  .overlaps_previous = true},
-                 {.step = step,
+  return {.x = static_cast<std::uint32_t>(max_token_tiles(step.tokens, step.sequences, step.tile)),
+          .y = static_cast<std::uint32_t>(column_blocks),
+          .shared_bytes = Kernel::kSharedBytes,
+          .overlaps_previous = true};
+}
+
+template <typename Kernel>
+void enqueue_expand(const LoraKernel::Config& config, const Operands& operands) {
+  launch<Kernel>(expand_shape<Kernel>(config, operands.step),
+                 {.step = operands.step,
                   .base = operands.base,
                   .y = operands.y,
                   .out = static_cast<int>(total_width(config.out_sizes)),
                   .dora = config.dora},
                  operands.stream);
+}
+
+template <typename T>
+void enqueue_expand_logits(const LoraKernel::Config& config, const Operands& operands) {
+  launch<ExpandLogits<T>>(expand_shape<ExpandLogits<T>>(config, operands.step),
+                          {.step = operands.step,
+                           .y = static_cast<float*>(operands.y),
+                           .stride = config.logits_stride,
+                           .dora = config.dora},
+                          operands.stream);
 }
 
 /// True if the addresses and sizes allow loads of 16 bytes, which the kernels for decode steps need.
@@ -82,8 +98,10 @@ bool has_rows_of_vectors(const LoraKernel::Config& config, const Operands& opera
     return reinterpret_cast<std::uintptr_t>(address) % (lora::kVector * sizeof(Half)) == 0;
   };
   const auto is_padded = [](std::int64_t size) { return size % lora::kVector == 0; };
-  return is_padded(operands.in) && std::ranges::all_of(config.out_sizes, is_padded) &&
-         is_aligned(operands.x) && is_aligned(operands.base) && is_aligned(operands.y);
+  if (!is_padded(operands.in) || !is_aligned(operands.x)) return false;
+  // The kernel for logits loads no vectors of y.
+  return config.logits_stride > 0 || (std::ranges::all_of(config.out_sizes, is_padded) &&
+                                      is_aligned(operands.base) && is_aligned(operands.y));
 }
 
 template <typename T>
@@ -95,7 +113,11 @@ void enqueue_typed(const LoraKernel::Config& config, const Operands& operands) {
     const auto rank_tiles = round_up(config.max_rank, DecodeShrink<T>::kRows) / DecodeShrink<T>::kRows;
     const auto lanes = std::clamp<std::int64_t>((kDecodeBlocksWanted + blocks / 2) / blocks, 1, rank_tiles);
     enqueue_shrink<DecodeShrink<T>>(operands, lanes, DecodeShrink<T>::kSharedBytes);
-    enqueue_expand<DecodeExpand<T>>(config, operands);
+    if (config.logits_stride > 0) {
+      enqueue_expand_logits<T>(config, operands);
+    } else {
+      enqueue_expand<DecodeExpand<T>>(config, operands);
+    }
     return;
   }
   const bool many = step.tile > Shrink<T>::kFewTokens;
@@ -103,7 +125,11 @@ void enqueue_typed(const LoraKernel::Config& config, const Operands& operands) {
   const auto lanes = std::clamp<std::int64_t>(kBlocksWanted / blocks, 1, rank_tiles);
   enqueue_shrink<Shrink<T>>(operands, lanes,
                             many ? Shrink<T>::kManyTokensSharedBytes : Shrink<T>::kFewTokensSharedBytes);
-  enqueue_expand<Expand<T>>(config, operands);
+  if (config.logits_stride > 0) {
+    enqueue_expand_logits<T>(config, operands);
+  } else {
+    enqueue_expand<Expand<T>>(config, operands);
+  }
 }
 
 }  // namespace
@@ -111,13 +137,18 @@ void enqueue_typed(const LoraKernel::Config& config, const Operands& operands) {
 LoraKernel::LoraKernel(Config config) : config_(std::move(config)) {
   Problems problems;
   if (config_.dtype == DType::kFloat32) problems.add("dtype float32; expected float16 or bfloat16");
-  if (config_.layer < 0) problems.add("layer " + std::to_string(config_.layer) + " is negative");
+  for (std::size_t part = 0; part < std::max<std::size_t>(1, config_.layers.size()); ++part) {
+    if (layer_of(part) < 0) problems.add("layer " + std::to_string(layer_of(part)) + " is negative");
+  }
   if (config_.max_rank < 1)
     problems.add("max_rank " + std::to_string(config_.max_rank) + " must be at least 1");
   const auto parts = config_.module_ids.size();
   if (parts < 1 || parts > lora::kMaxParts || config_.out_sizes.size() != parts) {
     problems.add(std::to_string(parts) + " module_ids and " + std::to_string(config_.out_sizes.size()) +
                  " out_sizes; expected as many, 1 to " + std::to_string(lora::kMaxParts));
+  }
+  if (!config_.layers.empty() && config_.layers.size() != parts) {
+    problems.add(std::to_string(config_.layers.size()) + " layers; expected none, or one for each part");
   }
   for (const auto module : config_.module_ids) {
     if (module < 0 || module >= lora::kNumModules) {
@@ -128,8 +159,13 @@ LoraKernel::LoraKernel(Config config) : config_(std::move(config)) {
   for (const auto size : config_.out_sizes) {
     if (size < 1) problems.add("out size " + std::to_string(size) + " must be at least 1");
   }
-  if (total_width(config_.out_sizes) > std::numeric_limits<std::int32_t>::max()) {
-    problems.add("out_sizes add up to " + std::to_string(total_width(config_.out_sizes)));
+  const std::int64_t width = total_width(config_.out_sizes);
+  if (width > std::numeric_limits<std::int32_t>::max()) {
+    problems.add("out_sizes add up to " + std::to_string(width));
+  }
+  if (config_.logits_stride != 0 && config_.logits_stride < width) {
+    problems.add("logits_stride " + std::to_string(config_.logits_stride) +
+                 " is less than the out_sizes' sum " + std::to_string(width));
   }
   problems.throw_if_any<ConfigError>("LoraKernel");
 }
@@ -153,7 +189,9 @@ void LoraKernel::enqueue(const Sizes& sizes, const Inputs& inputs, void* y, void
   check("tokens", sizes.tokens, 0);
   check("in", sizes.in, 1);
   check("sequences", sizes.sequences, 0);
-  check("layers", sizes.layers, config_.layer + 1);
+  const std::int32_t last_layer = config_.layers.empty() ? config_.layer : std::ranges::max(config_.layers);
+  check("layers", sizes.layers, last_layer + 1);
+  if (config_.logits_stride > 0 && inputs.base != y) problems.add("base of logits is not y");
   problems.throw_if_any<ConfigError>("LoraKernel.enqueue");
   if (sizes.tokens == 0) return;
   const bool many = sizes.tokens >= config_.many_tokens_from;
@@ -165,7 +203,6 @@ void LoraKernel::enqueue(const Sizes& sizes, const Inputs& inputs, void* y, void
             .tokens = static_cast<int>(sizes.tokens),
             .sequences = static_cast<int>(sizes.sequences),
             .layers = static_cast<int>(sizes.layers),
-            .layer = config_.layer,
             .tile = many ? Shrink<Half>::kManyTokens : Shrink<Half>::kFewTokens,
             .num_parts = static_cast<int>(config_.module_ids.size()),
             .parts = {},
@@ -173,7 +210,7 @@ void LoraKernel::enqueue(const Sizes& sizes, const Inputs& inputs, void* y, void
             .shrunk_stride = static_cast<int>(round_up(config_.max_rank, lora::kVector))};
   int start = 0;
   for (std::size_t part = 0; part < config_.module_ids.size(); ++part) {
-    step.parts[part] = {config_.module_ids[part], config_.out_sizes[part], start};
+    step.parts[part] = {config_.module_ids[part], layer_of(part), config_.out_sizes[part], start};
     start += config_.out_sizes[part];
   }
   const Operands operands{.step = step,

@@ -9,8 +9,8 @@ namespace adaptrt::cuda::lora {
 
 /// Size of the tables' third dimension.
 inline constexpr int kNumModules = kNumLoraModules;
-/// attn_qkv has three parts.
-inline constexpr int kMaxParts = 3;
+/// attn_qkv has three parts; lm_head has one for each slice of the vocabulary (kVocabularySlice).
+inline constexpr int kMaxParts = 32;
 /// Elements in 16 bytes: the size of a thread's loads, and the padding unit of rows of `shrunk`.
 inline constexpr int kVector = 8;
 
@@ -29,6 +29,7 @@ inline constexpr int kDecodeBlocksPerMultiprocessor = 2;
 /// One part of the linear layer's output.
 struct Part {
   int module;
+  int layer;
   int out;    ///< width
   int start;  ///< first column in y
 };
@@ -43,7 +44,6 @@ struct Step {
   int tokens;
   int sequences;
   int layers;
-  int layer;
   int tile;  ///< maximum number of tokens that a block processes at once
   int num_parts;
   Part parts[kMaxParts];
@@ -68,7 +68,8 @@ struct Update {
 __device__ inline Update update_of(const Step& step, int slot, int part) {
   if (slot < 0) return {0, nullptr, nullptr, nullptr, nullptr};
   const std::int64_t entry =
-      (static_cast<std::int64_t>(slot) * step.layers + step.layer) * kNumModules + step.parts[part].module;
+      (static_cast<std::int64_t>(slot) * step.layers + step.parts[part].layer) * kNumModules +
+      step.parts[part].module;
   const std::int64_t* pointers = step.pointers + 3 * entry;
   return {step.ranks[entry], reinterpret_cast<const void*>(pointers[0]),
           reinterpret_cast<const void*>(pointers[1]), reinterpret_cast<const float*>(pointers[2]),
