@@ -636,7 +636,7 @@ REFUSED = {
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function", "function": {"name": "f"}}]},
         400,
-        "--tool_call_parser",
+        "--tool-call-parser",
     ),
     "a message that the template cannot render": (
         "/v1/chat/completions",
