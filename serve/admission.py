@@ -71,7 +71,7 @@ class Ticket:
 
 @dataclass(eq=False)
 class TenantUse:
-    """What a tenant uses now and has used."""
+    """Current and past use of a tenant."""
 
     rules: Tenant
     budget: float

@@ -31,11 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens per window (default: %(default)s)",
     )
     parser.add_argument(
-        "--lora_dir", metavar="ADAPTER", help="measures the engines with this adapter; they need --lora_plugin"
+        "--lora_dir", metavar="ADAPTER", help="measure the engines with this adapter; they need --lora_plugin"
     )
     parser.add_argument(
         "--lora_storage", metavar="STORAGE",
-        help="also measures each engine with the adapter in this storage, such as int8 (flag --lora_storage of serve)",
+        help="also measure each engine with the adapter in this storage, such as int8 (--lora-storage of serve)",
     )  # fmt: skip
 
 

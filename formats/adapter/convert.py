@@ -147,7 +147,8 @@ def convert_adapter(
         if base is None:
             raise AdapterError(
                 f"{adapter.file}: its DoRA magnitudes are not marked as normalised by the base model; "
-                "run normalize_weights first, give the base model, or state that they are normalised"
+                "run adaptrt normalize-dora first, or give hf-lora-convert --base_model MODEL, or --dora_magnitudes "
+                "normalized if they are normalised"
             )
         for key, tensors in adapter.modules.items():
             if tensors.magnitude is not None:

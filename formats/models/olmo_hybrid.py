@@ -15,7 +15,7 @@ from .olmo2 import olmo_layer
 from .qwen3_5 import Qwen35Config, linear_layers
 
 _NORM_EPSILON: Final = 1e-5
-"""Of the norm after the delta rule, whatever the config's epsilon is."""
+"""Epsilon of the norm after the delta rule, whatever the config's epsilon is."""
 
 
 @dataclass(frozen=True, kw_only=True)

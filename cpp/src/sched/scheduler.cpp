@@ -126,7 +126,7 @@ void Scheduler::plan_entries(StepPlan& plan) {
   if (plan.preempted.empty()) {
     plan.awaits_loads = is_static && may_start && looks_ahead() && next_are_loading(plan);
     if (!plan.awaits_loads) start_waiting(plan, may_start);
-    // Requests behind those without room may have filled the batch.
+    // Requests after those without room may have filled the batch.
     if (is_full(plan)) plan.awaits_adapter_room = false;
   }
   distribute_tokens(plan);

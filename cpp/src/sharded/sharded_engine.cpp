@@ -98,8 +98,8 @@ class ShardedEngine final : public Engine {
     add_step(told, &commands_.new_body());
     commands_.send(CommandKind::kStep);
     times_.take(RankWork::kCommands);
-    // Every rank refuses an invalid step before any exchange. A step whose results a sink refuses goes on,
-    // because the other ranks go on.
+    // Every rank refuses an invalid step before any exchange. A step whose results a sink refuses continues,
+    // because the other ranks continue.
     std::exception_ptr refusal;
     if (info_.num_stages == 1) {
       local_->step(input, guarded(sink, &refusal), guarded(hidden_sink, &refusal));

@@ -1,4 +1,4 @@
-"""What training loops rely on: log probs that a later scoring repeats, and adapters that are replaced all the time."""
+"""Needs of training loops: log probs that a later scoring repeats, and adapters that are replaced all the time."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ struct RankedBeam {
 /// The search works like transformers' generate(num_beams) for one prompt. It examines the best
 /// num_candidates() of all candidates. Those that end and are among the best beam_width become ended beams;
 /// the beam_width of these with the highest score / length ** length_penalty are kept. The best beam_width of
-/// the other candidates go on. As in TensorRT-LLM, diversity_rate * beam is added to a candidate's score,
+/// the other candidates continue. As in TensorRT-LLM, diversity_rate * beam is added to a candidate's score,
 /// only when candidates are compared. Among equal candidates the lower beam is better, then the lower token;
 /// among equal ended beams the older one. So neither the batch nor the order of add() calls changes the
 /// result.

@@ -1,4 +1,4 @@
-"""Which chats get a guide for their calls, and errors for parameters that no guide can enforce."""
+"""Guides for the calls of chats, and errors for parameters that no guide can enforce."""
 
 from __future__ import annotations
 
