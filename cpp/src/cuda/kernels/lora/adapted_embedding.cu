@@ -18,7 +18,7 @@ class AdaptedEmbeddingRows {
  public:
   using Parameters = AdaptedEmbedding;
   static constexpr int kThreads = 256;
-  static constexpr int kBlocksPerMultiprocessor = 4;
+  static constexpr int kBlocksPerMultiprocessor = 3;
 
   __device__ static void run(const AdaptedEmbedding& work) {
     allow_next_kernel();

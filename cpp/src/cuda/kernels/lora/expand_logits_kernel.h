@@ -29,7 +29,7 @@ class ExpandLogits {
   };
 
   static constexpr int kThreads = 256;
-  static constexpr int kBlocksPerMultiprocessor = 4;
+  static constexpr int kBlocksPerMultiprocessor = 3;
   static constexpr int kBlockColumns = kThreads;
   static constexpr int kTokens = 16;
 
