@@ -6,13 +6,14 @@ import pytest
 
 from adaptrt.formats.network.weights import Part
 
-# x of four heads of three outputs, one row of B for each of two groups, and dt of each head, in the order dt, x, B.
+# x of four heads of three outputs, one row of B for each of two groups, and dt of each head. Rank 1 of two has x from
+# two ranges of the source.
 PART = Part(
     source="in_proj",
     module="mamba_in_proj",
     outputs=18,
     units=1,
-    rows=(range(4, 18), range(4)),
+    rows=(range(10, 18), range(10)),
     source_outputs=18,
     sections=((12, 4), (2, 2), (4, 4)),
 )
@@ -21,11 +22,11 @@ PART = Part(
 @pytest.mark.parametrize(
     ("tp_size", "tp_rank", "shares", "rows"),
     [
-        (2, 0, [(0, 6), (12, 13), (14, 16)], [4, 5, 6, 7, 8, 9, 16, 0, 1]),
-        (2, 1, [(6, 12), (13, 14), (16, 18)], [10, 11, 12, 13, 14, 15, 17, 2, 3]),
+        (2, 0, [(0, 6), (12, 13), (14, 16)], [10, 11, 12, 13, 14, 15, 4, 6, 7]),
+        (2, 1, [(6, 12), (13, 14), (16, 18)], [16, 17, 0, 1, 2, 3, 5, 8, 9]),
         # Ranks 2 and 3 share the second group.
-        (4, 2, [(6, 9), (13, 14), (16, 17)], [10, 11, 12, 17, 2]),
-        (4, 3, [(9, 12), (13, 14), (17, 18)], [13, 14, 15, 17, 3]),
+        (4, 2, [(6, 9), (13, 14), (16, 17)], [16, 17, 0, 5, 8]),
+        (4, 3, [(9, 12), (13, 14), (17, 18)], [1, 2, 3, 5, 9]),
     ],
 )
 def test_a_rank_has_a_share_of_each_section(
