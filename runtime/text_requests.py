@@ -89,33 +89,9 @@ class TextRequests:
         streaming: text arrives with each token.
         images: rows for the image tokens of the prompt.
         """
-        stop = tuple(params.stop or ())
         n = 1 if params.n is None else params.n
-        if sampling_config is not None and sampling_config.num_return_sequences not in (None, n):
-            raise RequestError(
-                f"sampling_config.num_return_sequences is {sampling_config.num_return_sequences}; accepted: None, or "
-                f"{n} as asked for here (generate() takes n)"
-            )
-        if sampling_config is not None:
-            sampling = sampling_config
-        else:
-            sampling = params.sampling_config(self._recommended)
-            if params.seed is None and self._seeds is not None:
-                sampling.seed = self._seeds.getrandbits(64)
-        if n > 1 and sampling.beam_width == 1 and is_greedy(sampling):
-            raise RequestError(
-                f"n is {n} with greedy sampling_config, which makes the same completion {n} times; expected 1, or "
-                "sampling_config with top_k, top_p or min_p, or with beam_width, or sampling_params with a temperature "
-                "above 0"
-            )
+        sampling = self._sampling(params, sampling_config, n)
         if sampling.beam_width > 1:
-            if stop:
-                raise RequestError(
-                    f"stop is given with sampling_config.beam_width {sampling.beam_width}; accepted: none, because "
-                    "beams end with tokens"
-                )
-            sampling = copy.copy(sampling)
-            sampling.num_return_sequences = n
             streaming = False  # beams end together
         own = self._tokenizers.of(lora)
         first_text = _text_stream(own, params)  # raises before anything runs
@@ -152,6 +128,39 @@ class TextRequests:
         # The executor checks n first.
         texts = [first_text, *(_text_stream(own, params) for _ in range(n - 1))]
         return Answer(self._executor, request_id, texts, form)
+
+    def _sampling(self, params: SamplingParams, given: SamplingConfig | None, n: int) -> SamplingConfig:
+        """Returns the sampling of `n` completions: `given`, or else that of `params` with the LLM's next seed.
+
+        Raises RequestError for values that exclude each other.
+        """
+        if given is not None and given.num_return_sequences not in (None, n):
+            raise RequestError(
+                f"sampling_config.num_return_sequences is {given.num_return_sequences}; accepted: None, or {n} as "
+                "asked for here (generate() takes n)"
+            )
+        if given is not None:
+            sampling = given
+        else:
+            sampling = params.sampling_config(self._recommended)
+            if params.seed is None and self._seeds is not None:
+                sampling.seed = self._seeds.getrandbits(64)
+        if n > 1 and sampling.beam_width == 1 and is_greedy(sampling):
+            raise RequestError(
+                f"n is {n} with greedy sampling_config, which makes the same completion {n} times; expected 1, or "
+                "sampling_config with top_k, top_p or min_p, or with beam_width, or sampling_params with a temperature "
+                "above 0"
+            )
+        if sampling.beam_width == 1:
+            return sampling
+        if params.stop:
+            raise RequestError(
+                f"stop is given with sampling_config.beam_width {sampling.beam_width}; accepted: none, because beams "
+                "end with tokens"
+            )
+        sampling = copy.copy(sampling)
+        sampling.num_return_sequences = n
+        return sampling
 
     def _default_length(self, prompt: Sequence[int], lora: str | None, max_tokens: int) -> int:
         """Returns `max_tokens`, or the room after the prompt if that is less.

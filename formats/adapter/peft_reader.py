@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,28 +70,20 @@ def read_peft_adapter(
         raise AdapterError("; ".join([*problems, str(error)])) from error
     new_embeddings = read_new_embeddings(directory)
     folding = FOLDINGS[fields["peft_type"]]
-    # A pooler is not part of the program: read_pooler() reads the adapter's changes to it.
-    elsewhere = tensors_of(set() if modules is None else modules.elsewhere, tensors)
-    outside = tensors_of(set() if modules is None else modules.pooler_paths | modules.ignored, tensors) | elsewhere
-    of_biases = {name: tensor for name, tensor in tensors.items() if is_trained_bias(name) and name not in outside}
-    whole = whole_weights(tensors, modules)
-    of_tokens = {name: tensor for name, tensor in tensors.items() if is_token_rows(name)}
-    apart = {*of_biases, *of_tokens, *outside, *whole}
-    own = {name: tensor for name, tensor in tensors.items() if not is_projection(name) and name not in apart}
-    split = split_expert_parameters(own, modules)
+    kinds = _sort_tensors(tensors, modules)
+    split = split_expert_parameters(kinds.factors, modules)
     found: dict[ModuleKey, ModuleParts] = {}
     tensor_problems: list[str] = []
-    if own or not apart:
+    if kinds.factors or not kinds.has_others:
         found, tensor_problems = parts_by_module(split.tensors, folding.layout, modules)
-    biases, bias_problems = trained_biases(of_biases, modules)
-    weights, weight_problems = read_whole_weights(tensors, whole, config)
+    biases, bias_problems = trained_biases(kinds.biases, modules)
+    weights, weight_problems = read_whole_weights(tensors, kinds.whole, config)
     tensor_problems += [*split.problems, *bias_problems, *weight_problems]
     token_rows: dict[ModuleKey, TokenRows] = {}
     if config is not None:
-        token_rows, token_problems = read_token_rows(of_tokens, config, modules)
+        token_rows, token_problems = read_token_rows(kinds.token_rows, config, modules)
         tensor_problems += token_problems
-    if config is not None:
-        tensor_problems += _unexpected(config, of_biases, weights, token_rows)
+        tensor_problems += _unexpected(config, kinds.biases, weights, token_rows)
     parameters = dict(split.parameters)
     if config is not None and not tensor_problems:
         parameters |= _routers(found, config)
@@ -128,8 +120,37 @@ def read_peft_adapter(
         config.invocation_tokens,
         context_length=config.context_length,
         new_embeddings=new_embeddings,
-        changes_elsewhere=bool(elsewhere),
+        changes_elsewhere=kinds.changes_elsewhere,
     )
+
+
+@dataclass(frozen=True)
+class _SortedTensors:
+    """The tensors of an adapter's file by what they change."""
+
+    factors: dict[str, Array]
+    """Matrices, magnitudes and the like of linear layers in the program."""
+    biases: dict[str, Array]
+    """Trained biases of the base's layers."""
+    token_rows: dict[str, Array]
+    whole: dict[str, ModuleKey]
+    """Names of whole weights."""
+    changes_elsewhere: bool
+    """True if some belong to another network, such as the vision tower."""
+    has_others: bool
+    """True if the file has tensors other than factors."""
+
+
+def _sort_tensors(tensors: Mapping[str, Array], modules: AdaptedModules | None) -> _SortedTensors:
+    elsewhere = tensors_of(set() if modules is None else modules.elsewhere, tensors)
+    # A pooler is not part of the program: read_pooler() reads the adapter's changes to it.
+    outside = tensors_of(set() if modules is None else modules.pooler_paths | modules.ignored, tensors) | elsewhere
+    biases = {name: tensor for name, tensor in tensors.items() if is_trained_bias(name) and name not in outside}
+    whole = whole_weights(tensors, modules)
+    token_rows = {name: tensor for name, tensor in tensors.items() if is_token_rows(name)}
+    others = {*biases, *token_rows, *outside, *whole}
+    factors = {name: tensor for name, tensor in tensors.items() if not is_projection(name) and name not in others}
+    return _SortedTensors(factors, biases, token_rows, whole, bool(elsewhere), bool(others))
 
 
 def _put_rows_in_order(found: Mapping[ModuleKey, ModuleParts], order: str, modules: AdaptedModules | None) -> list[str]:

@@ -12,6 +12,9 @@ from hypothesis import settings
 # wait for each other, which made the tests with transformers several times slower. Child processes inherit the setting.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# An example may take any time: a busy machine must not fail a test.
+settings.register_profile("untimed", settings(), deadline=None)
+settings.load_profile("untimed")
 # CI draws hundreds of examples per property; `--hypothesis-profile nightly` draws thousands.
 settings.register_profile("nightly", max_examples=2500, deadline=None)
 
