@@ -15,6 +15,7 @@
 
 #include "adaptrt/core/huge_array.h"
 #include "adaptrt/core/quantized_panels.h"
+#include "adaptrt/cpu/int16_spans.h"
 #include "adaptrt/cpu/kernel_table.h"
 
 namespace adaptrt {
@@ -105,17 +106,20 @@ struct Activations {
       : rows(number),
         k(inputs),
         bfloat16(static_cast<std::size_t>(rows * k), float_to_bfloat16(0.37F)),
+        int16(static_cast<std::size_t>(rows * padded_int16_inputs(k)), 300),
         int8(static_cast<std::size_t>((rows + kReadRows) * k), 150),
-        scales(static_cast<std::size_t>(rows), 0.01F),
-        int8_sums(static_cast<std::size_t>(rows * k), 3),
+        scales(static_cast<std::size_t>(rows * k), 0.01F),
+        sums(static_cast<std::size_t>(rows * k), 3),
         out(static_cast<std::size_t>(rows * kPanelColumns)) {}
 
   std::int64_t rows;
   std::int64_t k;
   std::vector<std::uint16_t> bfloat16;
+  std::vector<std::int16_t> int16;
   std::vector<std::uint8_t> int8;
+  // As many as there may be groups or spans.
   std::vector<float> scales;
-  std::vector<std::int32_t> int8_sums;
+  std::vector<std::int32_t> sums;
   std::vector<float> out;
 };
 
@@ -137,10 +141,18 @@ void multiply_panel(const KernelTable& table, const Quantization& how, const std
   } else if (how.algo == QuantAlgo::kW4A8) {
     table.w4a8_gemm(filled(W4A8Gemm{.call = {.a = reinterpret_cast<const std::int8_t*>(x->int8.data())},
                                     .a_scales = x->scales.data(),
-                                    .a_sums = x->int8_sums.data(),
+                                    .a_sums = x->sums.data(),
                                     .quantization = how}));
   } else if (how.is_codebook()) {
     table.codebook_gemm[kBFloat16](filled(PanelGemm{.call = {.a = x->bfloat16.data()}}), how);
+  } else if (table.int16_gemm != nullptr) {
+    Int16Gemm gemm = filled(Int16Gemm{.call = {.a = x->int16.data()},
+                                      .a_scales = x->scales.data(),
+                                      .a_sums = x->sums.data(),
+                                      .spans = span_count(how, x->k),
+                                      .quantization = how});
+    gemm.call.a_stride = padded_int16_inputs(x->k);
+    table.int16_gemm(gemm);
   } else {
     table.quantized_gemm[kBFloat16](filled(QuantizedGemm{
         .call = {.a = x->bfloat16.data()}, .activation = DType::kBFloat16, .quantization = how}));

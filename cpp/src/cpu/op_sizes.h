@@ -30,7 +30,14 @@ namespace adaptrt {
 /// Maximum number of groups of inputs in a matrix of QuantAlgo::kW4A8.
 [[nodiscard]] std::int64_t most_w4a8_groups(const Program& program);
 /// Maximum number of groups of inputs in a matrix whose products need sums of groups.
-[[nodiscard]] std::int64_t most_summed_groups(const Program& program);
+[[nodiscard]] std::int64_t most_summed_groups(const Program& program, const KernelTable& kernels);
+
+/// Size of a row of 16-bit activations; 0 if no products read such rows.
+struct Int16RowSize {
+  std::int64_t inputs = 0;  ///< with padding
+  std::int64_t spans = 0;
+};
+[[nodiscard]] Int16RowSize int16_row_size(const Program& program, const KernelTable& kernels);
 
 /// Size of the packed rows of an input in one permutation.
 struct PackedRowsSize {

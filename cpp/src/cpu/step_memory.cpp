@@ -27,9 +27,10 @@ StepMemory::StepMemory(const Program& program, const KernelTable& kernels, int n
   packed_permutation_bytes = packed_size.bytes();
   const auto permutations = static_cast<std::size_t>(permuted_rows.permutations);
   permuted = HugeArray(permutations * rows * static_cast<std::size_t>(permuted_rows.row_bytes));
-  const auto groups = static_cast<std::size_t>(most_summed_groups(program));
+  const auto groups = static_cast<std::size_t>(most_summed_groups(program, kernels));
   if (groups > 0)
     group_sums_ = HugeArray(std::max<std::size_t>(1, permutations) * rows * groups * sizeof(float));
+  int16_rows = Int16Rows(int16_row_size(program, kernels), std::max<std::size_t>(1, permutations) * rows);
   rank_room_floats_ = rank_room_floats(program);
   rank_room_ = HugeArray((rank_room_floats_ + low_rank_room_floats(program)) * sizeof(float));
   const std::size_t floats =

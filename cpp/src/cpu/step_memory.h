@@ -7,6 +7,7 @@
 #include "adaptrt/core/huge_array.h"
 #include "adaptrt/cpu/kernel_table.h"
 #include "adaptrt/program/program.h"
+#include "int16_rows.h"
 #include "ops/experts/expert_memory.h"
 #include "ops/latent_memory.h"
 #include "ops/linear/linear_scratch.h"
@@ -40,6 +41,7 @@ class StepMemory {
   /// KernelTable::quantize_row writes it. For QuantAlgo::kW4A8, arrange_int8_row has changed it.
   HugeArray int8_rows;
   std::int64_t int8_stride = 0;
+  Int16Rows int16_rows;
   /// The current linear layer's input, packed by KernelTable::pack_rows. Each of `permuted` follows,
   /// packed_permutation_bytes apart. Empty if the kernels read unpacked rows.
   HugeArray packed;

@@ -137,6 +137,22 @@ struct Int8Gemm {
   const float* a_scales = nullptr;  ///< one per row
 };
 
+/// out[rows, width] = a[rows, k] * panel[width, k]^T for a panel of QuantAlgo::kW8A16 or kW4A16 without a
+/// codebook, and activations from round_to_int16.
+///
+/// For each span (InputSpan) the sum of q * (u - zero) is an exact integer. As float32 it is multiplied by
+/// the weights' scale. If there are minimums, the minimum times the sum of q is subtracted. The result times
+/// the activations' scale, which rounds nothing, is added to the spans before. All tables give the same bits,
+/// as long as results are neither subnormal nor infinite.
+struct Int16Gemm {
+  /// a: int16 from round_to_int16; rows are padded to padded_int16_inputs(k) elements. `part` is not used.
+  GemmCall call;
+  const float* a_scales = nullptr;       ///< [rows, spans], from round_to_int16
+  const std::int32_t* a_sums = nullptr;  ///< [rows, spans], from round_to_int16
+  std::int64_t spans = 0;                ///< span_count(quantization, k)
+  Quantization quantization;
+};
+
 /// out[rows, width] = a[rows, k] * panel[width, k]^T for a panel of QuantAlgo::kW4A8. For each group of
 /// inputs the sum of q * (u - zero) is an exact integer. As float32 it is multiplied by the scale and added
 /// to the sum of the earlier groups, starting from zero. This is one fused multiply-add with one rounding if
@@ -417,6 +433,16 @@ struct KernelTable {
   /// Indexed by DType of the activations: a QuantizedGemm of any number of rows needs no expanded panel if
   /// its group size divides this number. 0: there is no such size.
   std::array<std::int64_t, 3> stretch_inputs;
+  /// nullptr: these kernels multiply bfloat16 faster, and engines of bfloat16 use quantized_gemm.
+  void (*int16_gemm)(const Int16Gemm& gemm);
+  /// Rounds a bfloat16 row x [n] to int16, with a scale for each InputSpan: a power of two, such that the
+  /// largest magnitude of the span is 2^14 to 2^15. So numbers down to 2^-7 of the power of two below the
+  /// largest are exact, and others differ by at most 2^-15 of the largest (2^-115 in spans below 2^-100).
+  /// Writes out[padded_int16_inputs(n)], padded with zeros, and scales and sums of q [span_count]. If a span
+  /// has infinities, q is 1 or -1 for them and 0 for all others, and the scale is infinity. The scale of a
+  /// span with NaN is NaN. nullptr if int16_gemm is.
+  void (*round_to_int16)(const std::byte* x, std::int64_t n, const Quantization& how, std::int16_t* out,
+                         float* scales, std::int32_t* sums);
   void (*int8_gemm)(const Int8Gemm& gemm);
   /// Rounds a row of `type` to q = round(x / scale), to nearest even, with scale = max|x| / 127. Writes q +
   /// 128 to out[n], and pads it with 128 to a multiple of 4. If all |x| are below 2^-100, q and scale are 0.

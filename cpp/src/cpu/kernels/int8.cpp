@@ -1,6 +1,7 @@
 #include ADAPTRT_SIMD
 // The order matters: the headers below use the Simd of the header above.
 #include "families.h"
+#include "int16_gemm.h"
 #include "int8_gemm.h"
 #include "w4a8_gemm.h"
 
@@ -12,6 +13,11 @@ void ADAPTRT_KERNEL_SET::register_int8(KernelTable* table) {
   table->quantize_row = &quantize_row;
   table->w4a8_gemm = &w4a8_gemm;
   table->arrange_int8_row = &arrange_int8_row;
+#if !defined(__AVX512BF16__) && !defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  // Instructions for products of bfloat16 are faster than those for 16-bit integers.
+  table->int16_gemm = &int16_gemm;
+  table->round_to_int16 = &round_to_int16;
+#endif
 }
 
 }  // namespace adaptrt

@@ -49,6 +49,8 @@ inline KernelTable make_tile_table(const char* name, const KernelTable& vectors)
   table.int8_decoded_rows = kTiledRows;
   table.int4_decoded_rows = kTiledRows;
   table.stretch_inputs[static_cast<std::size_t>(DType::kBFloat16)] = 0;
+  table.int16_gemm = nullptr;
+  table.round_to_int16 = nullptr;
   table.int8_gemm = &tile_int8_gemm;
   table.w4a8_gemm = &tile_w4a8_gemm;
   table.attend[static_cast<std::size_t>(DType::kBFloat16)] = &tile_attend;

@@ -279,6 +279,14 @@ struct Simd {
     const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8));
     return _mm256_add_epi32(sums, _mm256_add_epi32(even, odd));
   }
+  /// Loads two int8 per lane as int16.
+  static Words load_int8_as_int16(const std::byte* from, std::int64_t n) {
+    return _mm256_cvtepi8_epi16(load_halves(from, n));
+  }
+  /// Adds to each lane the two products of int16 in `a` and `b`.
+  static Words dot_int16(Words sums, Words a, Words b) {
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(a, b));
+  }
   static Words subtract_words(Words a, Words b) { return _mm256_sub_epi32(a, b); }
   static Words add_words(Words a, Words b) { return _mm256_add_epi32(a, b); }
   /// Reorders 32 bytes in place: byte i becomes byte order[i].

@@ -362,6 +362,20 @@ struct Simd {
     return _mm512_add_epi32(sums, _mm512_add_epi32(even, odd));
 #endif
   }
+  /// Loads two int8 per lane as int16.
+  static Words load_int8_as_int16(const std::byte* from, std::int64_t n) {
+    return _mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi16(first(n), from));
+  }
+  /// Adds to each lane the two products of int16 in `a` and `b`.
+  static Words dot_int16(Words sums, Words a, Words b) {
+#ifdef __AVX512VNNI__
+    // See dot().
+    asm("vpdpwssd %2, %1, %0" : "+v"(sums) : "v"(a), "v"(b));
+    return sums;
+#else
+    return _mm512_add_epi32(sums, _mm512_madd_epi16(a, b));
+#endif
+  }
   static Words subtract_words(Words a, Words b) { return _mm512_sub_epi32(a, b); }
   static Words add_words(Words a, Words b) { return _mm512_add_epi32(a, b); }
   /// Reorders 32 bytes in place: byte i becomes byte order[i].

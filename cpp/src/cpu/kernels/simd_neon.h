@@ -243,6 +243,20 @@ struct Simd {
     return vreinterpretq_u32_s32(vaddq_s32(wholes, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high))));
 #endif
   }
+  /// Loads two int8 per lane as int16.
+  static Words load_int8_as_int16(const std::byte* from, std::int64_t n) {
+    std::int8_t bytes[8] = {};
+    std::memcpy(bytes, from, static_cast<std::size_t>(n) * 2);
+    return vreinterpretq_u32_s16(vmovl_s8(vld1_s8(bytes)));
+  }
+  /// Adds to each lane the two products of int16 in `a` and `b`.
+  static Words dot_int16(Words sums, Words a, Words b) {
+    const auto left = vreinterpretq_s16_u32(a);
+    const auto right = vreinterpretq_s16_u32(b);
+    const int32x4_t low = vmull_s16(vget_low_s16(left), vget_low_s16(right));
+    const int32x4_t high = vmull_high_s16(left, right);
+    return vreinterpretq_u32_s32(vaddq_s32(vreinterpretq_s32_u32(sums), vpaddq_s32(low, high)));
+  }
   static Words subtract_words(Words a, Words b) { return vsubq_u32(a, b); }
   static Words add_words(Words a, Words b) { return vaddq_u32(a, b); }
   /// Reorders 32 bytes in place: byte i becomes byte order[i].

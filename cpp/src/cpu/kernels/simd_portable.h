@@ -244,6 +244,18 @@ struct Simd {
     sums += ((a >> 16) & set_bits(255)) * cast<Words>((bytes << 8) >> 24);
     return sums + (a >> 24) * cast<Words>(bytes >> 24);
   }
+  /// Loads two int8 per lane as int16.
+  static Words load_int8_as_int16(const std::byte* from, std::int64_t n) {
+    const auto words = cast<Ints>(load_halves(from, n));
+    return (cast<Words>((words << 24) >> 24) & set_bits(0xffff)) | (cast<Words>((words << 16) >> 24) << 16);
+  }
+  /// Adds to each lane the two products of int16 in `a` and `b`.
+  static Words dot_int16(Words sums, Words a, Words b) {
+    const auto left = cast<Ints>(a);
+    const auto right = cast<Ints>(b);
+    sums += cast<Words>(((left << 16) >> 16) * ((right << 16) >> 16));
+    return sums + cast<Words>((left >> 16) * (right >> 16));
+  }
   static Words subtract_words(Words a, Words b) { return a - b; }
   static Words add_words(Words a, Words b) { return a + b; }
   /// Reorders 32 bytes in place: byte i becomes byte order[i].

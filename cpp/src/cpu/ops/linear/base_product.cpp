@@ -4,6 +4,7 @@
 #include <numeric>
 #include <variant>
 
+#include "adaptrt/cpu/int16_spans.h"
 #include "op_members.h"
 #include "op_sizes.h"
 
@@ -23,6 +24,13 @@ void prefetch(std::span<const MemorySpan> spans) {
   }
 }
 
+/// True if activations are rounded to 16 bits for products with such weights.
+bool multiplies_int16(const Quantization& how, DType activations, const KernelTable& kernels) {
+  const bool has_integers =
+      (how.algo == QuantAlgo::kW8A16 || how.algo == QuantAlgo::kW4A16) && !how.is_codebook();
+  return has_integers && activations == DType::kBFloat16 && kernels.int16_gemm != nullptr;
+}
+
 /// True if a panel's groups fit the stretches that the kernel decodes.
 bool has_stretches(const PanelMatrix& weight, std::int64_t panel, DType activations,
                    const KernelTable& kernels) {
@@ -39,6 +47,7 @@ bool is_expanded(const PanelMatrix& weight, std::int64_t panel, std::int64_t row
     return rows > kernels.codebook_rows[static_cast<std::size_t>(weight.dtype)] ||
            panel_width(weight.n, panel) < kPanelColumns;
   }
+  if (multiplies_int16(weight.quantization, activations, kernels)) return false;
   switch (weight.quantization.algo) {
     case QuantAlgo::kW8A16:
       return rows > kernels.int8_decoded_rows && !has_stretches(weight, panel, activations, kernels);
@@ -109,7 +118,9 @@ BaseProduct::BaseProduct(const LinearSpec& spec, const CpuContext& context)
       permuted_(spec, context),
       tiling_(tiling_of(context.program, context.kernels, activation_dtype(context.program.dtype),
                         spec.quantization())),
-      multiply_(multiply_for(spec.quantization())),
+      multiplies_int16_(
+          multiplies_int16(spec.quantization(), activation_dtype(context.program.dtype), context.kernels)),
+      multiply_(multiplies_int16_ ? &BaseProduct::multiply_int16 : multiply_for(spec.quantization())),
       unpacked_rows_(unpacked_rows(spec.quantization(), context.kernels)) {}
 
 BaseProduct::Multiply BaseProduct::multiply_for(const Quantization& quantization) {
@@ -134,7 +145,8 @@ void BaseProduct::prepare(const LinearCall& call, bool has_adapters) const {
   const bool permutes = permuted_.is_needed();
   const bool packs_input = !call.packed_input.has_value() && !call.chosen.has_value() &&
                            packed(call).has_value() && (has_adapters || (!to_int8 && !permutes));
-  if (!packs_input && !to_int8 && !quantization.needs_group_sums() && !permutes) return;
+  const bool reads_rows = to_int8 || multiplies_int16_ || quantization.needs_group_sums();
+  if (!packs_input && !reads_rows && !permutes) return;
   const std::int64_t permutations = permutes ? permuted_.find_permutations(call) : 0;
   const auto body = [&](std::int64_t begin, std::int64_t end, int) {
     const RowRange rows{begin * PackedSteps::kBlockRows,
@@ -159,7 +171,8 @@ void BaseProduct::read_rows(const LinearCall& call, const Rows& input, std::int6
                             RowRange rows) const {
   const Quantization& quantization = spec_.quantization();
   const std::int64_t groups = group_count(quantization, input.width);
-  float* sums = context_.memory.group_sums() + permutation * call.num_rows() * groups;
+  const std::int64_t first_row = permutation * call.num_rows();
+  float* sums = context_.memory.group_sums() + first_row * groups;
   for (std::int64_t row = rows.begin; row < rows.end; ++row) {
     const std::byte* x = input.row(row);
     if (rounds_activations(quantization.algo)) {
@@ -169,6 +182,8 @@ void BaseProduct::read_rows(const LinearCall& call, const Rows& input, std::int6
         context_.kernels.arrange_int8_row(made, input.width, quantization,
                                           context_.memory.int8_sums() + row * groups);
       }
+    } else if (multiplies_int16_) {
+      context_.memory.int16_rows.round_row(context_.kernels, x, input.width, quantization, first_row + row);
     } else if (quantization.needs_group_sums()) {
       context_.kernels.sum_groups(x, input.dtype, input.width, quantization.group_size, sums + row * groups);
     }
@@ -289,6 +304,21 @@ void BaseProduct::multiply_quantized(const LinearCall& call, const TileTask& tas
   context_.kernels.quantized_gemm[activation](gemm);
 }
 
+void BaseProduct::multiply_int16(const LinearCall& call, const TileTask& task,
+                                 const ExpansionPlace& /*place*/) const {
+  const PanelMatrix& weight = spec_.parts[task.part].weight;
+  prefetch(task.upcoming.spans);
+  const std::int64_t permutation = permuted_.is_needed() ? permuted_.permutation_of(task.part) : 0;
+  const std::int64_t row = permutation * call.num_rows() + task.rows.begin;
+  const Int16Rows& rows = context_.memory.int16_rows;
+  const std::int64_t spans = span_count(weight.quantization, weight.k);
+  context_.kernels.int16_gemm({.call = gemm_call(weight, task, rows.row(row), rows.stride()),
+                               .a_scales = rows.scales() + row * spans,
+                               .a_sums = rows.sums() + row * spans,
+                               .spans = spans,
+                               .quantization = weight.quantization});
+}
+
 void BaseProduct::multiply_int8(const LinearCall& /*call*/, const TileTask& task,
                                 const ExpansionPlace& /*place*/) const {
   const PanelMatrix& weight = spec_.parts[task.part].weight;
@@ -343,8 +373,24 @@ PackedRowsSize packed_rows_size(const Program& program, const KernelTable& kerne
   return {.steps = most_packed_steps(program), .step_bytes = packed_step_bytes(most_linear_rows(program))};
 }
 
-std::int64_t most_summed_groups(const Program& program) {
-  return most_groups(program, [](const Quantization& how) { return how.needs_group_sums(); });
+std::int64_t most_summed_groups(const Program& program, const KernelTable& kernels) {
+  return most_groups(program, [&](const Quantization& how) {
+    return how.needs_group_sums() && !multiplies_int16(how, activation_dtype(program.dtype), kernels);
+  });
+}
+
+Int16RowSize int16_row_size(const Program& program, const KernelTable& kernels) {
+  constexpr std::int64_t kLineInputs = 32;
+  Int16RowSize size;
+  for_each_member<LinearPart>(program, [&](const LinearPart& part) {
+    const PanelMatrix& weight = part.weight;
+    if (!multiplies_int16(weight.quantization, activation_dtype(program.dtype), kernels)) return;
+    size.inputs = std::max(size.inputs, padded_int16_inputs(weight.k));
+    size.spans = std::max(size.spans, span_count(weight.quantization, weight.k));
+  });
+  // The number of cache lines is odd, because rows a power of two apart would conflict in the cache.
+  if (size.inputs > 0) size.inputs |= kLineInputs;
+  return size;
 }
 
 std::int64_t most_w4a8_groups(const Program& program) {

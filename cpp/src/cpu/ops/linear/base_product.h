@@ -87,8 +87,9 @@ class BaseProduct {
 
   [[nodiscard]] const Tiling& tiling() const { return tiling_; }
 
-  /// Converts the input to the form that the kernels read: permutes it like the weights, rounds it to int8,
-  /// sums its groups, packs its rows. Call it before the first product, and before products with adapters.
+  /// Converts the input to the form that the kernels read: permutes it like the weights, rounds it to 8 or 16
+  /// bits, sums its groups, packs its rows. Call it before the first product, and before products with
+  /// adapters.
   void prepare(const LinearCall& call, bool has_adapters) const;
 
   /// The packed input: the caller's, or the one from prepare(). No value for rows that kernels read unpacked.
@@ -136,6 +137,7 @@ class BaseProduct {
   [[nodiscard]] PackedRows packed_of(const LinearCall& call, std::int64_t permutation) const;
   void multiply_float(const LinearCall& call, const TileTask& task, const ExpansionPlace& place) const;
   void multiply_quantized(const LinearCall& call, const TileTask& task, const ExpansionPlace& place) const;
+  void multiply_int16(const LinearCall& call, const TileTask& task, const ExpansionPlace& place) const;
   void multiply_int8(const LinearCall& call, const TileTask& task, const ExpansionPlace& place) const;
   void multiply_w4a8(const LinearCall& call, const TileTask& task, const ExpansionPlace& place) const;
   /// The product for the storage form of this layer's weights.
@@ -146,6 +148,7 @@ class BaseProduct {
   const CpuContext& context_;
   PermutedInput permuted_;
   Tiling tiling_;
+  bool multiplies_int16_;
   Multiply multiply_;
   std::int64_t unpacked_rows_;
 };
