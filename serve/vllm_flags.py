@@ -87,7 +87,9 @@ def _refusing(accepted: Accepted) -> type[argparse.Action]:
         def __call__(
             self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
         ) -> None:
-            parser.error(f"argument {option}: not supported; {accepted.reason}")
+            # The spelling of the help, which may have dashes where the declaration has underscores.
+            shown = [name for name in self.option_strings if name.replace("_", "-") == (option or "").replace("_", "-")]
+            parser.error(f"argument {shown[0] if shown else option}: not supported; {accepted.reason}")
 
     return Refuse
 

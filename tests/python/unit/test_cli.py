@@ -233,6 +233,10 @@ def test_serve_writes_flags_with_dashes_and_reads_both_spellings(capsys: pytest.
         with pytest.raises(SystemExit):
             cli.main(["serve", "model", flag, "0"])
         assert "argument --max-body-bytes: it is 0; expected an integer from 1" in capsys.readouterr().err
+    for flag in ("--max-cpu-loras", "--max_cpu_loras"):
+        with pytest.raises(SystemExit):
+            cli.main(["serve", "model", flag, "4"])
+        assert "argument --max-cpu-loras: not supported" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cli.main(["serve", "--help"])
     flags = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  --")]
