@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from adaptrt import _core
-from adaptrt.formats.adapter import convert_adapter
+from adaptrt.formats.adapter import ModuleKey, convert_adapter
 from adaptrt.formats.checkpoint.config import ParallelMapping
 from adaptrt.formats.hugging_face.hf_config import load_hf_config
 from adaptrt.formats.models.registry import declare
@@ -122,3 +122,34 @@ def test_missing_weights_are_named(model: Path, engine: EngineBase, tmp_path: Pa
     assert "'model.layers.2.self_attn.q_proj' does not exist in engine" in str(error.value)
     assert "'model.layers.0.mlp.up_proj'" in str(error.value)
     assert "layers.0.self_attn" not in str(error.value)
+
+
+def test_ranks_with_several_ranges_of_a_module() -> None:
+    """Rank 0 has outputs 0, 1 and 4, rank 1 has 2, 3 and 5."""
+    weight = np.arange(24, dtype=np.float32).reshape(6, 4)
+    bias = 0.5 + np.arange(6, dtype=np.float32)
+    module = next(info.id for info in _core.lora_modules() if info.name == "mamba_in_proj")
+    ranks = []
+    for ranges in ((0, 2, 4, 1), (2, 2, 5, 1)):
+        outputs = [*range(ranges[0], ranges[0] + 2), ranges[2]]
+        panels = np.zeros(_core.panel_bytes(_core.DType.FLOAT32, 3, 4), np.uint8)
+        _core.pack_panels(panels, _core.DType.FLOAT32, 3, 4, 0, weight[outputs], _core.DType.FLOAT32)
+        matrix = _core.PanelMatrix(data=panels, dtype=_core.DType.FLOAT32, n=3, k=4)
+        vector = _core.VectorView(data=bias[outputs])
+        part = _core.LoraPart(module=module, out_size=3, num_remote_outputs=3, output_ranges=list(ranges))
+        layout = _core.LoraLayout(
+            dtype=_core.DType.FLOAT32, num_layers=1, max_rank=8, dora_enabled=True, target_modules=[module],
+            sites=[_core.LoraSite(layer=0, in_size=4, parts=[part])],
+        )  # fmt: skip
+        op = _core.LinearOp(input=0, output=0, parts=[_core.LinearPart(weight=matrix, bias=vector)], lora_site=0)
+        program = _core.Program(
+            dtype=_core.DType.FLOAT32, vocab_size=61, num_layers=1, max_batch_size=1, max_num_tokens=1,
+            max_input_len=1, max_seq_len=1, tokens_per_block=1, arena_bytes=0, buffers=[], body=[op], head=[],
+            logits=0, lora=layout,
+        )  # fmt: skip
+        ranks.append((program, (panels, vector)))
+    base = EngineBase(ranks, Path("engine"))
+    key = ModuleKey(0, module, "mixer.in_proj", rows=(range(6),))
+    assert base.shape(key) == (6, 4)
+    np.testing.assert_array_equal(np.concatenate(list(base.row_blocks(key))), weight)
+    np.testing.assert_array_equal(base.bias(key), bias)
