@@ -19,8 +19,10 @@ from session_checks import agreement
 
 import adaptrt
 from adaptrt import ConfigError, _core
+from adaptrt._core import QuantAlgo
 from adaptrt.builder.build import build
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.formats.checkpoint.quantization import QuantConfig
 from adaptrt.runtime.cuda_engine import CudaEngine
 from adaptrt.runtime.engine import load_engine
 from adaptrt.runtime.loaded_engine import LoadedEngine
@@ -109,14 +111,23 @@ class CudaServed(CudaEngine):
 class Case:
     """A model of one type, its adapters, and its engines for both backends."""
 
-    def __init__(self, machine: Machine, model: Model, dtype: str, directory: Path) -> None:
+    def __init__(
+        self, machine: Machine, model: Model, dtype: str, directory: Path, quantization: QuantConfig | None = None
+    ) -> None:
+        """quantization: of the engines' weights; transformers' are never quantised."""
         self.model, self.dtype = model, dtype
+        stored = () if quantization is None else (quantization.quant_algo.name,)
+        self.name = " ".join(
+            ("engine", dtype, *stored, *(() if model.spec.family == "llama" else (model.spec.family,)))
+        )
         self.saved = save_model(model.spec, directory / "model")
         self.adapters = [
             save_adapter(self.saved, directory / f"adapter-{number}", seed=number, **lora)
             for number, lora in enumerate(ADAPTERS)
         ]
-        convert_checkpoint(self.saved, directory / "checkpoint", dtype=_core.dtype_from_name(dtype))
+        convert_checkpoint(
+            self.saved, directory / "checkpoint", dtype=_core.dtype_from_name(dtype), quantization=quantization
+        )
         build(directory / "checkpoint", model.sizes, directory / "native")
         build(directory / "checkpoint", dataclasses.replace(model.sizes, backend=BACKEND), directory / BACKEND)
         self.directory = directory / BACKEND
@@ -183,7 +194,30 @@ def engine_checks(machine: Machine, subset: bool, soak_seconds: float) -> Iterat
                 yield from _directory_check(machine, case, plan)
                 if not subset:
                     yield from soak(case, soak_seconds)
+        yield from _other_weights(machine, dtype)
     yield from memory_checks(machine)
+
+
+def _other_weights(machine: Machine, dtype: str) -> Iterator[Check]:
+    """Serves a small model with quantised weights, and one with experts. Their kernels have checks of large sizes."""
+    plain = dataclasses.replace(SMALL.spec, intermediate_size=96)
+    # Tokens use all experts: where two are nearly tied, rounding chooses other ones than on the CPU.
+    experts = dataclasses.replace(plain, family="mixtral", extra=(("num_local_experts", 8), ("num_experts_per_tok", 8)))
+    cases = (
+        (plain, QuantConfig(quant_algo=QuantAlgo.W8A16)),
+        (plain, QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=16)),
+        (experts, None),
+    )
+    plan = _small_plan()
+    for spec, quantization in cases:
+        model = dataclasses.replace(SMALL, spec=spec)
+        with tempfile.TemporaryDirectory(prefix="adaptrt-") as name:
+            case = Case(machine, model, dtype, Path(name), quantization)
+            together, _ = case.answers(case.cuda, case.config(), [plan.measured])
+            expected, _ = case.answers(case.native, case.config(), [plan.measured])
+            yield agreement(f"{case.name}: logits and tokens as the CPU engine's", together, expected, TOLERANCE[dtype])
+            alone, _ = case.answers(case.cuda, case.config(), [[asked] for asked in plan.measured])
+            yield _same(f"{case.name}: bits alone and together", alone, together)
 
 
 def soak_checks(machine: Machine, subset: bool, seconds: float) -> Iterator[Check]:
@@ -215,14 +249,14 @@ def _native_check(case: Case, plan: Plan) -> Iterator[Check]:
     config = case.config(room=2)
     expected, _ = case.answers(case.native, config, plan.crowds)
     actual, stats = case.answers(case.cuda, config, plan.crowds)
-    name = f"engine {case.dtype}: logits and tokens of {len(actual)} requests as the CPU engine's"
+    name = f"{case.name}: logits and tokens of {len(actual)} requests as the CPU engine's"
     yield agreement(name, actual, expected, TOLERANCE[case.dtype])
     evictions = stats[-1].lora_cache_stats.device_evictions
-    yield Check(f"engine {case.dtype}: adapters were evicted", evictions > 0, f"{evictions} evictions")
+    yield Check(f"{case.name}: adapters were evicted", evictions > 0, f"{evictions} evictions")
     roomy, _ = case.answers(case.cuda, case.config(), plan.crowds)
-    yield _same(f"engine {case.dtype}: bits after evictions", roomy, actual)
+    yield _same(f"{case.name}: bits after evictions", roomy, actual)
     direct, _ = case.answers(dataclasses.replace(case.cuda, cuda_graphs=False), case.config(), plan.crowds)
-    yield _same(f"engine {case.dtype}: bits without graphs", roomy, direct)
+    yield _same(f"{case.name}: bits without graphs", roomy, direct)
 
 
 def _reference_check(case: Case, plan: Plan) -> Iterator[Check]:
@@ -244,13 +278,13 @@ def _reference_check(case: Case, plan: Plan) -> Iterator[Check]:
     detail = f"logits within {worst:.2g} of their range, {compared} tokens"
     passed = worst <= tolerance and not different and compared > 0
     yield Check(
-        f"engine {case.dtype}: logits and tokens as transformers' in float32", passed,
+        f"{case.name}: logits and tokens as transformers' in float32", passed,
         detail + (f", others: {different}" if different else ""),
     )  # fmt: skip
 
 
 def _bit_checks(case: Case, plan: Plan) -> Iterator[Check]:
-    name = f"engine {case.dtype}: bits of {len(plan.measured)} requests"
+    name = f"{case.name}: bits of {len(plan.measured)} requests"
     alone, _ = case.answers(case.cuda, case.config(), [[asked] for asked in plan.measured])
     crowd = [*plan.others[: len(plan.others) // 2], *plan.measured, *plan.others[len(plan.others) // 2 :]]
     together, _ = case.answers(case.cuda, case.config(), [crowd])
@@ -260,14 +294,14 @@ def _bit_checks(case: Case, plan: Plan) -> Iterator[Check]:
     fields = crowd_fields("MAX_UTILIZATION", plan.few_tokens, reuse=False)
     pressed, stats = case.answers(case.cuda, case.config(**fields), [plan.pressed])
     paused = max(step.inflight_batching_stats.num_paused_requests for step in stats)
-    yield Check(f"engine {case.dtype}: requests were preempted", paused > 0, f"at most {paused} at a time")
-    yield _same(f"engine {case.dtype}: bits after preemption", roomy, pressed)
+    yield Check(f"{case.name}: requests were preempted", paused > 0, f"at most {paused} at a time")
+    yield _same(f"{case.name}: bits after preemption", roomy, pressed)
     yield from _reuse_checks(case, plan)
     # The last chunk has one token, or two: in the other step, a token of another request is computed too.
     long = case.model.ask((case.model.sizes.max_num_tokens + 1, None, 4), seed=31)
     whole, _ = case.answers(case.cuda, case.config(), [long])
     chunked, _ = case.answers(case.cuda, case.config(), [[*case.model.ask((1, None, 2), seed=32), *long]])
-    yield _same(f"engine {case.dtype}: bits of a prompt whose last chunk has one token", whole, chunked[1:])
+    yield _same(f"{case.name}: bits of a prompt whose last chunk has one token", whole, chunked[1:])
 
 
 def _reuse_checks(case: Case, plan: Plan) -> Iterator[Check]:
@@ -281,8 +315,8 @@ def _reuse_checks(case: Case, plan: Plan) -> Iterator[Check]:
         found, stats = case.answers(case.cuda, case.config(kv_cache_config=cache), twice, whole=False)
         kv = stats[-1].kv_cache_stats
         reused = kv.partially_reused_blocks if partial else kv.reused_blocks
-        yield Check(f"engine {case.dtype}: {name} were reused", reused > 0, f"{reused} blocks")
-        yield _same(f"engine {case.dtype}: bits with {name} reused", [one for one in expected for _ in "12"], found)
+        yield Check(f"{case.name}: {name} were reused", reused > 0, f"{reused} blocks")
+        yield _same(f"{case.name}: bits with {name} reused", [one for one in expected for _ in "12"], found)
 
 
 def _directory_check(machine: Machine, case: Case, plan: Plan) -> Iterator[Check]:
