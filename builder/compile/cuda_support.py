@@ -5,7 +5,7 @@ An op or field that is not in the list is refused, so nothing that is added to n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import fields, replace
 from typing import Any, Final
 
@@ -15,8 +15,21 @@ from ...formats.checkpoint.quantization import QuantConfig
 from ...formats.engine.build_config import CUDA, NATIVE
 from ...formats.network.network import Network
 from ...formats.network.operands import Routing
-from ...formats.network.ops import Attention, Cast, Embedding, Experts, LayerNorm, Linear, Op, RmsNorm, Rotary, Xielu
+from ...formats.network.ops import (
+    Attention,
+    Cast,
+    Embedding,
+    Experts,
+    GatedAdd,
+    LayerNorm,
+    Linear,
+    Op,
+    RmsNorm,
+    Rotary,
+    Xielu,
+)
 from ...formats.network.weights import LinearWeight
+from .emit_linear import exact_outputs
 
 WIDTH_MULTIPLE: Final = 8
 """Kernels read rows in pieces of this many elements."""
@@ -37,7 +50,8 @@ def problems_of_network(network: Network) -> list[str]:
     problems = [
         f"{architecture} needs {missing}, which backend {CUDA} does not have; use backend {NATIVE}" for missing in found
     ]
-    sizes = dict.fromkeys(problem for op in network.ops for problem in _size_problems(op))
+    exact = exact_outputs(network)
+    sizes = dict.fromkeys(problem for op in network.ops for problem in _size_problems(op, exact))
     if network.config.quantization is not None:
         if any(weight.quantized for op in network.ops if isinstance(op, Experts) for weight in (*op.gate, *op.down)):
             sizes["quantised experts"] = None
@@ -80,7 +94,8 @@ def _problems_of_linear(op: Linear) -> Iterator[str]:
         yield "the op Linear with activation or add_to in lm_head"
 
 
-def _size_problems(op: Op) -> Iterator[str]:
+def _size_problems(op: Op, exact: Set[str]) -> Iterator[str]:
+    """exact: names of the values that linear layers store as float32."""
     if isinstance(op, Attention):
         size = op.shape.head_dim
         if size % WIDTH_MULTIPLE or size > MOST_HEAD_DIM:
@@ -96,8 +111,9 @@ def _size_problems(op: Op) -> Iterator[str]:
         yield f"{len(op.down)} experts; expected at most {MOST_EXPERTS} with backend {CUDA}"
     if isinstance(op, (Linear, Experts)):
         for weight in op.weights if isinstance(op, Linear) else (op.gate[0], op.down[0]):
-            # Rows of zeros complete lm_head, so any vocabulary runs.
-            outputs = () if op.layer is None else weight.parts
+            # Rows of zeros complete layers with float32 outputs, so they have any number of outputs.
+            is_exact = isinstance(op, Linear) and (op.layer is None or op.output.name in exact)
+            outputs = () if is_exact else weight.parts
             for what, size in (("inputs", weight.inputs), *(("outputs", part.outputs) for part in outputs)):
                 if size % WIDTH_MULTIPLE:
                     yield (
@@ -211,6 +227,7 @@ _ACCEPTED: Final[Mapping[type[Op], Mapping[str, _Check]]] = {
         "routing": _known_routing,
         "activation": _gated,
     },
+    GatedAdd: dict.fromkeys(("scope", "input", "gate", "output", "add_to"), _any),
     Xielu: dict.fromkeys(("scope", "input", "output", "parameters"), _any),
     Attention: {
         **dict.fromkeys(("scope", "layer", "qkv", "rotary", "output", "shape", "scale", "window", "softcap"), _any),

@@ -17,7 +17,7 @@ from ...formats.checkpoint.activation import Activation
 from ...formats.engine.plan import ExpertsOp, LinearOp, LinearPart, Matrix, NeuronTable, Routing
 from ...formats.network.network import Network
 from ...formats.network.operands import Value
-from ...formats.network.ops import Experts, Linear
+from ...formats.network.ops import Experts, GatedAdd, Linear
 from ...formats.network.weights import LinearWeight
 from .emitted import EmittedOp, Weights, as_float32, buffer_of
 from .lora_sites import SiteNumbers
@@ -41,6 +41,14 @@ _ACTIVATED: Final = {
 }
 
 
+def exact_outputs(network: Network) -> set[str]:
+    """Names of the values, besides logits, that linear layers store as float32 whatever the engine's type is: other
+    experts would be chosen by rounded values, and gates have one value per row.
+    """
+    routers = {op.router_logits.name for op in network.ops if isinstance(op, Experts)}
+    return routers | {op.gate.name for op in network.ops if isinstance(op, GatedAdd)}
+
+
 class LinearEmitter:
     """Emits ops for a network's linear layers, in execution order."""
 
@@ -62,7 +70,7 @@ class LinearEmitter:
         self._dtype = network.config.dtype
         self._activation = storage.activation_type(self._dtype)
         self._stored = storage.stored_type(self._dtype)
-        self._router_logits = {op.router_logits.name for op in network.ops if isinstance(op, Experts)}
+        self._exact = exact_outputs(network)
         self._sparse_mlp = sparse_mlp
         self._sparse_values: set[str] = set()
         self._neurons = _neuron_pairs(network) if neurons and sparse_mlp else {}
@@ -108,7 +116,7 @@ class LinearEmitter:
     def _output_type(self, op: Linear, output: Value) -> DType:
         if op.activation is not None:
             return self._activation
-        is_exact = op.add_to is not None or output == self._logits or output.name in self._router_logits
+        is_exact = op.add_to is not None or output == self._logits or output.name in self._exact
         return DType.FLOAT32 if is_exact else self._stored
 
     def experts(self, op: Experts) -> EmittedOp:

@@ -40,7 +40,7 @@ def lora_sites(op: Op, *, fully_sharded: bool, experts_and_norms: bool = True) -
     """Sites where adapters act on an op.
 
     fully_sharded: tensor-parallel ranks split both adapter matrices of each layer that they split.
-    experts_and_norms: False: adapters do not act on experts, routers and norms.
+    experts_and_norms: False: adapters do not act on experts and norms.
     """
     return tuple(
         LoraSite(

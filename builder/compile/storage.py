@@ -20,7 +20,7 @@ class Storage:
     float32_scales: bool
     """True if scales of quantised matrices are stored as float32, whatever their type is."""
     adapts_experts_and_norms: bool
-    """True if adapters act on experts, routers and norms, in addition to other linear layers and the embedding."""
+    """True if adapters act on experts and norms, in addition to other linear layers and the embedding."""
 
     def activation_type(self, dtype: DType) -> DType:
         """Type of the activations that linear layers read, in an engine of `dtype`."""

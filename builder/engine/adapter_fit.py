@@ -15,7 +15,7 @@ from ...formats.adapter import (
     read_prompt_embeddings,
 )
 from ...formats.engine.build_config import CUDA, NATIVE, TENSORRT, BuildConfig
-from ...formats.network.adapter_sites import AdaptedModules, is_of_experts, is_of_vocabulary, is_target
+from ...formats.network.adapter_sites import ROUTER, AdaptedModules, is_of_experts, is_of_vocabulary, is_target
 from ...formats.network.network import Network
 
 
@@ -77,7 +77,9 @@ def can_adapt(backend: str, module: str) -> bool:
     """True if engines of a backend adapt a module."""
     if backend == NATIVE:
         return True
-    return not is_of_experts(module) and (backend == CUDA or not is_of_vocabulary(module))
+    if backend == CUDA:
+        return not is_of_experts(module)
+    return not (is_of_experts(module) or is_of_vocabulary(module) or module == ROUTER)
 
 
 def modules_of(adapter: ConvertedAdapter) -> list[str]:

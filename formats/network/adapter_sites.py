@@ -90,8 +90,8 @@ def is_of_vocabulary(module: str) -> bool:
 
 
 def is_of_experts(module: str) -> bool:
-    """True for linear layers of experts and for routers."""
-    return module in (*EXPERT_MODULES, ROUTER)
+    """True for linear layers of experts."""
+    return module in EXPERT_MODULES
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class AdapterSite:
 
     @property
     def is_of_experts(self) -> bool:
-        """True for a layer of an expert or of the router that chooses experts."""
+        """True for a layer of an expert."""
         module = self.parts[0].module
         return module is not None and is_of_experts(module)
 

@@ -32,6 +32,7 @@ def row_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
                 yield from rows.layer_norm(dtype, tokens, width)
                 yield rows.added_norm(dtype, tokens, width)
                 yield from rows.addition(dtype, tokens, width)
+                yield rows.gated_add(dtype, tokens, width)
                 yield rows.cast(dtype, tokens, width)
                 yield rows.xielu(dtype, tokens, width)
             for heads, kv_heads in ((3, 1),) if subset else ((3, 1), (32, 8)):
@@ -82,6 +83,24 @@ class _Rows:
             extra = sum(term.abs() for term in terms) * 2.0**-22
             name = f"rows embedding {_name(dtype)} {tokens} x {width}{' with positions' if has_positions else ''}"
             yield self._check(name, output, sum(terms), extra)
+
+    def gated_add(self, dtype: torch.dtype, tokens: int, width: int) -> Check:
+        """Checks the sum of a stream and of gated rows."""
+        added, gate = self._random((tokens, width), dtype), 4 * self._random((tokens,), torch.float32)
+        before = self._random((tokens, width), torch.float32)
+        stream = before.clone()
+        self.machine.kernels.enqueue_gated_add(
+            dtype=KERNEL_DTYPES[dtype].value,
+            tokens=tokens,
+            width=width,
+            input=added.data_ptr(),
+            gate=gate.data_ptr(),
+            residual=stream.data_ptr(),
+            stream=self.machine.stream(),
+        )
+        gated = torch.sigmoid(gate.double())[:, None] * added.double()
+        extra = (before.double().abs() + gated.abs()) * 2.0**-20
+        return self._check(f"rows gated add {_name(dtype)} {tokens} x {width}", stream, before.double() + gated, extra)
 
     def norm(self, dtype: torch.dtype, tokens: int, width: int) -> Iterator[Check]:
         """Checks norms of all rows and of gathered rows, and a row by itself."""

@@ -115,6 +115,17 @@ void enqueue_addition(int dtype, std::int64_t elements, Address residual, Addres
                 at_address<void>(stream));
 }
 
+void enqueue_gated_add(int dtype, std::int64_t tokens, std::int64_t width, Address input, Address gate,
+                       Address residual, Address stream) {
+  cuda::enqueue(cuda::GatedAdd{.dtype = dtype_of(dtype),
+                               .tokens = tokens,
+                               .width = width,
+                               .input = at_address<const void>(input),
+                               .gate = at_address<const float>(gate),
+                               .stream = at_address<float>(residual)},
+                at_address<void>(stream));
+}
+
 void enqueue_rope_table(std::int64_t tokens, std::int64_t half, int kind, float attention_scaling, float base,
                         float factor, std::int32_t original_max_position, Address inverse_frequencies,
                         Address long_inverse_frequencies, Address positions, std::int64_t sequences,
@@ -227,6 +238,9 @@ void bind_row_kernels(py::module_& module) {
              py::arg("input"), py::arg("output"), py::arg("stream"), "output = input, rounded to dtype.");
   module.def("enqueue_addition", &enqueue_addition, py::kw_only(), py::arg("dtype"), py::arg("elements"),
              py::arg("residual"), py::arg("addend"), py::arg("stream"), "residual += addend, in float32.");
+  module.def("enqueue_gated_add", &enqueue_gated_add, py::kw_only(), py::arg("dtype"), py::arg("tokens"),
+             py::arg("width"), py::arg("input"), py::arg("gate"), py::arg("residual"), py::arg("stream"),
+             "residual += sigmoid(gate) * input, row by row.");
   module.def("enqueue_rope_table", &enqueue_rope_table, py::kw_only(), py::arg("tokens"), py::arg("half"),
              py::arg("kind"), py::arg("attention_scaling") = 1.0F, py::arg("base") = 10000.0F,
              py::arg("factor") = 1.0F, py::arg("original_max_position") = 0, py::arg("inverse_frequencies"),

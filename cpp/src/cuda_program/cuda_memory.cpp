@@ -13,7 +13,7 @@ namespace {
 struct SharedBytes {
   std::size_t addend = 0;
   std::size_t product = 0;
-  std::size_t padded_logits = 0;
+  std::size_t padded_output = 0;
   std::size_t workspace = 0;
 };
 
@@ -53,12 +53,12 @@ SharedBytes shared_bytes(const Program& program) {
         const std::int64_t needed = tokens * product_width(*linear) * element;
         if (linear->epilogue == LinearEpilogue::kAdd) require(&bytes.addend, needed);
         if (is_activated(linear->epilogue)) require(&bytes.product, needed);
-        if (has_padded_logits(*linear, program)) {
-          require(&bytes.padded_logits, program.max_batch_size * padded_rows(product_width(*linear)) *
-                                            static_cast<std::int64_t>(sizeof(float)));
+        const std::int64_t rows = linear->output == program.logits ? program.max_batch_size : tokens;
+        if (has_padded_output(*linear, program)) {
+          require(&bytes.padded_output,
+                  rows * padded_rows(product_width(*linear)) * static_cast<std::int64_t>(sizeof(float)));
         }
         if (const auto lora = lora_config(*linear, program)) {
-          const std::int64_t rows = lora->logits_stride > 0 ? program.max_batch_size : tokens;
           require(&bytes.workspace, cuda::LoraKernel(*lora).workspace_bytes(rows));
         }
       } else if (const auto* attention = std::get_if<AttentionOp>(&op)) {
@@ -84,7 +84,7 @@ CudaMemory::CudaMemory(const Program& program, const GpuModelArrays& arrays, Dev
   const SharedBytes bytes = shared_bytes(program);
   addend_ = allocate(device, bytes.addend);
   product_ = allocate(device, bytes.product);
-  padded_logits_ = allocate(device, bytes.padded_logits);
+  padded_output_ = allocate(device, bytes.padded_output);
   workspace_ = allocate(device, bytes.workspace);
   allocate_experts(program, device);
 }

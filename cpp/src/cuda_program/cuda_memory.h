@@ -34,8 +34,8 @@ class CudaMemory {
   [[nodiscard]] std::byte* addend() const { return addend_.data(); }
   /// Output of a linear layer before its activation: T [max_num_tokens, width of all parts].
   [[nodiscard]] std::byte* product() const { return product_.data(); }
-  /// Product of the logits where its rows have padding: float32 [max_batch_size, padded_rows(logits_width)].
-  [[nodiscard]] std::byte* padded_logits() const { return padded_logits_.data(); }
+  /// Product of a linear layer with has_padded_output(): float32 [rows, padded_rows()].
+  [[nodiscard]] std::byte* padded_output() const { return padded_output_.data(); }
   /// Workspace of the kernels, which use it one after another.
   [[nodiscard]] std::byte* workspace() const { return workspace_.data(); }
   [[nodiscard]] const ExpertMemory& experts() const { return experts_; }
@@ -51,7 +51,7 @@ class CudaMemory {
   std::vector<std::byte*> buffers_;
   Allocation addend_;
   Allocation product_;
-  Allocation padded_logits_;
+  Allocation padded_output_;
   Allocation workspace_;
   Allocation expert_arrays_;
   ExpertMemory experts_;

@@ -20,8 +20,8 @@ bool stores_float32(const LinearOp& op, const Program& program) {
          program.buffers[static_cast<std::size_t>(op.output)].dtype == DType::kFloat32;
 }
 
-bool has_padded_logits(const LinearOp& op, const Program& program) {
-  return op.output == program.logits && padded_rows(product_width(op)) != product_width(op);
+bool has_padded_output(const LinearOp& op, const Program& program) {
+  return stores_float32(op, program) && padded_rows(product_width(op)) != product_width(op);
 }
 
 bool is_adapted(LoraModule module, const Program& program) {
@@ -40,12 +40,14 @@ std::optional<cuda::LoraKernel::Config> lora_config(const LinearOp& op, const Pr
       config.out_sizes.push_back(static_cast<std::int32_t>(part.out_size));
     }
   };
+  if (stores_float32(op, program)) {
+    config.logits_stride = static_cast<std::int32_t>(padded_rows(product_width(op)));
+  }
   if (!first.is_lm_head()) {
     add_parts(first);
     return config;
   }
   if (!is_adapted(LoraModule::kLmHead, program)) return std::nullopt;
-  config.logits_stride = static_cast<std::int32_t>(padded_rows(product_width(op)));
   for (const LoraSite& site : program.lora.sites) {
     if (site.is_lm_head()) add_parts(site);
   }

@@ -14,10 +14,11 @@ namespace adaptrt {
 /// Returns `rows` of a matrix with the rows of zeros that follow them on the device: products have a multiple
 /// of 8 outputs.
 [[nodiscard]] std::int64_t padded_rows(std::int64_t rows);
-/// True if a linear layer's output is float32, and not a residual stream: logits, of tokens or of experts.
+/// True if a linear layer's output is float32, and not a residual stream: logits, of tokens or of experts, or
+/// the gate of a GatedAddOp.
 [[nodiscard]] bool stores_float32(const LinearOp& op, const Program& program);
-/// True if a linear layer computes logits, and its product has more columns than they have.
-[[nodiscard]] bool has_padded_logits(const LinearOp& op, const Program& program);
+/// True if a linear layer stores float32, and its product has more columns than its output.
+[[nodiscard]] bool has_padded_output(const LinearOp& op, const Program& program);
 
 /// True if the engine's adapters may change a module of the vocabulary: lm_head or the embedding.
 [[nodiscard]] bool is_adapted(LoraModule module, const Program& program);

@@ -82,7 +82,7 @@ class LinearLaunches final : public CudaOp {
                            .workspace = memory.workspace()};
     }
     const float* bias = weights.biases(op.parts);
-    if (has_padded_logits(op, program)) {
+    if (has_padded_output(op, program)) {
       padded_logits_finish_ = {.rows = 0,
                                .width = product_width(op),
                                .stride = padded_rows(product_width(op)),
@@ -141,7 +141,7 @@ class LinearLaunches final : public CudaOp {
  private:
   /// Returns where the product is written.
   static void* destination(const LinearOp& op, const Program& program, const CudaMemory& memory) {
-    if (has_padded_logits(op, program)) return memory.padded_logits();
+    if (has_padded_output(op, program)) return memory.padded_output();
     if (is_activated(op.epilogue)) return memory.product();
     return op.epilogue == LinearEpilogue::kAdd ? memory.addend() : memory.buffer(op.output);
   }

@@ -44,6 +44,7 @@ class Lowering {
   void lower_one(const CastOp& op) { ops_.push_back(make_cast(op, program_, is_head_, memory_)); }
   void lower_one(const XieluOp& op) { ops_.push_back(make_xielu(op, program_, memory_)); }
   void lower_one(const ExpertsOp& op) { ops_.push_back(make_experts(op, program_, memory_, weights_)); }
+  void lower_one(const GatedAddOp& op) { ops_.push_back(make_gated_add(op, program_, memory_)); }
   void lower_one(const AttentionOp& op) {
     ops_.push_back(make_attention(op, program_, memory_, pools_, weights_));
   }

@@ -122,13 +122,13 @@ class Checker {
     for (const LinearPart& part : op.parts) {
       check_width(part.weight.k, "the input's width");
       check_quantization(part.weight);
-      if (op.output != program_.logits) check_width(part.weight.n, "an output's width");
+      if (!stores_float32(op, program_)) check_width(part.weight.n, "an output's width");
     }
-    if (op.output != program_.logits) {
-      refuse_op(op.lora_site >= 0 && stores_float32(op, program_), "adapters of a router");
-      return;
-    }
+    if (op.output != program_.logits) return;
     refuse_op(op.epilogue != LinearEpilogue::kStore, "logits after an activation");
+  }
+  void check(const GatedAddOp& op) {
+    check_width(program_.buffers[static_cast<std::size_t>(op.output)].width, "the width");
   }
   void check(const ExpertsOp& op) {
     refuse_op(op.num_remote_experts != 0, "experts of other ranks");

@@ -183,6 +183,17 @@ std::unique_ptr<const CudaOp> make_addition(BufferId stream, const Program& prog
                          });
 }
 
+std::unique_ptr<const CudaOp> make_gated_add(const GatedAddOp& op, const Program& program,
+                                             const CudaMemory& memory) {
+  const cuda::GatedAdd kernel{.dtype = program.dtype,
+                              .width = width_of(program, op.output),
+                              .input = memory.buffer(op.input),
+                              .gate = floats(memory.buffer(op.gate)),
+                              .stream = floats(memory.buffer(op.output))};
+  return make_row_launch(kernel,
+                         [](cuda::GatedAdd& work, const CudaRun& run) { work.tokens = run.shape.tokens; });
+}
+
 std::unique_ptr<const CudaOp> make_best_tokens(const Program& program, const CudaMemory& memory,
                                                std::int32_t* best_tokens) {
   const cuda::BestTokens kernel{.width = program.logits_width(),

@@ -45,6 +45,9 @@ namespace adaptrt {
 [[nodiscard]] std::unique_ptr<const CudaOp> make_addition(BufferId stream, const Program& program,
                                                           const CudaMemory& memory);
 
+[[nodiscard]] std::unique_ptr<const CudaOp> make_gated_add(const GatedAddOp& op, const Program& program,
+                                                           const CudaMemory& memory);
+
 /// Makes an op that finds the best token of each row of logits.
 [[nodiscard]] std::unique_ptr<const CudaOp> make_best_tokens(const Program& program, const CudaMemory& memory,
                                                              std::int32_t* best_tokens);

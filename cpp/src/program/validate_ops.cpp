@@ -251,7 +251,7 @@ void Validator::check(const KeepLogitRowsOp& op) {
 }
 
 void Validator::check(const GatedAddOp& op) {
-  const auto* input = operand("input", op.input, DType::kFloat32, rows_);
+  const auto* input = operand("input", op.input, program_.stored_type(), rows_);
   const auto* output = operand("output", op.output, DType::kFloat32, rows_);
   check_width("gate", operand("gate", op.gate, DType::kFloat32, rows_), 1);
   if (input != nullptr) check_width("output", output, input->width);

@@ -4,7 +4,9 @@
 #include <boost/test/unit_test.hpp>
 #include <cmath>
 #include <cstdint>
+#include <string>
 
+#include "adaptrt/core/error.h"
 #include "adaptrt/cuda/row_kernels.h"
 #include "print_dtype.h"
 #include "rows_case.h"
@@ -198,6 +200,39 @@ BOOST_DATA_TEST_CASE(xielu_matches_float64, data::make(kRowTypes), dtype) {
     BOOST_TEST(wrong == 0);
   }
   BOOST_TEST(output.rest_is_unchanged());
+}
+
+BOOST_DATA_TEST_CASE(gated_sums_match_float64, data::make(kRowTypes) * data::make({8, 1032}), dtype, width) {
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    constexpr std::int64_t kTokens = 5;
+    const auto input = random_elements(dtype, kTokens * width, &random);
+    auto gate = random_floats(kTokens, &random);
+    gate[0] = 90;
+    gate[1] = -90;
+    const auto before = random_floats(kTokens * width, &random);
+    Tensor<float> stream = before;
+    enqueue(GatedAdd{.dtype = dtype,
+                     .tokens = kTokens,
+                     .width = width,
+                     .input = input.data(),
+                     .gate = gate.data(),
+                     .stream = stream.data()},
+            nullptr);
+    for (std::int64_t i = 0; i < kTokens * width; ++i) {
+      const double sigmoid = 1 / (1 + std::exp(-static_cast<double>(gate[i / width])));
+      const double expected = before[i] + sigmoid * element(dtype, input[i]);
+      BOOST_TEST(std::abs(stream[i] - expected) <= 4e-6);
+    }
+    BOOST_TEST(stream.rest_is_unchanged());
+  }
+}
+
+BOOST_AUTO_TEST_CASE(invalid_gated_sums_are_refused) {
+  BOOST_CHECK_EXCEPTION(enqueue(GatedAdd{.tokens = 1, .width = 12}, nullptr), ConfigError,
+                        [](const ConfigError& error) {
+                          return std::string(error.what()).find("GatedAdd: width is 12") != std::string::npos;
+                        });
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -279,7 +279,6 @@ BOOST_AUTO_TEST_CASE(what_gpus_cannot_run_is_named) {
   options.num_experts = 8;
   options.routing.top_k = 2;
   finds("(experts) has adapters of experts", options);
-  finds("(linear) has adapters of a router", options);
   options.routing.scales_inputs = true;
   finds("(experts) has weights of experts that multiply their inputs", options);
   options = small_model(DType::kBFloat16);

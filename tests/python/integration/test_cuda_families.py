@@ -123,6 +123,14 @@ FAMILIES = {
     "mixtral": Family(
         transformers.MixtralConfig, ATTENTION, {**HEADS, "num_local_experts": 8, "num_experts_per_tok": 2}
     ),
+    # A shared expert with a gate, both adapted, as is the router.
+    "qwen2-moe": Family(
+        transformers.Qwen2MoeConfig,
+        [*ATTENTION, "gate_proj", "up_proj", "down_proj", "shared_expert_gate"],
+        {**WIDE, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+         "shared_expert_intermediate_size": 40, "mlp_only_layers": [1]},
+        ("mlp.gate.weight",),
+    ),
     "qwen3-moe": Family(
         transformers.Qwen3MoeConfig, ATTENTION,
         {**HEADS, "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 40, "norm_topk_prob": True},
@@ -160,7 +168,14 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path, monkeypatch
     emulate(monkeypatch)
     family = FAMILIES[name]
     model = save_family(family, tmp_path / "model", dtype=torch.float16)
-    adapter = save_adapter(model, tmp_path / "adapter", seed=1, r=4, target_modules=family.targets)
+    adapter = save_adapter(
+        model,
+        tmp_path / "adapter",
+        seed=1,
+        r=4,
+        target_modules=family.targets,
+        target_parameters=family.parameters or None,
+    )
     build(Checkpoint.of_model(model), CONFIG, tmp_path / "engine")
     rng = np.random.default_rng(7)
     cases = [(rng.integers(2, 96, length).tolist(), path) for length, path in ((50, None), (19, adapter))]

@@ -283,7 +283,7 @@ RUNNING = {
     "Gemma3ForCausalLM": True,
     "MixtralForCausalLM": True,
     "GptOssForCausalLM": True,
-    "Qwen2MoeForCausalLM": False,
+    "Qwen2MoeForCausalLM": True,
     "DeepseekV3ForCausalLM": False,
     "Olmo2ForCausalLM": True,
     "Qwen3ForCausalLM": True,

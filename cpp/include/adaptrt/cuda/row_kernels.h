@@ -116,6 +116,17 @@ struct Addition {
 };
 void enqueue(const Addition& work, void* stream);
 
+/// stream[row] += sigmoid(gate[row]) * input[row].
+struct GatedAdd {
+  DType dtype = DType::kBFloat16;
+  std::int64_t tokens = 0;
+  std::int64_t width = 0;       ///< a multiple of 8
+  const void* input = nullptr;  ///< T [tokens, width]
+  const float* gate = nullptr;  ///< [tokens]
+  float* stream = nullptr;      ///< [tokens, width]
+};
+void enqueue(const GatedAdd& work, void* stream);
+
 /// cosine and sine of a step's rotary angles: see RopeTableOp, whose fields these are.
 struct RopeTable {
   std::int64_t tokens = 0;

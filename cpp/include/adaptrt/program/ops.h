@@ -404,7 +404,7 @@ struct ExpertsOp {
 
 /// output += sigmoid(gate) * input, row by row.
 struct GatedAddOp {
-  BufferId input = kNoBuffer;   // float32
+  BufferId input = kNoBuffer;   // the type of stored outputs of linear layers
   BufferId gate = kNoBuffer;    // float32, 1 wide
   BufferId output = kNoBuffer;  // float32
 };
