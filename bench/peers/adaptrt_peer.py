@@ -17,6 +17,7 @@ from worker import (
     base_rows,
     decode_row,
     gguf_rows,
+    long_decode_row,
     long_prompt_row,
     main,
     prefill_row,
@@ -33,7 +34,7 @@ ADAPTERS = 32
 LARGEST_RANK = 64
 BYTES_PER_VALUE = 2
 COLD_TASKS = 1000
-ALL_ADAPTERS, ONE_ADAPTER = "adapters", "compressed-adapter"
+ALL_ADAPTERS, ONE_ADAPTER, KEEPS_PROMPTS = "adapters", "compressed-adapter", "keeps-prompts"
 ENGINES_OF = {ALL_ADAPTERS: "bf16", ONE_ADAPTER: "compressed", **{f"{kind}-{ALL_ADAPTERS}": kind for kind in GGUF}}
 """Engines of the variants that have adapters in host memory: ADAPTER_OF_ONE, or all adapters."""
 
@@ -44,7 +45,9 @@ class AdaptRt:
     def __init__(self, task: Task, variant: str) -> None:
         self._task = task
         has_all = variant in ENGINES_OF and variant != ONE_ADAPTER
-        self._executor = start(task, ENGINES_OF.get(variant, variant), all_adapters=has_all)
+        keeps = variant == KEEPS_PROMPTS
+        engine = "bf16" if keeps else ENGINES_OF.get(variant, variant)
+        self._executor = start(task, engine, all_adapters=has_all, keeps_prompts=keeps)
         self._cold = itertools.count(COLD_TASKS)
         if variant in ENGINES_OF:
             paths = dict(enumerate(task.loras + task.doras))
@@ -85,13 +88,16 @@ class AdaptRt:
         self._executor.shutdown()
 
 
-def start(task: Task, name: str, *, all_adapters: bool) -> Executor:
-    """Makes an executor without prefix reuse, because prompts repeat. With `all_adapters`, its cache holds all."""
+def start(task: Task, name: str, *, all_adapters: bool, keeps_prompts: bool) -> Executor:
+    """Makes an executor. Prompts repeat, so prefixes are reused only with `keeps_prompts`.
+
+    With `all_adapters`, its cache holds all adapters.
+    """
     # Weights are read into the process's memory, as peers do. A mapped file's page layout would change over time.
     engine = adaptrt.load_engine(task.root / f"adaptrt-{name}", weight_memory=ALL_WEIGHTS)
     config = ExecutorConfig(
-        kv_cache_config=KvCacheConfig(enable_block_reuse=False), enable_chunked_context=True, num_threads=task.threads,
-        weight_memory=ALL_WEIGHTS,
+        kv_cache_config=KvCacheConfig(enable_block_reuse=keeps_prompts), enable_chunked_context=True,
+        num_threads=task.threads, weight_memory=ALL_WEIGHTS,
     )  # fmt: skip
     if all_adapters:
         sites = engine.lora.sites
@@ -114,6 +120,7 @@ def make(task: Task) -> Peer:
         rows={
             **base_rows(task, "bf16"),
             **long_prompt_row(task, "bf16"),
+            **long_decode_row(task, KEEPS_PROMPTS),
             **base_rows(task, "compressed", "compressed-"),
             "prefill-512-lora": prefill_row(ALL_ADAPTERS, task.long, adapters=[loras[ADAPTER_OF_ONE]]),
             "decode-1-lora": decode_row(ALL_ADAPTERS, task.alone, adapters=[loras[ADAPTER_OF_ONE]]),

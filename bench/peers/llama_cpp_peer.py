@@ -25,6 +25,7 @@ from worker import (
     base_rows,
     decode_row,
     gguf_rows,
+    long_decode_row,
     long_prompt_row,
     main,
     prefill_row,
@@ -33,10 +34,11 @@ from worker import (
 START_SECONDS = 120.0
 REQUEST_SECONDS = 900.0
 BASE = -1
-FILES = {"bf16": "base", "long": "base", "adapters": "base"}
+KEEPS_PROMPTS = "long-kept"
+FILES = {"bf16": "base", "long": "base", KEEPS_PROMPTS: "base", "adapters": "base"}
 """GGUF file of each variant; all others are types of quantised files. `adapters`, and variants that end with
 `-adapters`, load all adapters, and each request selects one of them. `long` has one slot, because a server divides its
-context evenly among its slots."""
+context evenly among its slots; KEEPS_PROMPTS also reuses its last prompt."""
 SLOT_TOKENS = 1024
 NO_REPACK = "--no-repack"
 
@@ -50,7 +52,9 @@ class Server:
             self._address = f"http://127.0.0.1:{free.getsockname()[1]}"
             port = free.getsockname()[1]
         folder = task.root / "gguf"
-        slots, context = (1, CONTEXT) if variant == "long" else (BATCH, SLOT_TOKENS * BATCH)
+        self._keeps_prompts = variant == KEEPS_PROMPTS
+        is_long = variant in ("long", KEEPS_PROMPTS)
+        slots, context = (1, CONTEXT) if is_long else (BATCH, SLOT_TOKENS * BATCH)
         file = FILES.get(variant, f"base-{variant.removesuffix('-adapters')}")
         command = [
             str(binary), *flags, "-m", str(folder / f"{file}.gguf"), "--host", "127.0.0.1", "--port", str(port),
@@ -77,8 +81,8 @@ class Server:
     def complete(self, prompt: list[int], new_tokens: int, adapter: int) -> list[int]:
         """Returns the tokens of one request."""
         body: dict[str, Any] = {
-            "prompt": prompt, "n_predict": new_tokens, "ignore_eos": True, "temperature": 0.0, "cache_prompt": False,
-            "return_tokens": True, "samplers": ["temperature"],
+            "prompt": prompt, "n_predict": new_tokens, "ignore_eos": True, "temperature": 0.0,
+            "cache_prompt": self._keeps_prompts, "return_tokens": True, "samplers": ["temperature"],
             "lora": [] if adapter == BASE else [{"id": adapter, "scale": 1.0}],
         }  # fmt: skip
         request = urllib.request.Request(
@@ -140,6 +144,7 @@ def make(task: Task) -> Peer:
         rows={
             **base_rows(task, "bf16"),
             **long_prompt_row(task, "long"),
+            **long_decode_row(task, KEEPS_PROMPTS),
             "prefill-512-lora": prefill_row("adapters", task.long, adapters=[ADAPTER_OF_ONE]),
             "decode-1-lora": decode_row("adapters", task.alone, adapters=[ADAPTER_OF_ONE]),
             "mixed-16": decode_row("adapters", task.batch, most_tokens=MIXED_TOKENS, adapters=list(range(BATCH))),

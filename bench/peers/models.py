@@ -29,6 +29,7 @@ MODELS: dict[str, BenchModel | FamilyModel] = {
     "qwen3-moe-1b": FamilyModel("qwen3-moe"),
     "qwen3.5-0.5b": FamilyModel("qwen3.5"),
     "qwen3.5-moe-1b": FamilyModel("qwen3.5-moe"),
+    "deepseek-v2-0.4b": FamilyModel("deepseek-v2"),
 }
 RANKS = (8, 16, 32, 64)
 LORAS, DORAS = 16, 8

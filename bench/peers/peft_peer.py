@@ -17,6 +17,7 @@ from worker import (
     Row,
     Task,
     base_rows,
+    decode_rate,
     decode_row,
     long_prompt_row,
     main,
@@ -24,6 +25,7 @@ from worker import (
     seconds_of,
 )
 
+LONG_DECODE_TOKENS = 8
 DORA_TOKENS = 4
 """New tokens with a DoRA adapter: the rate does not depend on their number, and each token is slow."""
 
@@ -68,6 +70,22 @@ class Peft:
                 answers.append(tokens)
             return torch.cat(answers, dim=1).tolist()
 
+    def generate_after(self, prompts: Sequence[list[int]], new_tokens: int) -> list[list[int]]:
+        """Like generate(), but random keys and values replace those of the prompt, which take minutes to compute."""
+        (prompt,) = prompts
+        with torch.inference_mode():
+            cache = transformers.DynamicCache(config=self._config)
+            self._model(input_ids=torch.tensor([prompt[:1]]), past_key_values=cache, use_cache=True)
+            for number, layer in enumerate(cache.layers):
+                rows = [part.expand(-1, -1, len(prompt) - 2, -1) for part in (layer.keys, layer.values)]
+                cache.update(*(torch.rand_like(part) for part in rows), number)
+            tokens, answer = torch.tensor([prompt[-1:]]), list[int]()
+            for _ in range(new_tokens):
+                output = self._model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                tokens = output.logits[:, -1].argmax(-1, keepdim=True)
+                answer.append(int(tokens))
+        return [answer]
+
     def load_adapter(self) -> Metrics:
         """Loads an adapter from its PEFT directory into the model."""
         path = self._task.loras[ADAPTER_OF_ONE]
@@ -88,6 +106,12 @@ def make(task: Task) -> Peer:
         rows={
             **base_rows(task, "bf16"),
             **long_prompt_row(task, "bf16"),
+            "decode-8192": Row(
+                "bf16",
+                lambda loaded, new_tokens: decode_rate(
+                    loaded.generate_after, [task.longest], min(LONG_DECODE_TOKENS, new_tokens)
+                ),
+            ),
             "prefill-512-lora": prefill_row("adapters", task.long, adapters=[loras[ADAPTER_OF_ONE]]),
             "decode-1-lora": decode_row("adapters", task.alone, adapters=[loras[ADAPTER_OF_ONE]]),
             "mixed-16": decode_row("adapters", task.batch, most_tokens=MIXED_TOKENS, adapters=loras),

@@ -80,6 +80,7 @@ ROWS = {
         peers_of="prefill-512",
     ),
     "prefill-8192": RowKind("prefill, 8192 tokens", tokens=8192, prompt=True, target_with_amx=Target(1.30)),
+    "decode-8192": RowKind("decode after 8192 tokens, 1 request", target=Target(1.25)),
     "decode-1": RowKind("decode, 1 request", tokens=1, target=Target(1.25, "llama_cpp"), target_with_amx=Target(1.15)),
     "compressed-decode-1": RowKind(
         "bfloat16 in 12 bits: decode, 1 request",

@@ -192,6 +192,11 @@ def long_prompt_row(task: Task, variant: str) -> dict[str, Row]:
     return {"prefill-8192": prefill_row(variant, task.longest, times=1)}
 
 
+def long_decode_row(task: Task, variant: str) -> dict[str, Row]:
+    """The row of an answer to a long prompt. Its variant keeps the prompt's keys and values from the warm-up on."""
+    return {"decode-8192": decode_row(variant, [task.longest], most_tokens=MIXED_TOKENS)}
+
+
 def seconds_of(call: Callable[[], Any]) -> float:
     """Seconds of one call."""
     start = time.perf_counter()

@@ -13,8 +13,10 @@ from adaptrt._core import DType
 from adaptrt.builder.network.checkpoint_tensors import hf_tensor_shapes
 from adaptrt.common.safetensors_stream import SafetensorsWriter, TensorSpec
 from adaptrt.formats.checkpoint.config import ParallelMapping
+from adaptrt.formats.checkpoint.heads_apart import VALUES
 from adaptrt.formats.hugging_face.hf_config import load_hf_config
 from adaptrt.formats.models.registry import declare
+from adaptrt.formats.network.network import Network
 
 SEED: Final = 20
 
@@ -105,6 +107,21 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "intermediate_size": None, "num_experts": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 192,
         "shared_expert_intermediate_size": 192,
     },
+    "granite4-h": {
+        "architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid", "head_dim": None,
+        "num_hidden_layers": 24, "intermediate_size": 3072, "shared_intermediate_size": 3072, "num_local_experts": 0,
+        "num_experts_per_tok": 0, "layer_types": (["mamba"] * 5 + ["attention"]) * 4, "mamba_n_heads": 32,
+        "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1, "mamba_d_conv": 4, "mamba_expand": 2,
+        "position_embedding_type": "nope", "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
+        "attention_multiplier": 0.015625, "logits_scaling": 8.0,
+    },
+    "deepseek-v2": {
+        "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "head_dim": None,
+        "num_hidden_layers": 16, "num_key_value_heads": 16, "first_k_dense_replace": 16, "kv_lora_rank": 512,
+        "q_lora_rank": 768, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 512,
+        "n_group": 1, "topk_group": 1, "topk_method": "greedy", "routed_scaling_factor": 1.0, "norm_topk_prob": False,
+    },
 }  # fmt: skip
 """Fields of config.json in addition to _SIZES; None: the family does not have the field."""
 
@@ -116,12 +133,27 @@ def config_of(family: str) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None or name == "sliding_window"}
 
 
+def _shapes_in_files(network: Network) -> dict[str, tuple[int, ...]]:
+    """The tensors of a Hugging Face directory, in which a layer that networks use for each head is one tensor."""
+    shapes, layer = hf_tensor_shapes(network), network.config.layer_of_heads
+    if layer is None:
+        return shapes
+    found: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        path, is_of_head, _ = name.partition(f".{layer.name}.")
+        if not is_of_head:
+            found[name] = shape
+        elif name.endswith(f"{VALUES}.weight"):
+            found[f"{path}.{layer.name}.weight"] = (layer.outputs, shape[1])
+    return found
+
+
 def write_family(family: str, directory: Path) -> None:
     """Writes a Hugging Face directory with random bfloat16 weights."""
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(config_of(family), indent=2))
     network = declare(load_hf_config(directory, dtype=DType.BFLOAT16, mapping=ParallelMapping()))
-    shapes = hf_tensor_shapes(network)
+    shapes = _shapes_in_files(network)
     generator = np.random.default_rng(SEED)
     specs = [TensorSpec(name, np.dtype(ml_dtypes.bfloat16), shape) for name, shape in shapes.items()]
     with SafetensorsWriter(directory / "model.safetensors", specs) as writer:

@@ -123,8 +123,8 @@ def test_a_cpu_with_amx_has_targets_of_its_own(orchestrator: ModuleType) -> None
 def test_mixtures_have_their_own_rows_and_target(orchestrator: ModuleType) -> None:
     rows, mixture = sys.modules["rows"], sys.modules["models"].MODELS["qwen3-moe-1b"]
     assert rows.rows_of(mixture) == [
-        "prefill-512", "compressed-prefill-512", "prefill-8192", "decode-1", "compressed-decode-1", "decode-16",
-        "compressed-decode-16",
+        "prefill-512", "compressed-prefill-512", "prefill-8192", "decode-8192", "decode-1", "compressed-decode-1",
+        "decode-16", "compressed-decode-16",
     ]  # fmt: skip
     assert rows.target_of_row("decode-1", mixture, amx=False) == orchestrator.Target(1.25)
     assert rows.work_of_row("decode-1", mixture) is None
