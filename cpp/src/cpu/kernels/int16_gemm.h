@@ -178,12 +178,14 @@ void int16_tile(const Int16Gemm& gemm, SpanWalk walk, std::int64_t end, const In
   const auto lanes_of = [&](int v) { return kPartial && v == kVectors - 1 ? last_lanes : Simd::kLanes; };
   while (walk.first() < end) {
     before_span();
-    Simd::Words sums[kRows][kVectors];
+    Simd::Int16Sums sums[kRows][kVectors];
     ADAPTRT_UNROLL
     for (int r = 0; r < kRows; ++r) {
       const std::int32_t above = -walk.centre() * a_sums[r * spans + walk.index()];
       ADAPTRT_UNROLL
-      for (int v = 0; v < kVectors; ++v) sums[r][v] = Simd::set_words(static_cast<std::uint32_t>(above));
+      for (int v = 0; v < kVectors; ++v) {
+        sums[r][v] = Simd::int16_sums(Simd::set_words(static_cast<std::uint32_t>(above)));
+      }
     }
     const auto input_pair = [&](int r, int pair) __attribute__((always_inline)) {
       std::uint32_t two = 0;
@@ -232,6 +234,7 @@ void int16_tile(const Int16Gemm& gemm, SpanWalk walk, std::int64_t end, const In
       const std::int64_t lanes = lanes_of(v);
       const std::int64_t offset = v * Simd::kLanes;
       const Simd::Vec scale = walk.scales(column + offset, lanes);
+      const auto sum = [&](int r) __attribute__((always_inline)) { return Simd::words_of(sums[r][v]); };
       // A factor that is a power of two rounds nothing, so this fma has the bits of a product and a sum.
       const auto finish = [&](auto scaled) __attribute__((always_inline)) {
         ADAPTRT_UNROLL
@@ -248,17 +251,17 @@ void int16_tile(const Int16Gemm& gemm, SpanWalk walk, std::int64_t end, const In
         const Simd::Words zeros = walk.zeros(column + offset, lanes);
         finish([&](int r) __attribute__((always_inline)) {
           const Simd::Words excess = Simd::multiply_words(zeros, a_sum(r));
-          return Simd::mul(Simd::words_to_floats(Simd::subtract_words(sums[r][v], excess)), scale);
+          return Simd::mul(Simd::words_to_floats(Simd::subtract_words(sum(r), excess)), scale);
         });
       } else if (walk.has_minimums()) {
         const Simd::Vec minimum = walk.minimums(column + offset, lanes);
         finish([&](int r) __attribute__((always_inline)) {
-          return Simd::sub(Simd::mul(Simd::words_to_floats(sums[r][v]), scale),
+          return Simd::sub(Simd::mul(Simd::words_to_floats(sum(r)), scale),
                            Simd::mul(Simd::words_to_floats(a_sum(r)), minimum));
         });
       } else {
         finish([&](int r) __attribute__((always_inline)) {
-          return Simd::mul(Simd::words_to_floats(sums[r][v]), scale);
+          return Simd::mul(Simd::words_to_floats(sum(r)), scale);
         });
       }
     }
@@ -300,11 +303,11 @@ void int16_rows(const Int16Gemm& gemm, const SpanWalk& walk, std::int64_t end, c
       return;
     }
   }
-  int16_tile<Int16Pairs, kRows, kTileVectors, false, 0>(gemm, walk, end, decoded, row, column, Simd::kLanes,
-                                                        Prefetch{}, before_span);
+  int16_tile<Int16Pairs, kRows, kInt16TileVectors, false, 0>(gemm, walk, end, decoded, row, column,
+                                                             Simd::kLanes, Prefetch{}, before_span);
 }
 
-/// Decodes `words` words of kTileVectors vectors of columns to pairs.
+/// Decodes `words` words of kInt16TileVectors vectors of columns to pairs.
 template <class Packed>
 void decode_words(const Int16Operand& from, std::int64_t words, std::byte* out) {
   constexpr std::int64_t kVectorBytes = Simd::kLanes * Packed::kColumnBytes;
@@ -312,24 +315,24 @@ void decode_words(const Int16Operand& from, std::int64_t words, std::byte* out) 
   const std::byte* b = from.words;
   for (; words > 0; --words) {
     ADAPTRT_UNROLL
-    for (int v = 0; v < kTileVectors; ++v) {
+    for (int v = 0; v < kInt16TileVectors; ++v) {
       const auto word = Packed::load(b + v * kVectorBytes, from.line_bytes, Simd::kLanes);
       for_each_index<Packed::kPairs>([&](auto pair) __attribute__((always_inline)) {
-        Simd::store_words(out + (pair() * kTileVectors + v) * kPairBytes, Packed::template pair<pair()>(word),
-                          Simd::kLanes);
+        Simd::store_words(out + (pair() * kInt16TileVectors + v) * kPairBytes,
+                          Packed::template pair<pair()>(word), Simd::kLanes);
       });
     }
     b += Packed::kLines * from.line_bytes;
-    out += Packed::kPairs * kTileVectors * kPairBytes;
+    out += Packed::kPairs * kInt16TileVectors * kPairBytes;
   }
 }
 
-/// Multiplies a column group of kTileVectors vectors by many rows. Some spans are decoded to the first-level
-/// cache, and all rows are multiplied by them, before the next spans are decoded. Meanwhile the tiles
-/// prefetch the words of the next spans.
+/// Multiplies a column group of kInt16TileVectors vectors by many rows. Some spans are decoded to the
+/// first-level cache, and all rows are multiplied by them, before the next spans are decoded. Meanwhile the
+/// tiles prefetch the words of the next spans.
 template <class Packed>
 void int16_decoded(const Int16Gemm& gemm, const QuantizedPanel& panel, std::int64_t column) {
-  constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
+  constexpr std::int64_t kGroup = kInt16TileVectors * Simd::kLanes;
   constexpr std::int64_t kPairLine = kGroup * Int16Pairs::kColumnBytes;
   constexpr std::int64_t kWordInputs = 2 * Packed::kPairs;
   constexpr std::int64_t kLevelBytes = 16384;
@@ -367,7 +370,7 @@ void int16_decoded(const Int16Gemm& gemm, const QuantizedPanel& panel, std::int6
 
 template <class Packed>
 void int16_panel(const Int16Gemm& gemm) {
-  constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
+  constexpr std::int64_t kGroup = kInt16TileVectors * Simd::kLanes;
   constexpr std::int64_t kRowGroup = kRowVectors * Simd::kLanes;
   const QuantizedPanel panel =
       parts_of_panel(gemm.quantization, gemm.call.panel, gemm.call.k, gemm.call.width);
@@ -380,13 +383,13 @@ void int16_panel(const Int16Gemm& gemm) {
   for (; column + kGroup <= gemm.call.width; column += kGroup) {
     switch (gemm.call.rows) {
       case 1:
-        int16_direct<Packed, 1, kTileVectors>(gemm, panel, 0, column);
+        int16_direct<Packed, 1, kInt16TileVectors>(gemm, panel, 0, column);
         break;
       case 2:
-        int16_direct<Packed, 2, kTileVectors>(gemm, panel, 0, column);
+        int16_direct<Packed, 2, kInt16TileVectors>(gemm, panel, 0, column);
         break;
       case kDirectRows:
-        int16_direct<Packed, kDirectRows, kTileVectors>(gemm, panel, 0, column);
+        int16_direct<Packed, kDirectRows, kInt16TileVectors>(gemm, panel, 0, column);
         break;
       default:
         int16_decoded<Packed>(gemm, panel, column);

@@ -283,8 +283,11 @@ struct Simd {
   static Words load_int8_as_int16(const std::byte* from, std::int64_t n) {
     return _mm256_cvtepi8_epi16(load_halves(from, n));
   }
+  using Int16Sums = Words;
+  static Int16Sums int16_sums(Words start) { return start; }
+  static Words words_of(Int16Sums sums) { return sums; }
   /// Adds to each lane the two products of int16 in `a` and `b`.
-  static Words dot_int16(Words sums, Words a, Words b) {
+  static Int16Sums dot_int16(Int16Sums sums, Words a, Words b) {
     return _mm256_add_epi32(sums, _mm256_madd_epi16(a, b));
   }
   static Words subtract_words(Words a, Words b) { return _mm256_sub_epi32(a, b); }
@@ -409,6 +412,7 @@ class PieceExpander {
 
 inline constexpr int kTileRows = 6;
 inline constexpr int kTileVectors = 2;
+inline constexpr int kInt16TileVectors = kTileVectors;
 /// Maximum number of rows of a tile whose weights are decoded in registers: decoding needs registers too.
 inline constexpr int kDecodedTileRows = 3;
 inline constexpr std::int64_t kInt8DecodedRows = 6;

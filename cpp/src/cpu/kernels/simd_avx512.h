@@ -366,8 +366,11 @@ struct Simd {
   static Words load_int8_as_int16(const std::byte* from, std::int64_t n) {
     return _mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi16(first(n), from));
   }
+  using Int16Sums = Words;
+  static Int16Sums int16_sums(Words start) { return start; }
+  static Words words_of(Int16Sums sums) { return sums; }
   /// Adds to each lane the two products of int16 in `a` and `b`.
-  static Words dot_int16(Words sums, Words a, Words b) {
+  static Int16Sums dot_int16(Int16Sums sums, Words a, Words b) {
 #ifdef __AVX512VNNI__
     // See dot().
     asm("vpdpwssd %2, %1, %0" : "+v"(sums) : "v"(a), "v"(b));
@@ -521,6 +524,7 @@ class PieceExpander {
 /// Size of the largest tile whose sums stay in the 32 registers.
 inline constexpr int kTileRows = 6;
 inline constexpr int kTileVectors = 4;
+inline constexpr int kInt16TileVectors = kTileVectors;
 /// Maximum number of rows of a tile whose weights are decoded in registers: decoding needs registers too.
 inline constexpr int kDecodedTileRows = 6;
 inline constexpr std::int64_t kInt8DecodedRows = 24;

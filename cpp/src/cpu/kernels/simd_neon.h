@@ -249,14 +249,24 @@ struct Simd {
     std::memcpy(bytes, from, static_cast<std::size_t>(n) * 2);
     return vreinterpretq_u32_s16(vmovl_s8(vld1_s8(bytes)));
   }
+  /// Sums of products of int16. Each lane has two, which are added when all products are in them: the lower
+  /// half of the lanes in `low`, the upper one in `high`.
+  struct Int16Sums {
+    int32x4_t low;
+    int32x4_t high;
+  };
+  static Int16Sums int16_sums(Words start) {
+    const auto whole = vreinterpretq_s32_u32(start);
+    return {vzip1q_s32(whole, vdupq_n_s32(0)), vzip2q_s32(whole, vdupq_n_s32(0))};
+  }
   /// Adds to each lane the two products of int16 in `a` and `b`.
-  static Words dot_int16(Words sums, Words a, Words b) {
+  static Int16Sums dot_int16(Int16Sums sums, Words a, Words b) {
     const auto left = vreinterpretq_s16_u32(a);
     const auto right = vreinterpretq_s16_u32(b);
-    const int32x4_t low = vmull_s16(vget_low_s16(left), vget_low_s16(right));
-    const int32x4_t high = vmull_high_s16(left, right);
-    return vreinterpretq_u32_s32(vaddq_s32(vreinterpretq_s32_u32(sums), vpaddq_s32(low, high)));
+    return {vmlal_s16(sums.low, vget_low_s16(left), vget_low_s16(right)),
+            vmlal_high_s16(sums.high, left, right)};
   }
+  static Words words_of(Int16Sums sums) { return vreinterpretq_u32_s32(vpaddq_s32(sums.low, sums.high)); }
   static Words subtract_words(Words a, Words b) { return vsubq_u32(a, b); }
   static Words add_words(Words a, Words b) { return vaddq_u32(a, b); }
   /// Reorders 32 bytes in place: byte i becomes byte order[i].
@@ -423,6 +433,8 @@ class PieceExpander {
 /// Size of the largest tile whose sums stay in the 32 registers.
 inline constexpr int kTileRows = 6;
 inline constexpr int kTileVectors = 4;
+/// Sums of products of int16 take two registers.
+inline constexpr int kInt16TileVectors = 2;
 /// Maximum number of rows of a tile whose weights are decoded in registers: decoding needs registers too.
 inline constexpr int kDecodedTileRows = 4;
 inline constexpr std::int64_t kInt8DecodedRows = 6;

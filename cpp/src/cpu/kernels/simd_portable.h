@@ -249,8 +249,11 @@ struct Simd {
     const auto words = cast<Ints>(load_halves(from, n));
     return (cast<Words>((words << 24) >> 24) & set_bits(0xffff)) | (cast<Words>((words << 16) >> 24) << 16);
   }
+  using Int16Sums = Words;
+  static Int16Sums int16_sums(Words start) { return start; }
+  static Words words_of(Int16Sums sums) { return sums; }
   /// Adds to each lane the two products of int16 in `a` and `b`.
-  static Words dot_int16(Words sums, Words a, Words b) {
+  static Int16Sums dot_int16(Int16Sums sums, Words a, Words b) {
     const auto left = cast<Ints>(a);
     const auto right = cast<Ints>(b);
     sums += cast<Words>(((left << 16) >> 16) * ((right << 16) >> 16));
@@ -377,6 +380,7 @@ class PieceExpander {
 
 inline constexpr int kTileRows = 4;
 inline constexpr int kTileVectors = 2;
+inline constexpr int kInt16TileVectors = kTileVectors;
 /// Maximum number of rows of a tile whose weights are decoded in registers: decoding needs registers too.
 inline constexpr int kDecodedTileRows = 2;
 inline constexpr std::int64_t kInt8DecodedRows = 4;
