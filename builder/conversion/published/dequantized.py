@@ -36,7 +36,7 @@ class Dequantization:
 
     def describe(self) -> str:
         """A summary for the user."""
-        activations = "; activations are not rounded" if self.rounds_activations else ""
+        activations = "; activations are not rounded to 8 bits" if self.rounds_activations else ""
         return (
             f"{self.num_matrices} matrices of {self.format}, {format_bytes(self.published_bytes)}, become "
             f"{format_bytes(self.num_bytes)} of {dtype_name(self.dtype)}{activations}"

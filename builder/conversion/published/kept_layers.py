@@ -32,14 +32,14 @@ class KeptLayers:
     published_bytes: int
     """Size of the published tensors."""
     rounds_activations: bool
-    """True if the format's library rounds activations when it runs the model. Engines with these layers do not."""
+    """True if the format's library rounds activations to 8 bits. Engines with these layers do not."""
     num_bytes: int
     """Size in an engine. A checkpoint stores 2-bit and 3-bit integers in four bits."""
 
     def describe(self) -> str:
         """A summary for the user."""
         how = replace(self.quantization, exclude_modules=())
-        activations = "; activations are not rounded" if self.rounds_activations else ""
+        activations = "; activations are not rounded to 8 bits" if self.rounds_activations else ""
         return (
             f"{len(self.matrices)} matrices of {self.format}, {format_bytes(self.published_bytes)}, as "
             f"{how.describe()}, {format_bytes(self.num_bytes)}{activations}"

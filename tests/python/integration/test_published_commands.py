@@ -48,13 +48,13 @@ def whole_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "float8-channel-float32",
             "kept",
             r"14 matrices of compressed-tensors of FP8 with a scale for each channel, 2\d\d\.\d KiB, as W8A16 of E4M3, "
-            r"2\d\d\.\d KiB; activations are not rounded",
+            r"2\d\d\.\d KiB; activations are not rounded to 8 bits",
         ),
         (
             "llm-int8",
             "kept",
             r"14 matrices of LLM.int8\(\) of bitsandbytes, 2\d\d\.\d KiB, as W8A16 of LLM_INT8, 2\d\d\.\d KiB; "
-            "activations are not rounded",
+            "activations are not rounded to 8 bits",
         ),
         (
             "gptq-4-act-order",
