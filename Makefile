@@ -144,7 +144,7 @@ $(VENV)/bin/python:
 	  echo "'$(PYTHON) -m venv' failed; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 
 $(VENV)/.build-tools: $(VENV)/bin/python pyproject.toml
-	$(PIP) --upgrade 'pip>=23.1'
+	$(PIP) 'pip>=23.1'
 	$(PIP) 'cmake>=3.25' ninja 'pybind11>=3.0' 'scikit-build-core>=1.0'
 	@touch $@
 
