@@ -117,7 +117,7 @@ struct Activations {
   std::vector<std::uint16_t> bfloat16;
   std::vector<std::int16_t> int16;
   std::vector<std::uint8_t> int8;
-  // As many as there may be groups or spans.
+  // They have room for the largest number of groups or spans.
   std::vector<float> scales;
   std::vector<std::int32_t> sums;
   std::vector<float> out;

@@ -23,18 +23,22 @@
 namespace adaptrt {
 namespace {
 
-/// Words of int8. Like for Int16Words, pair<i>() returns two inputs of each column as int16.
-struct Int16Bytes {
+/// Words that are one pair of inputs of each column, as int16.
+struct OnePair {
   using Word = Simd::Words;
   static constexpr int kPairs = 1;
   static constexpr int kLines = 1;
-  static constexpr std::int64_t kColumnBytes = 2;
-  static Word load(const std::byte* from, std::int64_t /*line_bytes*/, std::int64_t n) {
-    return Simd::load_int8_as_int16(from, n);
-  }
   template <int kPair>
   static Simd::Words pair(const Word& word) {
     return word;
+  }
+};
+
+/// Words of int8.
+struct Int16Bytes : OnePair {
+  static constexpr std::int64_t kColumnBytes = 2;
+  static Word load(const std::byte* from, std::int64_t /*line_bytes*/, std::int64_t n) {
+    return Simd::load_int8_as_int16(from, n);
   }
 };
 
@@ -56,18 +60,11 @@ struct Int16Words : NarrowWords<kBits> {
   }
 };
 
-/// Pairs of int16 that decode_pairs() stored.
-struct Int16Pairs {
-  using Word = Simd::Words;
-  static constexpr int kPairs = 1;
-  static constexpr int kLines = 1;
+/// Pairs of int16 that decode_words() stored.
+struct Int16Pairs : OnePair {
   static constexpr std::int64_t kColumnBytes = 4;
   static Word load(const std::byte* from, std::int64_t /*line_bytes*/, std::int64_t n) {
     return Simd::load_words(from, n);
-  }
-  template <int kPair>
-  static Simd::Words pair(const Word& word) {
-    return word;
   }
 };
 
