@@ -393,8 +393,7 @@ def _max_images(text: str) -> int:
 
 
 def _adapter_root(text: str) -> str | HubName | ObjectName:
-    """Parses a value of adapter_root. Reads no file: command_options.py decides between a path and a name without
-    prefix."""
+    """Parses a value of adapter_root. Reads no file: command_options.py tells paths from names."""
     found: HubName | ObjectName | None
     if text.startswith(OBJECT_PREFIX):
         found = object_name(text)
