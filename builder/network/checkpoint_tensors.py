@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from ...formats.checkpoint.config import CheckpointConfig
 from ...formats.checkpoint.planned_tensor import PlannedTensor, Slice
 from ...formats.checkpoint.tensor_names import EMBEDDING, LM_HEAD
 from ...formats.network.network import Network
@@ -144,8 +145,14 @@ def _plan(network: Network, weight: Tensor | LinearWeight, name: str, tp_rank: i
         mapping = network.config.mapping
         if weight.expert in mapping.experts_of(tp_rank, network.config.num_experts):
             yield from _plan_linear(weight, name, mapping.moe_tp_size, mapping.moe_tp_rank(tp_rank))
-    else:
+    elif weight.head is None or weight.head in _heads_of(network.config, tp_rank):
         yield from _plan_linear(weight, name, network.config.mapping.tp_size, tp_rank)
+
+
+def _heads_of(config: CheckpointConfig, tp_rank: int) -> range:
+    """Heads of attention on a rank, if none is on several."""
+    size = config.num_attention_heads // config.mapping.tp_size
+    return range(size * tp_rank, size * (tp_rank + 1))
 
 
 def _plan_linear(weight: LinearWeight, name: str, tp_size: int, tp_rank: int) -> Iterator[PlannedTensor]:

@@ -13,7 +13,7 @@ from typing import Final
 from ...formats.checkpoint.config import ParallelMapping
 from ...formats.checkpoint.tensor_names import LM_HEAD
 from ...formats.network.network import Network
-from ...formats.network.operands import AttentionShape, Value
+from ...formats.network.operands import AttentionShape, LatentShape, Value
 from ...formats.network.ops import (
     AllHeadsNorm,
     AllReduce,
@@ -26,6 +26,8 @@ from ...formats.network.ops import (
     GatedDelta,
     GatedRmsNorm,
     Gather,
+    LatentQueries,
+    LatentValues,
     Linear,
     Op,
     Scale,
@@ -106,6 +108,10 @@ class _Cutter:
             return self._attention(op)
         if isinstance(op, Experts):
             return self._experts(op)
+        if isinstance(op, LatentQueries):
+            return [self._latent_queries(op)]
+        if isinstance(op, LatentValues):
+            return [self._latent_values(op)]
         if isinstance(op, Xielu):
             own = self._own(op.input)
             return [replace(op, input=own, output=self._value(op.output, own.width))]
@@ -242,6 +248,36 @@ class _Cutter:
         if op.activation is None:
             self._columns[op.output.name] = _columns_of(weights)
         return [replace(op, output=self._value(op.output, width), weights=weights)]
+
+    def _latent_queries(self, op: LatentQueries) -> Op:
+        """Every rank has the whole compressed row."""
+        shape, heads = self._heads_of(op.shape)
+        return replace(
+            op,
+            queries=self._own(op.queries),
+            output=self._value(op.output, (shape.num_heads + 1) * shape.key_dim),
+            shape=shape,
+            keys=op.keys[heads.start : heads.stop],
+            first_head=heads.start,
+            num_remote_heads=len(op.keys) - len(heads),
+        )
+
+    def _latent_values(self, op: LatentValues) -> Op:
+        shape, heads = self._heads_of(op.shape)
+        return replace(
+            op,
+            input=self._own(op.input),
+            output=self._value(op.output, shape.num_heads * shape.value_dim),
+            shape=shape,
+            values=op.values[heads.start : heads.stop],
+            first_head=heads.start,
+            num_remote_heads=len(op.values) - len(heads),
+        )
+
+    def _heads_of(self, shape: LatentShape) -> tuple[LatentShape, range]:
+        """This rank's shape, and its heads among all."""
+        own = replace(shape, num_heads=shape.num_heads // self._tp_size)
+        return own, _share(own.num_heads, self._rank)
 
     def _shape(self, shape: AttentionShape) -> AttentionShape:
         return replace(

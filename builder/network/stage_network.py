@@ -147,6 +147,8 @@ def _counted_from(first_layer: int, op: Op) -> Op:
     counted: Op = _renamed(op, first_layer)
     if isinstance(counted, LayerNorm):
         return replace(counted, number=None)  # A norm's number does not determine its stage.
+    if isinstance(counted, Attention) and counted.shared_layer is not None:
+        counted = replace(counted, shared_layer=counted.shared_layer - first_layer)
     if isinstance(counted, _WITH_LAYERS):
         return replace(counted, layer=counted.layer - first_layer)
     return counted

@@ -97,15 +97,6 @@ class DeepseekConfig(GroupedMixtureConfig):
             found.append("kv_cache_quant_algo is INT8; compressed rows are kept in the checkpoint's dtype")
         return found
 
-    def mapping_inconsistencies(self) -> list[str]:
-        """Lists reasons why this model cannot be cut by its mapping."""
-        if self.mapping.world_size == 1:
-            return super().mapping_inconsistencies()
-        return [
-            f"{self.mapping.describe()}: {self.architecture} has latent attention, which runs on one rank; expected "
-            "tp_size 1 and pp_size 1"
-        ]
-
 
 def _read_common(fields: JsonFields, num_hidden_layers: int, *, dense_layers: int, shared_experts: int) -> Features:
     """Reads the fields of both versions; the integers are transformers' defaults."""
@@ -158,12 +149,12 @@ def _queries(net: Network, c: DeepseekConfig, h: Value, prefix: str) -> Value:
     width = c.num_attention_heads * (c.qk_nope_head_dim + c.head_size)
     if c.q_lora_rank is None:
         q = whole(f"{prefix}.q_proj", "attn_q", width, c.num_attention_heads)
-        return net.linear(h, "attention.q", [q], split=Split.NONE)
+        return net.linear(h, "attention.q", [q], split=Split.COLUMN)
     q_a = whole(f"{prefix}.q_a_proj", "attn_q_a", c.q_lora_rank)
     compressed = net.linear(h, "attention.q_a", [q_a], split=Split.NONE, bias=c.attn_bias)
     normed = net.rms_norm(compressed, f"{prefix}.q_a_layernorm", "attention.q_a_layernorm", epsilon=_EPSILON)
     q_b = whole(f"{prefix}.q_b_proj", "attn_q_b", width, c.num_attention_heads)
-    return net.linear(normed, "attention.q_b", [q_b], split=Split.NONE)
+    return net.linear(normed, "attention.q_b", [q_b], split=Split.COLUMN)
 
 
 def _weights_of_heads(net: Network, c: DeepseekConfig, prefix: str, kind: str) -> list[LinearWeight]:
@@ -180,6 +171,7 @@ def _weights_of_heads(net: Network, c: DeepseekConfig, prefix: str, kind: str) -
             [whole(head_path(f"{prefix}.{_KV_B}", head, kind), module, outputs)],
             split=Split.NONE,
             quantized=False,
+            head=head,
         )
         for head in range(c.num_attention_heads)
     ]
@@ -203,7 +195,7 @@ def _attention(net: Network, c: DeepseekConfig, h: Value, x: Value, prefix: str,
     attended = net.attention(qk, rotary, shape=shape.attention, scale=c.score_scale, interleaved=True)
     values = net.latent_values(attended, shape, _weights_of_heads(net, c, prefix, VALUES))
     dense = whole(f"{prefix}.o_proj", "attn_dense", c.hidden_size)
-    return net.linear(values, "attention.dense", [dense], split=Split.NONE, bias=c.attn_dense_bias, add_to=x)
+    return net.linear(values, "attention.dense", [dense], split=Split.ROW, bias=c.attn_dense_bias, add_to=x)
 
 
 def _mlp(net: Network, c: DeepseekConfig, layer: int, h: Value, x: Value, scores: RouterScores) -> Value:

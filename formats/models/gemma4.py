@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from ..._core import RouterScores
+from ..._core import RouterScores, stage_layers
 from ...common.json_fields import JsonFields, describe
 from ..checkpoint.activation import Activation
 from ..checkpoint.rotary import ProportionalScaling
@@ -138,14 +138,25 @@ class Gemma4Config(MixtureConfig):
             )
         return found
 
+    @property
+    def shared_sizes(self) -> tuple[str, ...]:
+        """Fields that tp_size must divide or be a multiple of."""
+        return (*super().shared_sizes, "num_global_key_value_heads")
+
     def mapping_inconsistencies(self) -> list[str]:
         """Lists reasons why this model cannot be cut by its mapping."""
-        if self.mapping.world_size == 1:
-            return []
-        return [
-            f"{self.mapping.describe()}: {self.architecture} has {self.native_only}, which run on one rank; expected "
-            "tp_size 1 and pp_size 1"
-        ]
+        found = super().mapping_inconsistencies()
+        stages = [stage_layers(self.num_hidden_layers, self.mapping.pp_size, n) for n in range(self.mapping.pp_size)]
+        for layer in range(self.first_shared_layer, self.num_hidden_layers):
+            source = self.source_of_keys(layer)
+            first = max(first for first, _ in stages if first <= layer)
+            if source is not None and source < first:
+                found.append(
+                    f"pp_size is {self.mapping.pp_size}, but layer {layer} uses the keys and values of layer {source}, "
+                    "which is on an earlier stage; expected a pp_size with both on one stage"
+                )
+                break
+        return found
 
 
 def _read_features(fields: JsonFields, num_hidden_layers: int, *, is_unified: bool = False) -> Features:

@@ -61,6 +61,8 @@ class MixtureConfig(CheckpointConfig):
     def mapping_inconsistencies(self) -> list[str]:
         """Lists reasons why this model cannot be cut by its mapping."""
         mapping = self.mapping
+        if self.num_experts == 0:
+            return super().mapping_inconsistencies()
         cut = (
             ("moe_tp_size" if mapping.moe_ep_size > 1 else "tp_size", mapping.moe_tp_size, "moe_intermediate_size"),
             ("tp_size", mapping.tp_size, "shared_expert_intermediate_size"),

@@ -126,7 +126,7 @@ class AdapterSite:
     outputs: int | None = None
     """Number of outputs of a slice of lm_head; None: all outputs of the weights."""
     experts_for_each: int = 1
-    """Experts: ratio of the layer's experts to the experts of this rank."""
+    """Experts and heads: ratio of the layer's to those of this rank."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -187,7 +187,11 @@ def sites_of(op: Op) -> list[AdapterSite]:
         return [AdapterSite(op.layer, op.input.width, op.weights)]
     if isinstance(op, (LatentQueries, LatentValues)):
         heads = op.keys if isinstance(op, LatentQueries) else op.values
-        return [AdapterSite(op.layer, weight.inputs, (weight,), head) for head, weight in enumerate(heads)]
+        for_each = 1 + op.num_remote_heads // len(heads)
+        return [
+            AdapterSite(op.layer, weight.inputs, (weight,), head, experts_for_each=for_each)
+            for head, weight in enumerate(heads, op.first_head)
+        ]
     if not isinstance(op, Experts):
         return []
     layers = [*zip(op.gate, op.up, strict=True)], [(down,) for down in op.down]

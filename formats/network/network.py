@@ -353,8 +353,12 @@ class Network(DeclaredLatent):
         bias: bool = False,
         quantized: bool = True,
         expert: int | None = None,
+        head: int | None = None,
     ) -> LinearWeight:
-        """Returns the weight of a linear layer over `x`, or over `x` inputs; `expert` is the index of its expert."""
+        """Returns the weight of a linear layer over `x`, or over `x` inputs.
+
+        expert, head: index of the expert or of the head of attention that it belongs to; None: to none.
+        """
         inputs = x if isinstance(x, int) else x.width
         full_name = self._name(name)
         return LinearWeight(
@@ -365,6 +369,7 @@ class Network(DeclaredLatent):
             bias=bias,
             quantized=quantized and str(full_name) not in _excluded_modules(self.config),
             expert=expert,
+            head=head,
         )
 
     def experts(

@@ -459,7 +459,11 @@ class LatentQueries:
     norm: Tensor
     epsilon: float
     keys: tuple[LinearWeight, ...]
-    """[latent_dim, plain_dim] of each head."""
+    """[latent_dim, plain_dim] of each head on this rank: all, or a rank's share."""
+    first_head: int = 0
+    """Index of the first head on this rank."""
+    num_remote_heads: int = 0
+    """Number of heads on other ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -472,7 +476,9 @@ class LatentValues:
     output: Value
     shape: LatentShape
     values: tuple[LinearWeight, ...]
-    """[value_dim, latent_dim] of each head."""
+    """[value_dim, latent_dim] of each head on this rank."""
+    first_head: int = 0
+    num_remote_heads: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

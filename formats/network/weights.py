@@ -125,6 +125,8 @@ class LinearWeight:
     """Number of shares into which the whole model's weight is cut."""
     share: int = 0
     """Index of this share."""
+    head: int | None = None
+    """Index of the head, for weights of heads, which are on different ranks."""
     expert: int | None = None
     """Index of the expert, for weights of experts, which may be on different ranks."""
 

@@ -27,13 +27,20 @@ WITH_STATES: dict[str, dict[str, Any]] = {
     "qwen3-next": {"linear_num_key_heads": 1},
     "olmo-hybrid": {},
 }
-STATES_IN_STAGES = ["granite4-mamba-moe", "qwen3.5", "lfm2"]
+IN_STAGES = ["granite4-mamba-moe", "qwen3.5", "lfm2", "deepseek-v3", "gemma4-moe"]
+# The last layer uses the keys and values of the one before it, which is on the same stage of three.
+SHARED_IN_STAGES = {
+    "num_hidden_layers": 6,
+    "num_kv_shared_layers": 1,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", *["full_attention"] * 3],
+}
 
 
 def test_ranks_and_stages_compute_what_one_process_does(tmp_path: Path) -> None:
     """The base, LoRA, DoRA and LoRA with biases in one batch; test_families.py compares one process with
     transformers."""
-    cuts = {name: Cut(name, tmp_path / name) for name in OTHERS + STATES_IN_STAGES}
+    cuts = {name: Cut(name, tmp_path / name) for name in [*OTHERS, *IN_STAGES]}
+    cuts["gemma4-shared"] = Cut("gemma4-shared", tmp_path / "gemma4-shared", **SHARED_IN_STAGES)
     expected = [answers_of_one_process(cut) for cut in cuts.values()]
     check_ranks(cuts, expected, tmp_path)
     engines = [(cut.engine(1, pp_size=3), [cut.cases()]) for cut in cuts.values()]
@@ -47,7 +54,7 @@ def test_ranks_and_stages_compute_what_one_process_does(tmp_path: Path) -> None:
 def test_ranks_compute_what_one_process_does(tmp_path: Path) -> None:
     """The base and LoRA. These families have the ops of others, so stages and other adapters would repeat them. Each
     declares how its layers are split."""
-    cuts = {name: Cut(name, tmp_path / name, kinds=("lora",)) for name in SAME_OPS}
+    cuts = {name: Cut(name, tmp_path / name, kinds=("lora",)) for name in [*SAME_OPS, "deepseek-v2"]}
     cuts |= {name: Cut(name, tmp_path / name, kinds=("lora",), **sizes) for name, sizes in WITH_STATES.items()}
     check_ranks(cuts, [answers_of_one_process(cut) for cut in cuts.values()], tmp_path)
 

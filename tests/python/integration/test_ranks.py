@@ -33,7 +33,20 @@ def is_running(pid: int) -> bool:
 
 
 # Families that ranks split in ways of their own.
-FAMILIES = ("granite", "phi3", "gemma2", "gpt2", "gpt-neox", "cohere", "starcoder2", "olmo2", "mixtral", "qwen2-moe")
+FAMILIES = (
+    "granite",
+    "phi3",
+    "gemma2",
+    "gpt2",
+    "gpt-neox",
+    "cohere",
+    "starcoder2",
+    "olmo2",
+    "mixtral",
+    "qwen2-moe",
+    "deepseek-v3",
+    "gemma4-shared",
+)
 EIGHT_HEADS = {"num_hidden_layers": 2, "num_attention_heads": 8, "hidden_size": 48, "intermediate_size": 88}
 
 

@@ -14,7 +14,7 @@ from adaptrt.builder.build import build
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 
-from .families import FAMILIES, RECURRENT, RELATIVES, Family, save_family
+from .families import FAMILIES, GEMMA4, LATENT, RECURRENT, RELATIVES, Family, save_family
 from .models import Reference, save_adapter
 from .ranks import EngineRun, RankAnswer, answers_of_runs
 
@@ -51,6 +51,8 @@ CUT = {
     "mixtral": SIZES,
     "qwen2-moe": {**EXPERT_SIZES, "shared_expert_intermediate_size": 28},
     "qwen3-moe": EXPERT_SIZES,
+    "deepseek-v2": {**EXPERT_SIZES, "num_key_value_heads": 4},
+    "deepseek-v3": {**EXPERT_SIZES, "num_key_value_heads": 4},
 }
 
 
@@ -115,7 +117,7 @@ class Cut(CutModel):
 
     def __init__(self, name: str, directory: Path, kinds: Collection[str] = ADAPTERS, **fields: Any) -> None:
         """kinds: of ADAPTERS. fields: of the config, in addition to those of CUT or even_sizes()."""
-        family: Family = {**FAMILIES, **RELATIVES, **RECURRENT}[name]
+        family: Family = {**FAMILIES, **RELATIVES, **RECURRENT, **LATENT, **GEMMA4}[name]
         sizes = CUT[name] if name in CUT else even_sizes(family.fields)
         sized = dataclasses.replace(family, fields={**family.fields, **sizes, **fields})
         super().__init__(directory, save_family(sized, directory / "model"))

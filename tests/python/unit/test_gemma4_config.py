@@ -208,9 +208,24 @@ def test_proportional_rotation() -> None:
     assert factor == 1.0
 
 
-def test_other_backends_ranks_and_new_tokens_are_refused(load: Any, model: Path, tmp_path: Path) -> None:
-    with pytest.raises(_core.ConfigError, match=r"tp_size 2, pp_size 1: .* heads of two sizes and norms of values"):
-        load(SMALL, tp_size=2)
+def test_ranks_share_heads_of_both_sizes_and_stages_have_the_layers_that_share(load: Any) -> None:
+    assert load(SMALL, tp_size=8).mapping.tp_size == 8
+    with pytest.raises(_core.ConfigError, match="tp_size 16 does not divide num_attention_heads 8"):
+        load(SMALL, tp_size=16)
+    with pytest.raises(
+        _core.ConfigError,
+        match="tp_size 2 neither divides num_global_key_value_heads 3 nor is a multiple of it",
+    ):
+        load({**SMALL, "num_attention_heads": 12, "attention_k_eq_v": True, "num_global_key_value_heads": 3}, tp_size=2)
+    with pytest.raises(
+        _core.ConfigError,
+        match="pp_size is 2, but layer 18 uses the keys and values of layer 13, which is on an earlier stage",
+    ):
+        load(SMALL, pp_size=2)
+    assert load({**SMALL, "num_kv_shared_layers": 0}, pp_size=2).mapping.pp_size == 2
+
+
+def test_other_backends_and_new_tokens_are_refused(load: Any, model: Path, tmp_path: Path) -> None:
     convert_checkpoint(model, tmp_path / "checkpoint", dtype=_core.DType.BFLOAT16)
     tensorrt = BuildConfig(max_seq_len=64, backend=TENSORRT, tensorrt_config=TensorRtBuildConfig())
     with pytest.raises(

@@ -13,9 +13,11 @@ from safetensors.numpy import load_file, save_file
 from adaptrt import _core
 from adaptrt.builder.build import build
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.builder.network.checkpoint_tensors import plan_rank
 from adaptrt.formats.adapter import convert_adapter
 from adaptrt.formats.engine.build_config import CUDA, TENSORRT, BuildConfig, TensorRtBuildConfig
 from adaptrt.formats.models.deepseek import DeepseekConfig
+from adaptrt.formats.models.registry import declare
 from support.families import LATENT, save_family
 from support.hf_configs import read_config
 from support.models import save_adapter
@@ -157,11 +159,20 @@ def test_queries_must_say_whether_they_are_compressed(load: Any) -> None:
         load({name: value for name, value in V2.items() if name != "q_lora_rank"})
 
 
-def test_latent_attention_has_one_rank(load: Any) -> None:
-    with pytest.raises(
-        _core.ConfigError, match=r"tp_size 2, pp_size 1: .* has latent attention, which runs on one rank"
-    ):
-        load(V3, tp_size=2)
+def test_a_rank_has_its_own_heads(load: Any) -> None:
+    config = load(V3, tp_size=4)
+    network = declare(config)
+    heads = config.num_attention_heads // 4
+    for rank in range(4):
+        shapes = {tensor.name: tensor.shape for tensor in plan_rank(network, rank)}
+        found = {int(name.split(".")[5]) for name in shapes if ".layers.0.attention.kv_b." in name}
+        assert found == set(range(heads * rank, heads * (rank + 1)))
+        prefix = "transformer.layers.0.attention"
+        assert shapes[f"{prefix}.q_b.weight"] == (heads * 192, config.q_lora_rank)
+        assert shapes[f"{prefix}.kv_a.weight"] == (576, config.hidden_size)
+        assert shapes[f"{prefix}.dense.weight"] == (config.hidden_size, heads * 128)
+    with pytest.raises(_core.ConfigError, match="tp_size 3 does not divide num_attention_heads 128"):
+        load(V3, tp_size=3)
 
 
 def test_other_backends_and_int8_kv_caches_are_refused(model: Path, tmp_path: Path) -> None:
