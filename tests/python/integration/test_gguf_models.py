@@ -34,6 +34,7 @@ from adaptrt.common.file_lock import file_lock
 from adaptrt.common.progress import format_bytes
 from adaptrt.formats.checkpoint.config import CheckpointConfig
 from adaptrt.formats.checkpoint.quantizer import dequantize_rows
+from adaptrt.formats.engine.build_config import BuildConfig
 from adaptrt.formats.engine.engine_config import EngineConfig
 from adaptrt.formats.models.registry import load_config
 from adaptrt.formats.sources import find_model
@@ -43,6 +44,7 @@ from support.engines import SMALL
 from support.families import FAMILIES, LONGROPE, RELATIVES, SIZES, Family, rope, save_family
 from support.models import save_adapter
 from support.oracle import NetworkOracle, SequenceChunk, step_inputs
+from support.ranks import answers_of_ranks
 from support.serving import collect, make_request
 from support.tokenizers import byte_level
 
@@ -372,6 +374,21 @@ def q4_k_m(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
     file = tmp_path_factory.mktemp("q4_k_m") / "tiny-Q4_K_M.gguf"
     return write_quantized(file, quantize, hidden_size=256, intermediate_size=256)
+
+
+def test_two_ranks_compute_with_the_numbers_of_a_q4_k_m_file(q4_k_m: tuple[Path, Any], tmp_path: Path) -> None:
+    file, model = q4_k_m
+    how = convert_checkpoint(find_model(file).directory, tmp_path / "checkpoint", tp_size=2, dtype=DType.FLOAT32)
+    assert how.config.quantization is not None
+    assert how.config.quantization.quantized_layers
+    engine = tmp_path / "engine"
+    build(tmp_path / "checkpoint", BuildConfig(max_batch_size=2, max_num_tokens=64, max_seq_len=64), engine, workers=2)
+    prompt = np.random.default_rng(0).integers(4, 250, 40).tolist()
+    case = {"adapter": None, "prompt": prompt, "tokens": 4}
+    ((answer,),) = answers_of_ranks(2, engine, [[case]], tmp_path, num_threads=1)
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt])).logits[0].numpy()
+    np.testing.assert_allclose(answer.context_logits, expected, rtol=0, atol=1e-4 * (expected.max() - expected.min()))
 
 
 def test_a_q4_k_m_file_keeps_all_of_its_numbers(
