@@ -126,7 +126,7 @@ def _sites_of_stages(network: Network, rank: int, storage: Storage, *, fully_sha
         [
             site
             for op in network_of_rank(network, each).ops
-            for site in lora_sites(op, fully_sharded=fully_sharded, experts_and_norms=storage.adapts_experts_and_norms)
+            for site in lora_sites(op, fully_sharded=fully_sharded, norms=storage.adapts_norms)
         ]
         for each in ranks
     ]

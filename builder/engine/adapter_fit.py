@@ -75,10 +75,8 @@ def require_virtual_tokens(directory: Path, config: BuildConfig, network: Networ
 
 def can_adapt(backend: str, module: str) -> bool:
     """True if engines of a backend adapt a module."""
-    if backend == NATIVE:
+    if backend in (NATIVE, CUDA):
         return True
-    if backend == CUDA:
-        return not is_of_experts(module)
     return not (is_of_experts(module) or is_of_vocabulary(module) or module == ROUTER)
 
 

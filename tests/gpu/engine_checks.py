@@ -8,7 +8,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,7 @@ class Case:
         )
         self.saved = save_model(model.spec, directory / "model")
         self.adapters = [
-            save_adapter(self.saved, directory / f"adapter-{number}", seed=number, **lora)
+            save_adapter(self.saved, directory / f"adapter-{number}", seed=number, **lora, **self._experts(lora))
             for number, lora in enumerate(ADAPTERS)
         ]
         convert_checkpoint(
@@ -134,6 +134,12 @@ class Case:
         self.native = load_engine(directory / "native")
         self.cuda = CudaServed.load(self.directory, machine)
         self.loras = [adaptrt.LoraConfig.from_peft(n, path, self.native) for n, path in enumerate(self.adapters)]
+
+    def _experts(self, lora: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the fields of an adapter that also changes experts, which PEFT does not do with DoRA."""
+        if "num_local_experts" not in dict(self.model.spec.extra) or lora.get("use_dora"):
+            return {}
+        return {"target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
 
     def config(self, *, room: int = len(ADAPTERS), **fields: Any) -> adaptrt.ExecutorConfig:
         """Returns a config whose device holds this number of adapters of the maximum rank."""

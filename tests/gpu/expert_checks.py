@@ -85,7 +85,7 @@ class _Layer:
     def __post_init__(self) -> None:
         self.up = self.random(self.experts, self.inner, self.hidden).to(self.dtype)
         self.down = self.random(self.experts, self.hidden, self.inner).to(self.dtype)
-        self.bias = self.random(self.experts, self.inner)
+        self.bias = self.random(self.experts, self.hidden)
 
     def random(self, *shape: int) -> torch.Tensor:
         """Returns normally distributed float32 values."""
@@ -97,9 +97,9 @@ class _Layer:
         tokens = len(x)
         slots = tokens * self.top_k
         chosen, weights = _route(machine, logits, RouterScores.SOFTMAX, self.top_k)
-        offsets, entries, slots_of = (
+        offsets, entries, slots_of, expert_of = (
             torch.full((size,), -1, dtype=torch.int32, device=machine.device)
-            for size in (self.experts + 1, slots, slots)
+            for size in (self.experts + 1, slots, slots, slots)
         )
         machine.kernels.enqueue_number_slots(
             slots=slots,
@@ -108,14 +108,12 @@ class _Layer:
             offsets=offsets.data_ptr(),
             entries=entries.data_ptr(),
             slots_of=slots_of.data_ptr(),
+            expert_of=expert_of.data_ptr(),
             stream=machine.stream(),
         )
         inner = machine.poisoned((slots, self.inner), self.dtype)
         made = machine.poisoned((slots, self.hidden), self.dtype)
-        for source, weight, bias, gathered, y in (
-            (x, self.up, self.bias.data_ptr(), entries.data_ptr(), inner),
-            (inner, self.down, 0, 0, made),
-        ):
+        for source, weight, gathered, y in ((x, self.up, entries.data_ptr(), inner), (inner, self.down, 0, made)):
             machine.kernels.enqueue_expert_product(
                 dtype=dtype,
                 slots=slots,
@@ -127,7 +125,6 @@ class _Layer:
                 entries_per_row=self.top_k,
                 x=source.data_ptr(),
                 weights=weight.data_ptr(),
-                bias=bias,
                 y=y.data_ptr(),
                 stream=machine.stream(),
             )
@@ -140,6 +137,8 @@ class _Layer:
             slots_of=slots_of.data_ptr(),
             weights=weights.data_ptr(),
             y=made.data_ptr(),
+            bias=self.bias.data_ptr(),
+            chosen=chosen.data_ptr(),
             adds=False,
             output=output.data_ptr(),
             stream=machine.stream(),
@@ -159,14 +158,14 @@ def _layer_checks(layer: _Layer, tokens: int, seed: int) -> Iterator[Check]:
         experts = chosen[token].long()
         up, down = layer.up[experts].double(), layer.down[experts].double()
         own = x[token].double()
-        expected = up @ own + layer.bias[experts].double()
-        terms = up.abs() @ own.abs() + layer.bias[experts].double().abs()
+        expected = up @ own
+        terms = up.abs() @ own.abs()
         bound = expected.abs() * rounding + terms * _SUM_ROUNDING + _SMALLEST
         wrong += int((~((inner[token].double() - expected).abs() <= bound)).sum())
         rows = inner[token].double()[..., None]
-        share = weights[token].double()[:, None]
-        result = ((down @ rows)[..., 0] * share).sum(0)
-        terms = ((down.abs() @ rows.abs())[..., 0] * share).sum(0)
+        share, bias = weights[token].double()[:, None], layer.bias[experts].double()
+        result = (((down @ rows)[..., 0] + bias) * share).sum(0)
+        terms = (((down.abs() @ rows.abs())[..., 0] + bias.abs()) * share).sum(0)
         bound = terms * (rounding + _SUM_ROUNDING) + _SMALLEST
         wrong += int((~((output[token].double() - result).abs() <= bound)).sum())
     dtype = str(layer.dtype).removeprefix("torch.")

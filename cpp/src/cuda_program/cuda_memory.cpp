@@ -61,6 +61,11 @@ SharedBytes shared_bytes(const Program& program) {
         if (const auto lora = lora_config(*linear, program)) {
           require(&bytes.workspace, cuda::LoraKernel(*lora).workspace_bytes(rows));
         }
+      } else if (const auto* experts = std::get_if<ExpertsOp>(&op)) {
+        for (const auto& lora : lora_configs(*experts, program)) {
+          const std::int64_t slots = tokens * experts->routing.top_k;
+          if (lora) require(&bytes.workspace, cuda::LoraKernel(*lora).workspace_bytes(slots));
+        }
       } else if (const auto* attention = std::get_if<AttentionOp>(&op)) {
         const cuda::PagedAttentionKernel kernel(attention_config(*attention, program));
         require(&bytes.workspace, static_cast<std::int64_t>(kernel.workspace_bytes(program.max_num_tokens,
@@ -104,6 +109,9 @@ void CudaMemory::allocate_experts(const Program& program, Device& device) {
   const std::size_t offsets = place((sizes.experts + 1) * sizeof(std::int32_t));
   const std::size_t entries = place(sizes.slots * sizeof(std::int32_t));
   const std::size_t slots_of = place(sizes.slots * sizeof(std::int32_t));
+  const std::size_t expert_of = place(sizes.slots * sizeof(std::int32_t));
+  // There is at most one tile for each slot.
+  const std::size_t tiles = place((sizes.slots + 1) * sizeof(cuda::SlotTile));
   const std::size_t gate_up = place(2 * sizes.inner * element);
   const std::size_t activated = place(sizes.inner * element);
   const std::size_t down = place(sizes.hidden * element);
@@ -116,6 +124,8 @@ void CudaMemory::allocate_experts(const Program& program, Device& device) {
               .offsets = integers(offsets),
               .entries = integers(entries),
               .slots_of = integers(slots_of),
+              .expert_of = integers(expert_of),
+              .tiles = reinterpret_cast<cuda::SlotTile*>(expert_arrays_.data() + tiles),
               .gate_up = expert_arrays_.data() + gate_up,
               .activated = expert_arrays_.data() + activated,
               .down = expert_arrays_.data() + down};

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "adaptrt/cuda/slot_tile.h"
 #include "adaptrt/device/device.h"
 #include "adaptrt/gpu/gpu_model.h"
 #include "adaptrt/program/program.h"
@@ -18,9 +19,11 @@ struct ExpertMemory {
   std::int32_t* offsets = nullptr;
   std::int32_t* entries = nullptr;
   std::int32_t* slots_of = nullptr;
+  std::int32_t* expert_of = nullptr;
+  cuda::SlotTile* tiles = nullptr;
   std::byte* gate_up = nullptr;    ///< T [slots, 2 * width between the layers]
   std::byte* activated = nullptr;  ///< T [slots, width between the layers]
-  std::byte* down = nullptr;       ///< T [slots, hidden]
+  std::byte* down = nullptr;       ///< T [slots, hidden]; first, the inputs of gate and up for adapters
 };
 
 /// Device memory of a model that its ops share. Sizes are for the largest run.

@@ -1,12 +1,42 @@
 #include "experts_op.h"
 
 #include <cstdint>
+#include <optional>
 
 #include "adaptrt/cuda/expert_kernels.h"
+#include "adaptrt/cuda/lora_kernel.h"
 #include "adaptrt/cuda/row_kernels.h"
+#include "kernel_configs.h"
 
 namespace adaptrt {
 namespace {
+
+/// The adapters of one layer of experts, in place.
+class ExpertAdapters {
+ public:
+  ExpertAdapters(const cuda::LoraKernel::Config& config, const CudaMemory& memory, const void* x,
+                 std::int64_t in, void* y)
+      : kernel_(config), tables_(*memory.adapters()), workspace_(memory.workspace()), x_(x), in_(in), y_(y) {}
+
+  void enqueue(const CudaRun& run, std::int64_t slots, std::int64_t tiles, const cuda::SlotTile* list) const {
+    kernel_.enqueue({.tokens = slots, .in = in_, .layers = tables_.ranks.dims[1], .tiles = tiles},
+                    {.x = x_,
+                     .base = y_,
+                     .ranks = reinterpret_cast<const std::int32_t*>(tables_.ranks.address),
+                     .pointers = reinterpret_cast<const std::int64_t*>(tables_.pointers.address),
+                     .shifts = reinterpret_cast<const std::int64_t*>(tables_.shifts.address),
+                     .tiles = list},
+                    y_, workspace_, run.stream);
+  }
+
+ private:
+  cuda::LoraKernel kernel_;
+  const AdapterArrays& tables_;
+  void* workspace_;
+  const void* x_;
+  std::int64_t in_;
+  void* y_;
+};
 
 class ExpertLaunches final : public CudaOp {
  public:
@@ -35,7 +65,8 @@ class ExpertLaunches final : public CudaOp {
                .chosen = shared.chosen,
                .offsets = shared.offsets,
                .entries = shared.entries,
-               .slots_of = shared.slots_of};
+               .slots_of = shared.slots_of,
+               .expert_of = shared.expert_of};
     gate_up_ = {.dtype = program.dtype,
                 .experts = experts,
                 .in_size = hidden,
@@ -45,11 +76,12 @@ class ExpertLaunches final : public CudaOp {
                 .entries_per_row = op.routing.top_k,
                 .x = memory.buffer(op.input),
                 .weights = weights.matrices(op.gate_up),
-                .bias = weights.biases(op.gate_up),
                 .y = shared.gate_up};
     finish_ = {.dtype = program.dtype,
                .width = inner,
                .product = shared.gate_up,
+               .bias = weights.biases(op.gate_up),
+               .bias_rows = shared.expert_of,
                .epilogue = op.activation,
                .output = shared.activated};
     down_ = {.dtype = program.dtype,
@@ -59,7 +91,6 @@ class ExpertLaunches final : public CudaOp {
              .offsets = shared.offsets,
              .x = shared.activated,
              .weights = weights.matrices(op.down),
-             .bias = weights.biases(op.down),
              .y = shared.down};
     sum_ = {.dtype = program.dtype,
             .top_k = op.routing.top_k,
@@ -67,8 +98,24 @@ class ExpertLaunches final : public CudaOp {
             .slots_of = shared.slots_of,
             .weights = shared.weights,
             .y = shared.down,
+            .bias = weights.biases(op.down),
+            .chosen = shared.chosen,
             .adds = !op.stores,
             .output = reinterpret_cast<float*>(memory.buffer(op.output))};
+    const auto [of_gate_up, of_down] = lora_configs(op, program);
+    if (of_gate_up) {
+      gather_ = {.width = hidden,
+                 .entries = shared.entries,
+                 .entries_per_row = op.routing.top_k,
+                 .x = memory.buffer(op.input),
+                 .y = shared.down};
+      gate_up_adapters_.emplace(*of_gate_up, memory, shared.down, hidden, shared.gate_up);
+    }
+    if (of_down) down_adapters_.emplace(*of_down, memory, shared.activated, inner, shared.down);
+    tiles_ = {.top_k = op.routing.top_k,
+              .entries = shared.entries,
+              .expert_of = shared.expert_of,
+              .tiles = shared.tiles};
   }
 
   void enqueue(const CudaRun& run) const override {
@@ -81,12 +128,37 @@ class ExpertLaunches final : public CudaOp {
     launch(route_, &cuda::RouteTokens::tokens, tokens);
     launch(number_, &cuda::NumberSlots::slots, slots);
     launch(gate_up_, &cuda::ExpertProduct::slots, slots);
+    const bool adapts = run.shape.has_adapters && (gate_up_adapters_ || down_adapters_);
+    if (adapts) number_tiles(run, slots);
+    if (adapts && gate_up_adapters_) {
+      launch(gather_, &cuda::GatherSlots::slots, slots);
+      gate_up_adapters_->enqueue(run, slots, most_tiles(run, slots), tiles_.tiles);
+    }
     launch(finish_, &cuda::Finish::tokens, slots);
     launch(down_, &cuda::ExpertProduct::slots, slots);
+    if (adapts && down_adapters_) down_adapters_->enqueue(run, slots, most_tiles(run, slots), tiles_.tiles);
     launch(sum_, &cuda::SumSlots::tokens, tokens);
   }
 
  private:
+  [[nodiscard]] static std::int32_t tile_slots(std::int64_t slots) {
+    return cuda::LoraKernel::tile_tokens(slots, cuda::LoraKernel::kManyTokensFrom);
+  }
+
+  [[nodiscard]] std::int64_t most_tiles(const CudaRun& run, std::int64_t slots) const {
+    const std::int64_t ranges = run.shape.sequences + run.shape.split_sequences;
+    return cuda::most_tiles(slots, number_.experts, ranges, tile_slots(slots));
+  }
+
+  void number_tiles(const CudaRun& run, std::int64_t slots) const {
+    cuda::NumberTiles work = tiles_;
+    work.slots = slots;
+    work.tile_slots = tile_slots(slots);
+    work.max_tiles = most_tiles(run, slots);
+    work.token_slots = run.token_adapter_slots;
+    cuda::enqueue(work, run.stream);
+  }
+
   std::int64_t top_k_;
   cuda::RouteTokens route_;
   cuda::NumberSlots number_;
@@ -94,6 +166,10 @@ class ExpertLaunches final : public CudaOp {
   cuda::Finish finish_;
   cuda::ExpertProduct down_;
   cuda::SumSlots sum_;
+  cuda::NumberTiles tiles_;
+  cuda::GatherSlots gather_;
+  std::optional<ExpertAdapters> gate_up_adapters_;
+  std::optional<ExpertAdapters> down_adapters_;
 };
 
 }  // namespace

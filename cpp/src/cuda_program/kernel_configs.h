@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 
@@ -24,6 +25,10 @@ namespace adaptrt {
 [[nodiscard]] bool is_adapted(LoraModule module, const Program& program);
 /// Returns the kernel of a linear layer's adapters; nullopt if adapters do not apply.
 [[nodiscard]] std::optional<cuda::LoraKernel::Config> lora_config(const LinearOp& op, const Program& program);
+
+/// The same for the two layers of experts: gate and up, and down.
+[[nodiscard]] std::array<std::optional<cuda::LoraKernel::Config>, 2> lora_configs(const ExpertsOp& op,
+                                                                                  const Program& program);
 
 [[nodiscard]] cuda::PagedAttentionConfig attention_config(const AttentionOp& op, const Program& program);
 

@@ -133,7 +133,6 @@ class Checker {
   void check(const ExpertsOp& op) {
     refuse_op(op.num_remote_experts != 0, "experts of other ranks");
     refuse_op(op.routing.scales_inputs, "weights of experts that multiply their inputs");
-    refuse_op(op.gate_up_site >= 0, "adapters of experts");
     refuse_op(op.num_experts() > cuda::kMaxExperts, "more than 1024 experts");
     refuse_op(op.routing.top_k > cuda::kMaxTopK, "more than 32 experts for a token");
     for (const std::vector<LinearPart>* parts : {&op.gate_up, &op.down}) {

@@ -19,11 +19,9 @@ std::int64_t address_of(const void* pointer) {
 
 AdapterTable::AdapterTable(const GpuModelDescription& model, Device& device, Stream& stream)
     : layout_(model.lora),
-      num_modules_(kNumLoraModules),
-      num_rows_(layout_.num_layers),
+      places_(layout_),
+      entries_(static_cast<std::size_t>(places_.count())),
       slots_(static_cast<std::size_t>(model.num_adapter_slots)) {
-  for (const LoraSite& site : layout_.sites) num_rows_ = std::max(num_rows_, site.layer + 1);
-  entries_ = static_cast<std::size_t>(num_rows_) * kNumLoraModules;
   const std::size_t ranks_bytes = slots_.size() * entries_ * sizeof(std::int32_t);
   const std::size_t pointers_bytes = slots_.size() * entries_ * kPointers * sizeof(std::int64_t);
   ranks_ = device.allocate(ranks_bytes);
@@ -41,9 +39,10 @@ AdapterTable::AdapterTable(const GpuModelDescription& model, Device& device, Str
 
 AdapterArrays AdapterTable::arrays() const {
   const auto slots = static_cast<std::int64_t>(slots_.size());
-  return {.ranks = {.dims = {slots, num_rows_, num_modules_}, .address = ranks_.data()},
-          .pointers = {.dims = {slots, num_rows_, num_modules_, kPointers}, .address = pointers_.data()},
-          .shifts = {.dims = {slots, num_rows_, num_modules_}, .address = shifts_.data()}};
+  const std::int64_t rows = places_.rows();
+  return {.ranks = {.dims = {slots, rows, kNumLoraModules}, .address = ranks_.data()},
+          .pointers = {.dims = {slots, rows, kNumLoraModules, kPointers}, .address = pointers_.data()},
+          .shifts = {.dims = {slots, rows, kNumLoraModules}, .address = shifts_.data()}};
 }
 
 std::span<const std::int32_t> AdapterTable::place(std::span<const DeviceAdapter* const> adapters,
@@ -100,8 +99,7 @@ void AdapterTable::write_row(std::size_t slot, const DeviceAdapter& adapter, Str
       if (part.rank == 0) continue;
       const std::size_t a_offset =
           static_cast<std::size_t>(part.rank_offset * site.in_size) * size_of(layout_.dtype);
-      const auto entry = static_cast<std::size_t>(site.layer * num_modules_ +
-                                                  static_cast<std::int64_t>(site.parts[p].module));
+      const auto entry = static_cast<std::size_t>(places_.entry(i, p));
       reinterpret_cast<std::int32_t*>(rank_row)[entry] = part.rank;
       std::int64_t* pointers = reinterpret_cast<std::int64_t*>(pointer_row) + entry * kPointers;
       pointers[0] = address_of(found.a + a_offset);

@@ -8,6 +8,7 @@
 
 #include "adaptrt/device/device.h"
 #include "adaptrt/engine/engine.h"
+#include "adaptrt/gpu/adapter_entries.h"
 #include "adaptrt/gpu/gpu_model.h"
 #include "adaptrt/gpu/gpu_model_description.h"
 
@@ -42,10 +43,8 @@ class AdapterTable {
   void write_row(std::size_t slot, const DeviceAdapter& adapter, Stream& stream);
 
   LoraLayout layout_;
-  std::int64_t num_modules_;
-  /// Layers, or slices of the vocabulary if there are more.
-  std::int32_t num_rows_;
-  std::size_t entries_ = 0;  ///< per slot: num_rows_ * modules
+  AdapterEntries places_;
+  std::size_t entries_;  ///< per slot
   Allocation ranks_;
   Allocation pointers_;
   Allocation shifts_;  ///< empty unless the model adds shifts

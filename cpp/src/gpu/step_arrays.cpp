@@ -5,6 +5,8 @@
 #include <numeric>
 #include <utility>
 
+#include "adaptrt/gpu/adapter_entries.h"
+
 namespace adaptrt {
 namespace {
 
@@ -53,7 +55,8 @@ StepArrays::StepArrays(const GpuModelDescription& model)
     : has_prompt_lengths_(model.has_prompt_lengths),
       has_adapters_(!model.lora.sites.empty()),
       has_adapter_starts_(has_adapters_ && model.has_adapter_start_positions),
-      has_embedding_adapters_(has_site(model, &LoraSite::is_embedding)),
+      has_token_adapters_(has_site(model, &LoraSite::is_embedding) ||
+                          std::ranges::any_of(model.lora.sites, is_of_experts)),
       has_lm_head_adapters_(has_site(model, &LoraSite::is_lm_head)),
       max_blocks_per_sequence_((model.max_seq_len + model.tokens_per_block - 1) / model.tokens_per_block) {
   for (const GpuStepLimits& limits : {model.prefill, model.decode}) {
@@ -82,7 +85,7 @@ StepPlaces StepArrays::places(const RunShape& shape) const {
   const std::int32_t ranges = shape.sequences + shape.split_sequences;
   if (has_adapters_) places.adapter_slots = add({ranges});
   if (has_adapter_starts_) places.adapter_offsets = add({ranges + 1});
-  if (has_embedding_adapters_) places.token_adapter_slots = add({shape.tokens});
+  if (has_token_adapters_) places.token_adapter_slots = add({shape.tokens});
   if (has_lm_head_adapters_) {
     places.row_adapter_slots = add({shape.logit_rows});
     places.row_adapter_offsets = add({shape.logit_rows + 1});
@@ -148,7 +151,7 @@ std::size_t StepArrays::write(std::byte* memory, const RunShape& shape, const St
                       block_tables.begin() + static_cast<std::ptrdiff_t>(i) * shape.blocks_per_sequence);
     if (has_prompt_lengths_) prompt_lengths[i] = input.prompt_lengths[sequence];
     const std::int32_t before = has_adapter_starts_ ? tokens_before_adapter(input, slots, sequence) : 0;
-    if (has_embedding_adapters_) {
+    if (has_token_adapters_) {
       std::fill_n(token_slots.begin() + row + before, static_cast<std::int32_t>(count) - before,
                   slots[sequence]);
     }

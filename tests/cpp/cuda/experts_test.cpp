@@ -169,18 +169,20 @@ std::vector<std::int32_t> random_choices(std::int64_t slots, FreshRandom* random
 
 struct Slots {
   explicit Slots(const std::vector<std::int32_t>& chosen)
-      : offsets(9), entries(chosen.size()), slots_of(chosen.size()) {
+      : offsets(9), entries(chosen.size()), slots_of(chosen.size()), expert_of(chosen.size()) {
     enqueue(NumberSlots{.slots = static_cast<std::int64_t>(chosen.size()),
                         .experts = 8,
                         .chosen = chosen.data(),
                         .offsets = offsets.data(),
                         .entries = entries.data(),
-                        .slots_of = slots_of.data()},
+                        .slots_of = slots_of.data(),
+                        .expert_of = expert_of.data()},
             nullptr);
   }
   std::vector<std::int32_t> offsets;
   std::vector<std::int32_t> entries;
   std::vector<std::int32_t> slots_of;
+  std::vector<std::int32_t> expert_of;
 };
 
 BOOST_DATA_TEST_CASE(slots_are_numbered_expert_by_expert, data::make({1, 31, 256, 700}), count) {
@@ -196,6 +198,7 @@ BOOST_DATA_TEST_CASE(slots_are_numbered_expert_by_expert, data::make({1, 31, 256
     BOOST_TEST(slots.entries == order, boost::test_tools::per_element());
     for (std::size_t slot = 0; slot < order.size(); ++slot) {
       BOOST_TEST(std::cmp_equal(slots.slots_of[static_cast<std::size_t>(order[slot])], slot));
+      BOOST_TEST(slots.expert_of[slot] == chosen[static_cast<std::size_t>(order[slot])]);
     }
     for (std::int32_t expert = 0; expert <= 8; ++expert) {
       const auto smaller =
@@ -215,7 +218,6 @@ BOOST_DATA_TEST_CASE(experts_multiply_their_own_slots, data::make(kRowTypes) * d
     const auto chosen = random_choices(std::int64_t{tokens} * kTopK, &random);
     const Slots slots(chosen);
     const auto weights = random_elements(dtype, std::int64_t{8} * kOut * kIn, &random);
-    const auto bias = random_floats(std::int64_t{8} * kOut, &random);
     for (const bool gathers : {true, false}) {
       const std::int64_t rows = gathers ? tokens : tokens * kTopK;
       const auto x = random_elements(dtype, rows * kIn, &random);
@@ -230,7 +232,6 @@ BOOST_DATA_TEST_CASE(experts_multiply_their_own_slots, data::make(kRowTypes) * d
                          .entries_per_row = kTopK,
                          .x = x.data(),
                          .weights = weights.data(),
-                         .bias = gathers ? bias.data() : nullptr,
                          .y = y.data()};
       enqueue(work, nullptr);
       std::int64_t wrong = 0;
@@ -239,8 +240,8 @@ BOOST_DATA_TEST_CASE(experts_multiply_their_own_slots, data::make(kRowTypes) * d
         const std::int64_t expert = chosen[static_cast<std::size_t>(entry)];
         const std::int64_t row = gathers ? entry / kTopK : static_cast<std::int64_t>(slot);
         for (std::int64_t output = 0; output < kOut; ++output) {
-          double sum = gathers ? double{bias[expert * kOut + output]} : 0.0;
-          double terms = std::abs(sum);
+          double sum = 0.0;
+          double terms = 0.0;
           for (std::int64_t input = 0; input < kIn; ++input) {
             const double term = double{element(dtype, x[row * kIn + input])} *
                                 element(dtype, weights[(expert * kOut + output) * kIn + input]);
@@ -285,6 +286,7 @@ BOOST_DATA_TEST_CASE(slots_are_summed_in_order, data::make(kRowTypes) * data::ma
     const Slots slots(chosen);
     const auto weights = random_floats(tokens * kTopK, &random);
     const auto y = random_elements(dtype, tokens * kTopK * kWidth, &random);
+    const auto bias = random_floats(8 * kWidth, &random);
     const auto before = random_floats(tokens * kWidth, &random);
     Tensor<float> output = before;
     enqueue(SumSlots{.dtype = dtype,
@@ -294,6 +296,8 @@ BOOST_DATA_TEST_CASE(slots_are_summed_in_order, data::make(kRowTypes) * data::ma
                      .slots_of = slots.slots_of.data(),
                      .weights = weights.data(),
                      .y = y.data(),
+                     .bias = adds ? bias.data() : nullptr,
+                     .chosen = chosen.data(),
                      .adds = adds,
                      .output = output.data()},
             nullptr);
@@ -303,13 +307,85 @@ BOOST_DATA_TEST_CASE(slots_are_summed_in_order, data::make(kRowTypes) * data::ma
       for (std::int64_t k = 0; k < kTopK; ++k) {
         const std::int64_t entry = i / kWidth * kTopK + k;
         const std::int64_t slot = slots.slots_of[static_cast<std::size_t>(entry)];
-        sum += double{weights[entry]} * element(dtype, y[slot * kWidth + i % kWidth]);
+        const double added =
+            adds ? bias[chosen[static_cast<std::size_t>(entry)] * kWidth + i % kWidth] : 0.0F;
+        sum += double{weights[entry]} * (element(dtype, y[slot * kWidth + i % kWidth]) + added);
       }
       wrong += static_cast<std::int64_t>(!(std::abs(output[i] - sum) <= 1e-5));
     }
     BOOST_TEST(wrong == 0);
     BOOST_TEST(output.rest_is_unchanged());
   }
+}
+
+/// Tiles have one expert and one adapter, are as long as possible, and follow one another.
+BOOST_DATA_TEST_CASE(tiles_have_one_expert_and_one_adapter, data::make({1, 40, 1500}) * data::make({16, 64}),
+                     tokens, tile_slots) {
+  constexpr std::int32_t kTopK = 2;
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    const std::int64_t count = std::int64_t{tokens} * kTopK;
+    const auto chosen = random_choices(count, &random);
+    const Slots slots(chosen);
+    // Ranges of tokens with the same adapter.
+    constexpr std::int32_t kRanges = 4;
+    std::vector<std::int32_t> token_slots;
+    for (std::int32_t token = 0; token < tokens; ++token) {
+      token_slots.push_back(std::vector{-1, 2, -1, 0}[static_cast<std::size_t>(token * kRanges / tokens)]);
+    }
+    const std::int64_t most = most_tiles(count, 8, kRanges, tile_slots);
+    Tensor<std::int32_t> written(3 * (most + 1));
+    auto* tiles = reinterpret_cast<SlotTile*>(written.data());
+    enqueue(NumberTiles{.slots = count,
+                        .top_k = kTopK,
+                        .tile_slots = tile_slots,
+                        .max_tiles = most,
+                        .entries = slots.entries.data(),
+                        .expert_of = slots.expert_of.data(),
+                        .token_slots = token_slots.data(),
+                        .tiles = tiles},
+            nullptr);
+    const auto key_of = [&](std::int64_t slot) {
+      const auto at = static_cast<std::size_t>(slot);
+      return std::pair(slots.expert_of[at], token_slots[static_cast<std::size_t>(slots.entries[at] / kTopK)]);
+    };
+    std::int64_t number = 0;
+    for (std::int64_t slot = 0; slot < count; ++slot) {
+      if (slot % tile_slots != 0 && key_of(slot) == key_of(slot - 1)) continue;
+      BOOST_REQUIRE(number < most);
+      BOOST_TEST(tiles[number].first == slot);
+      BOOST_TEST(tiles[number].expert == key_of(slot).first);
+      BOOST_TEST(tiles[number].adapter_slot == key_of(slot).second);
+      ++number;
+    }
+    for (; number <= most; ++number) {
+      BOOST_TEST(tiles[number].first == count);
+      BOOST_TEST(tiles[number].adapter_slot == -1);
+    }
+    BOOST_TEST(written.rest_is_unchanged());
+  }
+}
+
+BOOST_AUTO_TEST_CASE(rows_are_gathered_by_slot) {
+  constexpr std::int64_t kWidth = 24;
+  constexpr std::int32_t kTopK = 3;
+  FreshRandom random;
+  const auto chosen = random_choices(std::int64_t{13} * kTopK, &random);
+  const Slots slots(chosen);
+  const auto x = random_elements(DType::kBFloat16, 13 * kWidth, &random);
+  Tensor<std::uint16_t> y(13 * kTopK * kWidth);
+  enqueue(GatherSlots{.slots = 13 * kTopK,
+                      .width = kWidth,
+                      .entries = slots.entries.data(),
+                      .entries_per_row = kTopK,
+                      .x = x.data(),
+                      .y = y.data()},
+          nullptr);
+  for (std::int64_t slot = 0; slot < 13 * kTopK; ++slot) {
+    const std::int64_t row = slots.entries[static_cast<std::size_t>(slot)] / kTopK;
+    BOOST_TEST(y.values(slot * kWidth, kWidth) == x.values(row * kWidth, kWidth));
+  }
+  BOOST_TEST(y.rest_is_unchanged());
 }
 
 BOOST_AUTO_TEST_CASE(invalid_sizes_are_refused_by_name) {
@@ -328,7 +404,13 @@ BOOST_AUTO_TEST_CASE(invalid_sizes_are_refused_by_name) {
   BOOST_CHECK_EXCEPTION(
       enqueue(SumSlots{.tokens = 1, .top_k = 33, .width = 4}, nullptr), ConfigError,
       says("SumSlots: top_k is 33; expected 1 to 32; width is 4; expected a multiple of 8"));
+  BOOST_CHECK_EXCEPTION(enqueue(NumberTiles{.slots = 1, .top_k = 40, .tile_slots = 0}, nullptr), ConfigError,
+                        says("NumberTiles: top_k is 40; expected 1 to 32; tile_slots is 0; expected 1 to"));
+  BOOST_CHECK_EXCEPTION(enqueue(GatherSlots{.slots = 1, .width = 12, .entries_per_row = 0}, nullptr),
+                        ConfigError, says("GatherSlots: width is 12; expected a multiple of 8"));
   enqueue(RouteTokens{.experts = 1}, nullptr);
+  enqueue(NumberTiles{}, nullptr);
+  enqueue(GatherSlots{.width = 8}, nullptr);
   enqueue(NumberSlots{.experts = 1}, nullptr);
   enqueue(ExpertProduct{.experts = 1, .in_size = 8, .out_size = 8}, nullptr);
   enqueue(SumSlots{.width = 8}, nullptr);

@@ -168,6 +168,57 @@ Elements LoraCase::run_on(std::int64_t first, std::int64_t last, Elements base, 
   return in_place ? base : y;
 }
 
+Elements LoraCase::run_as_experts() const {
+  const auto parts = static_cast<std::int64_t>(module_ids_.size());
+  const auto experts = static_cast<std::int64_t>(shape_.ranks.size());
+  // Slot 0 of the tables is poisoned; slot 1 has the adapters.
+  constexpr std::int64_t kFirst = 5;
+  const std::int64_t rows = (kFirst + experts * parts) / kModules + 1;
+  std::vector<std::int32_t> ranks(at(2 * rows * kModules), 3);
+  std::vector<std::int64_t> pointers(at(6 * rows * kModules), kNoAddress);
+  std::vector<std::int64_t> shifts(at(2 * rows * kModules), kNoAddress);
+  for (std::int64_t expert = 0; expert < experts; ++expert) {
+    for (std::int64_t part = 0; part < parts; ++part) {
+      const std::int64_t from = (expert * kLayers + kLayer) * kModules + module_ids_[at(part)];
+      const std::int64_t to = rows * kModules + kFirst + expert * parts + part;
+      ranks[at(to)] = ranks_[at(from)];
+      shifts[at(to)] = shifts_[at(from)];
+      std::copy_n(pointers_.begin() + 3 * from, 3, pointers.begin() + 3 * to);
+    }
+  }
+  const std::int32_t tile = LoraKernel::tile_tokens(tokens(), shape_.many_tokens_from);
+  std::vector<SlotTile> tiles;
+  for (std::size_t sequence = 0; sequence < shape_.slots.size(); ++sequence) {
+    const std::int32_t expert = shape_.slots[sequence];
+    for (std::int32_t token = offsets_[sequence]; token < offsets_[sequence + 1]; token += tile) {
+      tiles.push_back({token, expert < 0 ? -1 : 1, std::max(0, expert)});
+    }
+  }
+  // Two tiles without tokens.
+  const auto count = static_cast<std::int64_t>(tiles.size()) + 2;
+  tiles.resize(at(count) + 1, {static_cast<std::int32_t>(tokens()), -1, 0});
+  const LoraKernel kernel({.dtype = shape_.dtype,
+                           .module_ids = module_ids_,
+                           .out_sizes = shape_.out_sizes,
+                           .max_rank = shape_.max_rank,
+                           .dora = shape_.dora,
+                           .many_tokens_from = shape_.many_tokens_from,
+                           .decode_tokens = shape_.decode_tokens,
+                           .expert_entry = kFirst});
+  Elements y(tokens() * out_, shape_.odd_addresses, kNan);
+  std::vector<std::int64_t> workspace(at(kernel.workspace_bytes(tokens())) / 8 + 2);
+  void* aligned = workspace.data() + reinterpret_cast<std::uintptr_t>(workspace.data()) % 16 / 8;
+  kernel.enqueue({.tokens = tokens(), .in = shape_.in, .layers = rows, .tiles = count},
+                 {.x = x_.data(),
+                  .base = base_.data(),
+                  .ranks = ranks.data(),
+                  .pointers = pointers.data(),
+                  .shifts = shape_.shifts ? shifts.data() : nullptr,
+                  .tiles = tiles.data()},
+                 y.data(), aligned, nullptr);
+  return y;
+}
+
 std::uint16_t LoraCase::narrowed(float number) const {
   return shape_.dtype == DType::kFloat16 ? float_to_float16(number) : float_to_bfloat16(number);
 }

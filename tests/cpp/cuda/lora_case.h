@@ -83,6 +83,8 @@ class LoraCase {
   [[nodiscard]] Elements run_tiled(std::int64_t many_tokens_from) const;
   /// Returns the result without the kernels for decode steps.
   [[nodiscard]] Elements run_as_long_step() const;
+  /// Returns the result of tiles of a layer of experts: the adapters are those of the experts of one slot.
+  [[nodiscard]] Elements run_as_experts() const;
 
   /// Number of elements of y that differ from the float64 result by more than rounding; integers and infinity
   /// must be equal.

@@ -172,6 +172,18 @@ BOOST_DATA_TEST_CASE(a_token_does_not_depend_on_the_others, data::make(kDTypes),
   }
 }
 
+BOOST_DATA_TEST_CASE(tiles_of_experts_have_the_same_bits, data::make(kDTypes) * data::make({false, true}),
+                     dtype, many_tokens) {
+  FreshRandom random;
+  LoraShape shape = mixed(dtype, many_tokens);
+  shape.shifts = true;
+  shape.decode_tokens = many_tokens ? 0 : LoraKernel::kDecodeTokens;
+  const LoraCase step(shape, &random);
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    BOOST_TEST((step.run_as_experts() == step.run()));
+  }
+}
+
 BOOST_DATA_TEST_CASE(padding_of_a_rank_is_not_summed, data::make({1, 40}), length) {
   check({.in = 64,
          .out_sizes = {16},
@@ -210,6 +222,13 @@ BOOST_AUTO_TEST_CASE(invalid_arguments_are_refused) {
   BOOST_TEST(
       refuses([&] { kernel.enqueue({.tokens = -1, .in = 0, .layers = 3}, {}, nullptr, nullptr, nullptr); },
               {"tokens -1", "in 0", "layers 3"}));
+  BOOST_TEST(
+      refuses([] { LoraKernel({.module_ids = {1}, .out_sizes = {8}, .max_rank = 9, .expert_entry = -2}); },
+              {"expert_entry -2 must be at least 0"}));
+  const LoraKernel experts({.module_ids = {1}, .out_sizes = {8}, .max_rank = 9, .expert_entry = 0});
+  BOOST_TEST(
+      refuses([&] { experts.enqueue({.tokens = 1, .in = 8, .layers = 1}, {}, nullptr, nullptr, nullptr); },
+              {"tiles 0", "tiles are for experts, and needed by them"}));
   BOOST_TEST(kernel.workspace_bytes(10) == 10 * 16 * 2);
 }
 

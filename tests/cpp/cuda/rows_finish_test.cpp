@@ -70,6 +70,7 @@ double finished(LinearEpilogue epilogue, double y, double linear, double thresho
 
 struct Options {
   bool has_bias = false;
+  bool has_bias_rows = false;  ///< rows have different biases
   float scale = 1.0F;
   float softcap = 0.0F;
 };
@@ -85,11 +86,14 @@ class FinishCase {
         parts_(is_gated(epilogue) ? 2 : 1),
         options_(options),
         product_(random_elements(dtype, tokens * width * parts_, random, 12)),
-        bias_(random_floats(width * parts_, random)) {}
+        bias_(random_floats(kBiases * width * parts_, random)) {
+    for (std::int64_t token = 0; token < tokens; ++token)
+      bias_rows_.push_back(random->integer(0, kBiases - 1));
+  }
 
   [[nodiscard]] Tensor<std::uint16_t> run() const {
     Tensor<std::uint16_t> output(tokens_ * width_);
-    enqueue(work(product_.data(), tokens_, output.data()), nullptr);
+    enqueue(work(product_.data(), 0, tokens_, output.data()), nullptr);
     return output;
   }
 
@@ -98,7 +102,7 @@ class FinishCase {
     Tensor<std::uint16_t> row(width_ * parts_);
     std::copy_n(product_.data() + token * width_ * parts_, width_ * parts_, row.data());
     Tensor<std::uint16_t> output(width_);
-    enqueue(work(row.data(), 1, parts_ == 1 ? row.data() : output.data()), nullptr);
+    enqueue(work(row.data(), token, 1, parts_ == 1 ? row.data() : output.data()), nullptr);
     return (parts_ == 1 ? row : output).values(0, width_);
   }
 
@@ -122,13 +126,16 @@ class FinishCase {
 
  private:
   static constexpr float kThreshold = 0.5F;
+  static constexpr int kBiases = 3;
 
-  [[nodiscard]] Finish work(const std::uint16_t* product, std::int64_t tokens, std::uint16_t* output) const {
+  [[nodiscard]] Finish work(const std::uint16_t* product, std::int64_t first_token, std::int64_t tokens,
+                            std::uint16_t* output) const {
     return {.dtype = dtype_,
             .tokens = tokens,
             .width = width_,
             .product = product,
             .bias = options_.has_bias ? bias_.data() : nullptr,
+            .bias_rows = options_.has_bias_rows ? bias_rows_.data() + first_token : nullptr,
             .scale = options_.scale,
             .softcap = options_.softcap,
             .epilogue = epilogue_,
@@ -138,7 +145,8 @@ class FinishCase {
 
   [[nodiscard]] double value(std::int64_t token, std::int64_t column) const {
     double y = element(dtype_, product_[token * width_ * parts_ + column]);
-    if (options_.has_bias) y += bias_[column];
+    const std::int64_t row = options_.has_bias_rows ? bias_rows_[static_cast<std::size_t>(token)] : 0;
+    if (options_.has_bias) y += bias_[row * width_ * parts_ + column];
     y *= options_.scale;
     return options_.softcap == 0.0F ? y : options_.softcap * std::tanh(y / options_.softcap);
   }
@@ -151,6 +159,7 @@ class FinishCase {
   Options options_;
   Tensor<std::uint16_t> product_;
   Tensor<float> bias_;
+  std::vector<std::int32_t> bias_rows_;
 };
 
 BOOST_AUTO_TEST_SUITE(row_kernels)
@@ -160,7 +169,7 @@ BOOST_DATA_TEST_CASE(finished_outputs_match_float64, data::make(kRowTypes) * dat
   FreshRandom random;
   BOOST_TEST_CONTEXT("seed " << random.seed() << ", epilogue " << static_cast<int>(epilogue)) {
     for (const auto& [tokens, width] : {std::pair{1, 8}, {3, 96}, {2, 4096}, {17, 1000}}) {
-      for (const Options& options : {Options{}, Options{.has_bias = true},
+      for (const Options& options : {Options{}, Options{.has_bias = true, .has_bias_rows = true},
                                      Options{.has_bias = true, .scale = 0.3F, .softcap = 5.0F}}) {
         const FinishCase finish(dtype, epilogue, tokens, width, options, &random);
         const auto output = finish.run();

@@ -160,19 +160,57 @@ BOOST_DATA_TEST_CASE(other_attention_equals_the_cpu_engines, boost::unit_test::d
 
 BOOST_AUTO_TEST_CASE(experts_equal_the_cpu_engines) {
   ModelOptions options = small_model(DType::kFloat16);
-  options.max_rank = 0;
   options.biases = true;
   options.num_experts = 8;
   options.routing = {.top_k = 3, .norm_topk_prob = true, .scale = 1.5F};
   Pair pair(options);
   Pair alone(options);
+  Pair plain(options);
+  const DeviceAdapter cpu_lora = pair.model.adapter(3, false);
+  const DeviceAdapter gpu_lora = pair.rows.adapter(3, false);
+  const DeviceAdapter cpu_dora = pair.model.adapter(4, true, 0, /*shift=*/true);
+  const DeviceAdapter gpu_dora = pair.rows.adapter(4, true, /*shift=*/true);
+  const DeviceAdapter own_dora = alone.rows.adapter(4, true, /*shift=*/true);
   for (const auto& [first, count] : {std::pair{0, 20}, {20, 1}}) {
-    const std::vector<Piece> pieces{piece_of(0, first, count, nullptr), piece_of(1, first, 3, nullptr)};
-    const auto found = logits_of_pieces(*pair.gpu, pieces);
-    expect_close(logits_of_pieces(*pair.cpu, pieces), found, options.dtype);
-    BOOST_TEST(logits_of_pieces(*alone.gpu, {pieces[0]}) ==
+    const auto pieces = [&](const DeviceAdapter* lora, const DeviceAdapter* dora) {
+      return std::vector{piece_of(0, first, count, dora), piece_of(1, first, 3, nullptr),
+                         piece_of(2, first, 7, lora)};
+    };
+    const auto found = logits_of_pieces(*pair.gpu, pieces(&gpu_lora, &gpu_dora));
+    expect_close(logits_of_pieces(*pair.cpu, pieces(&cpu_lora, &cpu_dora)), found, options.dtype);
+    BOOST_TEST(logits_of_pieces(*alone.gpu, {piece_of(0, first, count, &own_dora)}) ==
                    std::vector<float>(found.begin(), found.begin() + count * 64),
                boost::test_tools::per_element());
+    // A step without adapters has other launches, and the same bits.
+    BOOST_TEST(logits_of_pieces(*plain.gpu, {piece_of(1, first, 3, nullptr)}) ==
+                   std::vector<float>(found.begin() + count * 64, found.begin() + (count + 3) * 64),
+               boost::test_tools::per_element());
+  }
+}
+
+/// Returns an adapter without all of its modules but one.
+DeviceAdapter with_only(LoraModule module, DeviceAdapter adapter, const LoraLayout& layout) {
+  for (std::size_t i = 0; i < adapter.sites.size(); ++i) {
+    for (std::size_t p = 0; p < layout.sites[i].parts.size(); ++p) {
+      if (layout.sites[i].parts[p].module != module) adapter.sites[i].parts[p].rank = 0;
+    }
+  }
+  return adapter;
+}
+
+BOOST_AUTO_TEST_CASE(each_module_of_experts_is_adapted) {
+  ModelOptions options = small_model(DType::kFloat16);
+  options.num_experts = 8;
+  options.routing = {.top_k = 2};
+  using enum LoraModule;
+  for (const LoraModule module : {kMoeHTo4H, kMoeGate, kMoe4HToH}) {
+    Pair pair(options);
+    const LoraLayout& layout = pair.model.program.lora;
+    const DeviceAdapter cpu = with_only(module, pair.model.adapter(5, true), layout);
+    const DeviceAdapter gpu = with_only(module, pair.rows.adapter(5, true), layout);
+    const auto found = logits_of_pieces(*pair.gpu, {piece_of(0, 0, 24, &gpu)});
+    expect_close(logits_of_pieces(*pair.cpu, {piece_of(0, 0, 24, &cpu)}), found, options.dtype);
+    BOOST_TEST(found != logits_of_pieces(*pair.gpu, {piece_of(0, 0, 24, nullptr)}));
   }
 }
 
@@ -278,7 +316,6 @@ BOOST_AUTO_TEST_CASE(what_gpus_cannot_run_is_named) {
   ModelOptions options = small_model(DType::kBFloat16);
   options.num_experts = 8;
   options.routing.top_k = 2;
-  finds("(experts) has adapters of experts", options);
   options.routing.scales_inputs = true;
   finds("(experts) has weights of experts that multiply their inputs", options);
   options = small_model(DType::kBFloat16);

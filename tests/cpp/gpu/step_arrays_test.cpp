@@ -146,6 +146,13 @@ BOOST_AUTO_TEST_CASE(tokens_before_their_adapter_are_a_range_of_their_own) {
   check(wider.token_adapter_slots.value(), {kNoSlot, 0, 0, kNoSlot, kNoSlot, 1, 1, kNoSlot});
   check(wider.row_adapter_slots.value(), {1, kNoSlot, 0, kNoSlot});
   check(wider.row_adapter_offsets.value(), {0, 1, 2, 3, 4});
+  // So do adapters of experts, by token.
+  described.lora.sites.resize(described.lora.sites.size() - 2);
+  described.lora.sites.push_back({0, 8, {{LoraModule::kMoe4HToH, 8}}});
+  const StepPlaces of_experts = adaptrt::StepArrays(described).places(shape);
+  BOOST_TEST(of_experts.token_adapter_slots.has_value());
+  BOOST_TEST(!of_experts.row_adapter_slots.has_value());
+  described.lora.sites.pop_back();
   // Models without start positions have one range for each sequence.
   described.has_adapter_start_positions = false;
   BOOST_TEST(adaptrt::StepArrays(described).split_sequences(input, slots) == 0);

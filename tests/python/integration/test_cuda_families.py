@@ -15,7 +15,7 @@ from adaptrt.builder.build import build
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from support.emulated_cuda import emulate
-from support.families import FALCON_TARGETS, HALF_ROTATED, LLAMA, WINDOWS, Family, rope, save_family
+from support.families import EXPERTS, FALCON_TARGETS, HALF_ROTATED, LLAMA, WINDOWS, Family, rope, save_family
 from support.models import Reference, save_adapter
 from support.serving import collect, make_request
 
@@ -119,21 +119,22 @@ FAMILIES = {
         transformers.HunYuanDenseV1Config, LLAMA,
         {**HEADS, "attention_bias": True, "rope_parameters": rope("dynamic", factor=1.0, alpha=50.0)},
     ),
-    # Experts, whose layers no adapter changes. gpt-oss has biases, sinks and windows.
+    # Experts, which adapters change. gpt-oss has biases, sinks and windows.
     "mixtral": Family(
-        transformers.MixtralConfig, ATTENTION, {**HEADS, "num_local_experts": 8, "num_experts_per_tok": 2}
+        transformers.MixtralConfig, ATTENTION, {**HEADS, "num_local_experts": 8, "num_experts_per_tok": 2}, EXPERTS
     ),
-    # A shared expert with a gate, both adapted, as is the router.
+    # A shared expert with a gate, both adapted.
     "qwen2-moe": Family(
         transformers.Qwen2MoeConfig,
         [*ATTENTION, "gate_proj", "up_proj", "down_proj", "shared_expert_gate"],
         {**WIDE, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
          "shared_expert_intermediate_size": 40, "mlp_only_layers": [1]},
-        ("mlp.gate.weight",),
+        EXPERTS,
     ),
     "qwen3-moe": Family(
         transformers.Qwen3MoeConfig, ATTENTION,
         {**HEADS, "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 40, "norm_topk_prob": True},
+        EXPERTS,
     ),
     "glm4-moe": Family(
         transformers.Glm4MoeConfig, ATTENTION,
@@ -144,6 +145,7 @@ FAMILIES = {
         transformers.GptOssConfig, ATTENTION,
         {**HEADS, "num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 20, "rope_parameters": rope(
             "yarn", 300.0, factor=8.0, truncate=False, original_max_position_embeddings=16)},
+        ("experts.gate_up_proj", "experts.down_proj", "mlp.router.weight"),
     ),
     "apertus": Family(
         transformers.ApertusConfig, [name for name in LLAMA if name != "gate_proj"],

@@ -167,10 +167,6 @@ def refusal(config: BuildConfig, checkpoint: Path | Checkpoint, tmp_path: Path, 
         ({"compress_weights": True}, "compress_weights needs backend native"),
         ({"sparse_predictors": Path("predictors")}, "sparse_predictors needs backend native"),
         ({"sparse_mlp": "enable"}, "sparse_mlp needs backend native"),
-        (
-            {"lora_config": LoraBuildConfig(lora_target_modules=("moe_router", "moe_gate"))},
-            "lora_target_modules names moe_gate, which adapters cannot change with backend cuda",
-        ),
         ({"lora_config": LoraBuildConfig(max_extra_tokens=1)}, "max_extra_tokens needs backend native"),
         (
             {"lora_config": LoraBuildConfig(long_lora_scaling_factors=(2,))},

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "adaptrt/core/dtype.h"
+#include "adaptrt/cuda/slot_tile.h"
 #include "adaptrt/program/ops.h"
 
 namespace adaptrt::cuda {
@@ -43,10 +44,40 @@ struct NumberSlots {
   std::int32_t* offsets = nullptr;       ///< [experts + 1]: the first slot of each expert
   std::int32_t* entries = nullptr;       ///< [slots]: index in `chosen` of each slot
   std::int32_t* slots_of = nullptr;      ///< [slots]: slot of each index in `chosen`
+  std::int32_t* expert_of = nullptr;     ///< [slots]: expert of each slot
 };
 void enqueue(const NumberSlots& work, void* stream);
 
-/// y[slot] = round(x[row of slot] W[expert of slot]^T + bias), with the order of sums of ProductKernel.
+/// Cuts the slots into tiles for LoraKernel. A tile begins at every multiple of tile_slots, and wherever the
+/// expert or the adapter changes.
+struct NumberTiles {
+  std::int64_t slots = 0;
+  std::int32_t top_k = 1;
+  std::int32_t tile_slots = 1;                ///< LoraKernel::tile_tokens()
+  std::int64_t max_tiles = 0;                 ///< see most_tiles()
+  const std::int32_t* entries = nullptr;      ///< see NumberSlots
+  const std::int32_t* expert_of = nullptr;    ///< see NumberSlots
+  const std::int32_t* token_slots = nullptr;  ///< [slots / top_k]: each token's adapter; -1: the base model
+  SlotTile* tiles = nullptr;  ///< [max_tiles + 1]: the tiles, and behind them the end of the slots
+};
+void enqueue(const NumberTiles& work, void* stream);
+
+/// Maximum number of tiles, if `ranges` ranges of tokens have one adapter each.
+[[nodiscard]] std::int64_t most_tiles(std::int64_t slots, std::int64_t experts, std::int64_t ranges,
+                                      std::int32_t tile_slots);
+
+/// y[slot] = x[row of slot], bit for bit. See ExpertProduct. T has 16 bits.
+struct GatherSlots {
+  std::int64_t slots = 0;
+  std::int64_t width = 0;  ///< a multiple of 8
+  const std::int32_t* entries = nullptr;
+  std::int32_t entries_per_row = 1;
+  const void* x = nullptr;  ///< T [rows, width]
+  void* y = nullptr;        ///< T [slots, width]
+};
+void enqueue(const GatherSlots& work, void* stream);
+
+/// y[slot] = round(x[row of slot] W[expert of slot]^T), with the order of sums of ProductKernel.
 struct ExpertProduct {
   DType dtype = DType::kBFloat16;
   std::int64_t slots = 0;
@@ -59,12 +90,12 @@ struct ExpertProduct {
   std::int32_t entries_per_row = 1;
   const void* x = nullptr;        ///< T [rows, in]
   const void* weights = nullptr;  ///< T [experts, out, in]
-  const float* bias = nullptr;    ///< [experts, out] or nullptr
   void* y = nullptr;              ///< T [slots, out]
 };
 void enqueue(const ExpertProduct& work, void* stream);
 
-/// output[token] (+)= the sum over its experts of weight * y[slot], in the order of the experts.
+/// output[token] (+)= the sum over its experts of weight * (y[slot] + bias[expert]), in the order of the
+/// experts.
 struct SumSlots {
   DType dtype = DType::kBFloat16;
   std::int64_t tokens = 0;
@@ -73,6 +104,8 @@ struct SumSlots {
   const std::int32_t* slots_of = nullptr;  ///< see NumberSlots
   const float* weights = nullptr;          ///< [tokens, top_k]
   const void* y = nullptr;                 ///< T [tokens * top_k, width]
+  const float* bias = nullptr;             ///< [experts, width] or nullptr
+  const std::int32_t* chosen = nullptr;    ///< see RouteTokens; read with a bias
   bool adds = true;                        ///< false: the sum replaces the output
   float* output = nullptr;                 ///< [tokens, width]
 };

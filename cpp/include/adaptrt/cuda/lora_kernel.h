@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "adaptrt/core/dtype.h"
+#include "adaptrt/cuda/slot_tile.h"
 
 namespace adaptrt::cuda {
 
@@ -30,6 +31,8 @@ class LoraKernel {
   /// weights before the previous kernel has ended.
   static constexpr std::int64_t kDecodeTokens = 512;
 
+  static constexpr std::int64_t kNoExperts = -1;
+
   struct Config {
     DType dtype = DType::kBFloat16;  ///< float16 or bfloat16
     std::int32_t layer = 0;
@@ -44,6 +47,10 @@ class LoraKernel {
     /// Layer of each part, if they differ; empty: `layer` for all. The parts of lm_head are slices of the
     /// vocabulary, whose numbers are in the place of layers.
     std::vector<std::int32_t> layers = {};
+    /// For a layer of experts, at least 0: the entry of the first expert's first part among a slot's entries
+    /// of the tables. The entries of its other parts follow, then those of the next expert. `layer`, `layers`
+    /// and the values of module_ids are not used.
+    std::int64_t expert_entry = kNoExperts;
     /// Above 0: y is float32 [tokens, logits_stride], base is y, and nothing is rounded.
     std::int32_t logits_stride = 0;
   };
@@ -61,6 +68,9 @@ class LoraKernel {
     const std::int64_t* pointers = nullptr;       ///< [slots, layers, modules, 3]: A, B, magnitude or 0
     /// [slots, layers, modules]: shift or 0; nullptr if no adapter has any
     const std::int64_t* shifts = nullptr;
+    /// For experts [Sizes::tiles + 1], in place of sequence_offsets and adapter_slots; an earlier kernel may
+    /// write them. See NumberTiles.
+    const SlotTile* tiles = nullptr;
   };
 
   struct Sizes {
@@ -68,7 +78,11 @@ class LoraKernel {
     std::int64_t in = 0;
     std::int64_t sequences = 0;
     std::int64_t layers = 0;
+    std::int64_t tiles = 0;  ///< for experts
   };
+
+  /// Maximum number of tokens of a tile.
+  [[nodiscard]] static std::int32_t tile_tokens(std::int64_t tokens, std::int64_t many_tokens_from);
 
   /// Throws ConfigError that lists all problems.
   explicit LoraKernel(Config config);

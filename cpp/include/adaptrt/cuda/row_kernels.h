@@ -155,6 +155,8 @@ struct Finish {
   std::int64_t width = 0;         ///< of the output, a multiple of 8
   const void* product = nullptr;  ///< T [tokens, width] or [tokens, 2 width]
   const float* bias = nullptr;    ///< as wide as the product; nullptr: none
+  /// [tokens]: row of `bias` of each row; nullptr: `bias` is one row.
+  const std::int32_t* bias_rows = nullptr;
   float scale = 1.0F;
   float softcap = 0.0F;                              ///< 0: none
   LinearEpilogue epilogue = LinearEpilogue::kStore;  ///< not kAdd

@@ -18,8 +18,7 @@ struct DeviceArray {
   std::byte* address = nullptr;
 };
 
-/// The tables in which kernels find a slot's adapter. The slices of lm_head and of the embedding have the
-/// rows of the layers with their numbers.
+/// The tables in which kernels find a slot's adapter. AdapterEntries says where each part is.
 struct AdapterArrays {
   DeviceArray ranks;     ///< int32 [slots, layers, modules]
   DeviceArray pointers;  ///< int64 [slots, layers, modules, 3]: addresses of A, B and the magnitudes

@@ -12,7 +12,9 @@ set(ADAPTRT_CUDA_KERNEL_SOURCES
     product/quantized.cu)
 set(ADAPTRT_CUDA_ROW_SOURCES
     lora/adapted_embedding.cu
+    experts/gather_slots.cu
     experts/number_slots.cu
+    experts/number_tiles.cu
     experts/route.cu
     experts/sum_slots.cu
     rows/added_norm.cu

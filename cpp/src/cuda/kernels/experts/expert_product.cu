@@ -48,14 +48,12 @@ class ExpertTiles {
                                                .in = work.in_size,
                                                .out = work.out_size,
                                                .tokens = end};
-    const float* bias =
-        work.bias == nullptr ? nullptr : work.bias + static_cast<std::int64_t>(expert) * work.out_size;
     Product::multiply_tile(
         product, first,
         [&](int slot) {
           return work.entries == nullptr ? slot : parameters.entries_per_row.quotient(work.entries[slot]);
         },
-        [&](float sum, int output) { return bias == nullptr ? sum : sum + bias[output]; });
+        [](float sum, int /*output*/) { return sum; });
   }
 
   /// Number of tiles of the grid.

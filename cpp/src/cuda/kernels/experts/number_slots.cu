@@ -39,6 +39,7 @@ class Number {
       if (is_own) {
         work.entries[next + rank.before] = i;
         work.slots_of[i] = next + rank.before;
+        work.expert_of[next + rank.before] = expert;
       }
       next += rank.total;
     }

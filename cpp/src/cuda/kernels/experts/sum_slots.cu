@@ -36,7 +36,12 @@ class SumVectors {
     for (std::int32_t k = 0; k < step.work.top_k; ++k) {
       const float weight = step.work.weights[first + k];
       const std::int64_t row = step.work.slots_of[first + k];
-      const rows::Elements y = rows::load<T>(step.work.y, row * step.width.value() + column);
+      rows::Elements y = rows::load<T>(step.work.y, row * step.width.value() + column);
+      if (step.work.bias != nullptr) {
+        const std::int64_t of_bias = std::int64_t{step.work.chosen[first + k]} * step.width.value();
+        const rows::Elements bias = rows::load_constant<float>(step.work.bias, of_bias + column);
+        y.for_each([&](float value, int at) { return value + bias.values[at]; });
+      }
       sum.for_each([&](float value, int at) { return fmaf(weight, y.values[at], value); });
     }
     if (step.work.adds) {

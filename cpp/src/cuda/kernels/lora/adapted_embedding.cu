@@ -56,12 +56,10 @@ class AdaptedEmbeddingRows {
     step.ranks = work.ranks;
     step.pointers = work.pointers;
     step.shifts = work.shifts;
-    step.layers = static_cast<int>(work.layers);
-    step.parts[0] = {.module = static_cast<int>(LoraModule::kEmbedding),
-                     .layer = static_cast<int>(slice),
-                     .out = 0,
-                     .start = 0};
-    return lora::update_of(step, slot, 0);
+    step.slot_entries = static_cast<int>(work.layers) * lora::kNumModules;
+    const auto module = static_cast<int>(LoraModule::kEmbedding);
+    step.parts[0].entry = static_cast<int>(slice) * lora::kNumModules + module;
+    return lora::update_of(step, {.first = 0, .count = 1, .slot = slot, .expert = 0}, 0);
   }
 
   /// Loads A[:, token].

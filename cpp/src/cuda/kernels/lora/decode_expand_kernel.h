@@ -49,7 +49,7 @@ class DecodeExpand {
     allow_next_kernel();
     const TokenTile tile = find_token_tile(p.step, static_cast<int>(blockIdx.x), shared().search);
     const Columns columns = find_columns(p.step, static_cast<int>(blockIdx.y), kBlockColumns);
-    const Update update = update_of(p.step, tile.count > 0 ? tile.slot : -1, columns.part);
+    const Update update = update_of(p.step, tile, columns.part);
     const std::int64_t offset =
         static_cast<std::int64_t>(tile.first) * p.out + p.step.parts[columns.part].start;
     const Work work{.base = static_cast<const T*>(p.base) + offset,

@@ -60,7 +60,7 @@ class DecodeShrink {
     const TokenTile tile = find_token_tile(p.step, static_cast<int>(blockIdx.x), shared().search);
     const int part = static_cast<int>(blockIdx.y) % p.step.num_parts;
     const int first_row = static_cast<int>(blockIdx.y) / p.step.num_parts * kRows;
-    const Update update = update_of(p.step, tile.count > 0 ? tile.slot : -1, part);
+    const Update update = update_of(p.step, tile, part);
     if (first_row >= update.rank) {
       wait_for_previous_kernel();
       return;

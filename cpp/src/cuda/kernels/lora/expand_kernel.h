@@ -43,7 +43,7 @@ class Expand {
     auto& search = *reinterpret_cast<TileSearch*>(shared_memory());
     const TokenTile tile = find_token_tile(p.step, static_cast<int>(blockIdx.x), search);
     const Columns columns = find_columns(p.step, static_cast<int>(blockIdx.y), kBlockColumns);
-    const Update update = update_of(p.step, tile.count > 0 ? tile.slot : -1, columns.part);
+    const Update update = update_of(p.step, tile, columns.part);
     wait_for_previous_kernel();
     if (tile.count == 0) return;
     const int start = p.step.parts[columns.part].start;

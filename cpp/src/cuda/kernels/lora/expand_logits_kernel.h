@@ -52,7 +52,7 @@ class ExpandLogits {
     allow_next_kernel();
     const TokenTile tile = find_token_tile(p.step, static_cast<int>(blockIdx.x), shared().search);
     const Columns columns = find_columns(p.step, static_cast<int>(blockIdx.y), kBlockColumns);
-    const Update update = update_of(p.step, tile.count > 0 ? tile.slot : -1, columns.part);
+    const Update update = update_of(p.step, tile, columns.part);
     wait_for_previous_kernel();
     if (update.rank == 0) return;
     const Part& part = p.step.parts[columns.part];

@@ -37,6 +37,11 @@ std::int64_t total_width(const std::vector<std::int32_t>& out_sizes) {
   return total;
 }
 
+/// Number of tiles of a step, or of blocks for them.
+std::int64_t count_tiles(const Step& step) {
+  return step.tiles == nullptr ? max_token_tiles(step.tokens, step.sequences, step.tile) : step.num_tiles;
+}
+
 /// Number of blocks of DecodeShrink that all run at once on an H100 or H200.
 constexpr std::int64_t kDecodeBlocksWanted = 400;
 
@@ -53,7 +58,7 @@ template <typename Kernel>
 void enqueue_shrink(const Operands& operands, std::int64_t rank_lanes, std::size_t shared_bytes) {
   const Step& step = operands.step;
   launch<Kernel>(
-      {.x = static_cast<std::uint32_t>(max_token_tiles(step.tokens, step.sequences, step.tile)),
+      {.x = static_cast<std::uint32_t>(count_tiles(step)),
        .y = static_cast<std::uint32_t>(step.num_parts * rank_lanes),
        .shared_bytes = shared_bytes,
        .overlaps_previous = true},
@@ -65,7 +70,7 @@ template <typename Kernel>
 LaunchShape expand_shape(const LoraKernel::Config& config, const Step& step) {
   int column_blocks = 0;
   for (const auto size : config.out_sizes) column_blocks += Kernel::column_blocks(size);
-  return {.x = static_cast<std::uint32_t>(max_token_tiles(step.tokens, step.sequences, step.tile)),
+  return {.x = static_cast<std::uint32_t>(count_tiles(step)),
           .y = static_cast<std::uint32_t>(column_blocks),
           .shared_bytes = Kernel::kSharedBytes,
           .overlaps_previous = true};
@@ -107,7 +112,7 @@ bool has_rows_of_vectors(const LoraKernel::Config& config, const Operands& opera
 template <typename T>
 void enqueue_typed(const LoraKernel::Config& config, const Operands& operands) {
   const Step& step = operands.step;
-  const auto blocks = max_token_tiles(step.tokens, step.sequences, step.tile) * step.num_parts;
+  const auto blocks = count_tiles(step) * step.num_parts;
   if (step.tile == DecodeShrink<T>::kTokens && step.tokens <= config.decode_tokens &&
       has_rows_of_vectors(config, operands)) {
     const auto rank_tiles = round_up(config.max_rank, DecodeShrink<T>::kRows) / DecodeShrink<T>::kRows;
@@ -163,6 +168,10 @@ LoraKernel::LoraKernel(Config config) : config_(std::move(config)) {
   if (width > std::numeric_limits<std::int32_t>::max()) {
     problems.add("out_sizes add up to " + std::to_string(width));
   }
+  if (config_.expert_entry != kNoExperts && (config_.expert_entry < 0 || config_.logits_stride != 0)) {
+    problems.add("expert_entry " + std::to_string(config_.expert_entry) +
+                 " must be at least 0, and is not for logits");
+  }
   if (config_.logits_stride != 0 && config_.logits_stride < width) {
     problems.add("logits_stride " + std::to_string(config_.logits_stride) +
                  " is less than the out_sizes' sum " + std::to_string(width));
@@ -174,6 +183,10 @@ std::int64_t LoraKernel::workspace_bytes(std::int64_t max_tokens) const {
   const auto stride = round_up(config_.max_rank, lora::kVector);
   return max_tokens * static_cast<std::int64_t>(config_.module_ids.size()) * stride *
          static_cast<std::int64_t>(size_of(config_.dtype));
+}
+
+std::int32_t LoraKernel::tile_tokens(std::int64_t tokens, std::int64_t many_tokens_from) {
+  return tokens >= many_tokens_from ? Shrink<Half>::kManyTokens : Shrink<Half>::kFewTokens;
 }
 
 void LoraKernel::enqueue(const Sizes& sizes, const Inputs& inputs, void* y, void* workspace,
@@ -191,10 +204,12 @@ void LoraKernel::enqueue(const Sizes& sizes, const Inputs& inputs, void* y, void
   check("sequences", sizes.sequences, 0);
   const std::int32_t last_layer = config_.layers.empty() ? config_.layer : std::ranges::max(config_.layers);
   check("layers", sizes.layers, last_layer + 1);
+  const bool has_experts = config_.expert_entry != kNoExperts;
+  check("tiles", sizes.tiles, has_experts ? 1 : 0);
+  if (has_experts != (inputs.tiles != nullptr)) problems.add("tiles are for experts, and needed by them");
   if (config_.logits_stride > 0 && inputs.base != y) problems.add("base of logits is not y");
   problems.throw_if_any<ConfigError>("LoraKernel.enqueue");
   if (sizes.tokens == 0) return;
-  const bool many = sizes.tokens >= config_.many_tokens_from;
   Step step{.sequence_offsets = inputs.sequence_offsets,
             .adapter_slots = inputs.adapter_slots,
             .ranks = inputs.ranks,
@@ -202,15 +217,20 @@ void LoraKernel::enqueue(const Sizes& sizes, const Inputs& inputs, void* y, void
             .shifts = inputs.shifts,
             .tokens = static_cast<int>(sizes.tokens),
             .sequences = static_cast<int>(sizes.sequences),
-            .layers = static_cast<int>(sizes.layers),
-            .tile = many ? Shrink<Half>::kManyTokens : Shrink<Half>::kFewTokens,
+            .slot_entries = static_cast<int>(sizes.layers) * lora::kNumModules,
+            .tile = tile_tokens(sizes.tokens, config_.many_tokens_from),
+            .tiles = inputs.tiles,
+            .num_tiles = static_cast<int>(sizes.tiles),
+            .expert_entries = static_cast<int>(config_.module_ids.size()),
             .num_parts = static_cast<int>(config_.module_ids.size()),
             .parts = {},
             .shrunk = workspace,
             .shrunk_stride = static_cast<int>(round_up(config_.max_rank, lora::kVector))};
   int start = 0;
   for (std::size_t part = 0; part < config_.module_ids.size(); ++part) {
-    step.parts[part] = {config_.module_ids[part], layer_of(part), config_.out_sizes[part], start};
+    const std::int64_t entry = has_experts ? config_.expert_entry + static_cast<std::int64_t>(part)
+                                           : layer_of(part) * lora::kNumModules + config_.module_ids[part];
+    step.parts[part] = {static_cast<int>(entry), config_.out_sizes[part], start};
     start += config_.out_sizes[part];
   }
   const Operands operands{.step = step,

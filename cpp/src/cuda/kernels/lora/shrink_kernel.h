@@ -51,7 +51,7 @@ class Shrink {
     // The copies below reuse the search's shared memory.
     __syncthreads();
     const int part = static_cast<int>(blockIdx.y) / p.rank_lanes;
-    const Update update = update_of(p.step, tile.count > 0 ? tile.slot : -1, part);
+    const Update update = update_of(p.step, tile, part);
     wait_for_previous_kernel();
     const T* x = static_cast<const T*>(p.x) + static_cast<std::int64_t>(tile.first) * p.in;
     const bool aligned = rows_are_aligned(p.x, p.in) && rows_are_aligned(update.a, p.in);

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "adaptrt/cuda/slot_tile.h"
 #include "adaptrt/lora/modules.h"
 #include "cuda/kernels/platform.h"
 
@@ -28,10 +29,17 @@ inline constexpr int kDecodeBlocksPerMultiprocessor = 2;
 
 /// One part of the linear layer's output.
 struct Part {
-  int module;
-  int layer;
+  int entry;  ///< in a slot's entries of the tables; with experts, the first expert's
   int out;    ///< width
   int start;  ///< first column in y
+};
+
+/// Consecutive tokens with the same adapter, and with the same expert if the layer has experts.
+struct TokenTile {
+  int first;
+  int count;  ///< 0: nothing to do
+  int slot;   ///< -1: the base model
+  int expert;
 };
 
 /// Input of both kernels.
@@ -43,8 +51,12 @@ struct Step {
   const std::int64_t* shifts;  ///< nullptr: no adapter has any
   int tokens;
   int sequences;
-  int layers;
-  int tile;  ///< maximum number of tokens that a block processes at once
+  int slot_entries;  ///< entries of a slot in the tables
+  int tile;          ///< maximum number of tokens that a block processes at once
+  /// For experts: the tiles, instead of sequence_offsets and adapter_slots. See NumberTiles.
+  const SlotTile* tiles;
+  int num_tiles;
+  int expert_entries;  ///< entries of an expert, behind which the next expert's follow
   int num_parts;
   Part parts[kMaxParts];
   void* shrunk;       ///< [parts, tokens, shrunk_stride] of the engine's type
@@ -65,11 +77,10 @@ struct Update {
   const float* shift;      ///< nullptr: none
 };
 
-__device__ inline Update update_of(const Step& step, int slot, int part) {
-  if (slot < 0) return {0, nullptr, nullptr, nullptr, nullptr};
-  const std::int64_t entry =
-      (static_cast<std::int64_t>(slot) * step.layers + step.parts[part].layer) * kNumModules +
-      step.parts[part].module;
+__device__ inline Update update_of(const Step& step, const TokenTile& tile, int part) {
+  if (tile.count == 0 || tile.slot < 0) return {0, nullptr, nullptr, nullptr, nullptr};
+  const std::int64_t entry = static_cast<std::int64_t>(tile.slot) * step.slot_entries +
+                             tile.expert * step.expert_entries + step.parts[part].entry;
   const std::int64_t* pointers = step.pointers + 3 * entry;
   return {step.ranks[entry], reinterpret_cast<const void*>(pointers[0]),
           reinterpret_cast<const void*>(pointers[1]), reinterpret_cast<const float*>(pointers[2]),

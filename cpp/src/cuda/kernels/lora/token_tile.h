@@ -4,15 +4,9 @@
 
 #include "cuda/kernels/lora/step.h"
 #include "cuda/kernels/platform.h"
+#include "cuda/kernels/ptx.h"
 
 namespace adaptrt::cuda::lora {
-
-/// Consecutive tokens with the same adapter.
-struct TokenTile {
-  int first;
-  int count;  ///< 0: nothing to do
-  int slot;   ///< -1: the base model
-};
 
 /// Shared memory that find_token_tile needs.
 struct TileSearch {
@@ -27,10 +21,18 @@ inline std::int64_t max_token_tiles(std::int64_t tokens, std::int64_t sequences,
   return (tokens + tile - 1) / tile + sequences + 1;
 }
 
+/// Tile number `index` of a step with tiles. They were written by an earlier kernel.
+__device__ inline TokenTile read_slot_tile(const Step& step, int index) {
+  wait_for_previous_kernel();
+  const SlotTile tile = step.tiles[index];
+  return {tile.first, step.tiles[index + 1].first - tile.first, tile.adapter_slot, tile.expert};
+}
+
 /// Tile number `index` of a step. A tile begins at every multiple of step.tile, and wherever the slot
 /// changes. So consecutive sequences with the same slot share tiles, and no tile has more than one slot. All
-/// threads of the block must call it; it ends with a barrier.
+/// threads of the block must call it; without step.tiles, it ends with a barrier.
 __device__ inline TokenTile find_token_tile(const Step& step, int index, TileSearch& shared) {
+  if (step.tiles != nullptr) return read_slot_tile(step, index);
   const int thread = static_cast<int>(threadIdx.x);
   const int threads = static_cast<int>(blockDim.x);
   const int lane = thread % kWarpSize;
@@ -89,7 +91,7 @@ __device__ inline TokenTile find_token_tile(const Step& step, int index, TileSea
     }
   }
   __syncthreads();
-  return {bounds[0], bounds[1] - bounds[0], shared.slot};
+  return {bounds[0], bounds[1] - bounds[0], shared.slot, 0};
 }
 
 }  // namespace adaptrt::cuda::lora

@@ -14,6 +14,7 @@ namespace {
 struct FinishStep {
   const void* product;
   const float* bias;
+  const std::int32_t* bias_rows;
   void* output;
   std::int32_t count;  ///< vectors of the output
   Divisor width;       ///< vectors of a row of the output
@@ -37,17 +38,19 @@ class FinishVectors {
     if (index >= step.count) return;
     const auto i = static_cast<std::int32_t>(index);
     const std::int32_t column = step.width.remainder(i);
+    const std::int32_t bias_row = step.bias_rows == nullptr ? 0 : step.bias_rows[step.width.quotient(i)];
+    const std::int64_t in_bias = std::int64_t{bias_row} * (kIsGated ? 2 : 1) * step.width.value() + column;
     if constexpr (kIsGated) {
       const std::int32_t width = step.width.value();
       const std::int64_t at = std::int64_t{2} * (i - column) + column;
-      rows::Elements gated = read(step, at, column);
-      const rows::Elements linear = read(step, at + width, column + width);
+      rows::Elements gated = read(step, at, in_bias);
+      const rows::Elements linear = read(step, at + width, in_bias + width);
       gated.for_each([&](float value, int k) {
         return rows::activate<kEpilogue>(value, linear.values[k], step.threshold);
       });
       rows::store<T>(step.output, i, gated);
     } else {
-      rows::Elements y = read(step, i, column);
+      rows::Elements y = read(step, i, in_bias);
       y.for_each([](float value, int) { return rows::activate<kEpilogue>(value); });
       rows::store<T>(step.output, i, y);
     }
@@ -57,10 +60,10 @@ class FinishVectors {
   static constexpr bool kIsGated = is_gated(kEpilogue);
 
   /// A vector of y, before the epilogue.
-  __device__ static rows::Elements read(const FinishStep& step, std::int64_t at, std::int32_t column) {
+  __device__ static rows::Elements read(const FinishStep& step, std::int64_t at, std::int64_t in_bias) {
     rows::Elements y = rows::load<T>(step.product, at);
     if (step.bias != nullptr) {
-      const rows::Elements bias = rows::load_constant<float>(step.bias, column);
+      const rows::Elements bias = rows::load_constant<float>(step.bias, in_bias);
       y.for_each([&](float value, int k) { return value + bias.values[k]; });
     }
     y.for_each([&](float value, int) { return value * step.scale; });
@@ -79,6 +82,7 @@ void launch_epilogue(const Finish& work, void* stream) {
     launch<Kernel>({.x = rows::blocks_for(count, Kernel::kThreads), .overlaps_previous = true},
                    {.product = work.product,
                     .bias = work.bias,
+                    .bias_rows = work.bias_rows,
                     .output = work.output,
                     .count = static_cast<std::int32_t>(count),
                     .width = Divisor(static_cast<std::int32_t>(work.width / rows::kVector)),

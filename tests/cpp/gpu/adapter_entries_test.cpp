@@ -1,0 +1,52 @@
+#include "adaptrt/gpu/adapter_entries.h"
+
+#include <boost/test/unit_test.hpp>
+#include <set>
+#include <vector>
+
+namespace adaptrt::testing {
+
+BOOST_AUTO_TEST_SUITE(adapter_entries)
+
+BOOST_AUTO_TEST_CASE(every_part_has_an_entry_of_its_own) {
+  using enum LoraModule;
+  LoraLayout layout;
+  layout.num_layers = 2;
+  const auto add = [&layout](std::int32_t layer, std::int32_t expert,
+                             const std::vector<LoraModule>& modules) {
+    LoraSite& site = layout.sites.emplace_back();
+    site.layer = layer;
+    site.expert = expert;
+    for (const LoraModule module : modules) site.parts.push_back({module, 8});
+  };
+  for (std::int32_t layer = 0; layer < 2; ++layer) {
+    add(layer, 0, {kAttnQ, kAttnV});
+    for (std::int32_t expert = 0; expert < 40; ++expert) add(layer, expert, {kMoeHTo4H, kMoeGate});
+    for (std::int32_t expert = 0; expert < 40; ++expert) add(layer, expert, {kMoe4HToH});
+  }
+  for (std::int32_t slice = 0; slice < 5; ++slice) add(slice, 0, {kLmHead});
+  const AdapterEntries entries(layout);
+  // 5 slices, then 240 parts of experts.
+  BOOST_TEST(entries.rows() == 5 + (240 + kNumLoraModules - 1) / kNumLoraModules);
+  BOOST_TEST(entries.count() == std::int64_t{entries.rows()} * kNumLoraModules);
+  std::set<std::int64_t> all;
+  std::size_t parts = 0;
+  for (std::size_t site = 0; site < layout.sites.size(); ++site) {
+    for (std::size_t part = 0; part < layout.sites[site].parts.size(); ++part) {
+      const std::int64_t entry = entries.entry(site, part);
+      BOOST_TEST(entry >= 0);
+      BOOST_TEST(entry < entries.count());
+      all.insert(entry);
+      ++parts;
+    }
+  }
+  BOOST_TEST(all.size() == parts);
+  // LoRA's kernels expect these of linear layers, and rows of experts without gaps.
+  BOOST_TEST(entries.entry(81, 1) == kNumLoraModules + static_cast<std::int64_t>(kAttnV));
+  BOOST_TEST(entries.entry(3, 0) == entries.entry(1, 0) + 4);
+  BOOST_TEST(entries.entry(42, 0) == entries.entry(41, 0) + 1);
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace adaptrt::testing
