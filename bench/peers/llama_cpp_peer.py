@@ -116,11 +116,14 @@ class Server:
 
 
 def survives_repacking(binary: Path, task: Task) -> bool:
-    """False if the server ends in a prompt with repacked weights, as on some CPUs with AMX."""
+    """False if the server ends with repacked weights, when it starts or in a prompt, as on some CPUs with AMX."""
     files = [path.stem.removeprefix("base-") for path in (task.root / "gguf").glob("base-*.gguf")]
     if not files or "amx_tile" not in Path("/proc/cpuinfo").read_text():
         return True
-    server = Server(binary, task, files[0])
+    try:
+        server = Server(binary, task, files[0])
+    except RuntimeError:
+        return False
     try:
         server.complete(task.long, 1, BASE)
     except (urllib.error.URLError, ConnectionError):
