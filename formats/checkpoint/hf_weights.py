@@ -115,10 +115,13 @@ class HfWeights:
         return result
 
     def with_module(self, place: str) -> HfWeights:
-        """Returns a copy that also has the tensors of the subdirectory `place`, named {place}.{name}.
+        """Returns a copy that also has the tensors of the subdirectory `place`, named {place}.{name}. GGUF files have
+        them among their own.
 
         Raises CheckpointError if their file cannot be read.
         """
+        if self.gguf_files:
+            return self
         result = copy.copy(self)
         file = f"{place}/{MODULE_WEIGHTS}"
         opened = _InModule(SafetensorsReader(self._directory / file), f"{place}.")

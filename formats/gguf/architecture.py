@@ -52,6 +52,15 @@ class Architecture:
     """Vectors that are matrices with one row in Hugging Face's model."""
     bias_fields: Mapping[str, str] = field(default_factory=dict)
     """Fields of config.json that are true if a tensor is there."""
+    row_fields: Mapping[str, str] = field(default_factory=dict)
+    """Fields of config.json that are the number of rows of a matrix."""
+    is_encoder: bool = False
+    """True if tokens also attend to later tokens."""
+    is_classifier: bool = False
+    """True if the model returns classes."""
+    first_position: Callable[[Metadata], int] | None = None
+    """Returns the number of rows of Hugging Face's table of positions that no token reads, and that files do not have;
+    None: every row is read."""
     is_permuted: bool = False
     """True if rows of q and k are in the order of llama.cpp's rotation, which pairs neighbours."""
     norms_plus_one: bool = False

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
-from .architecture import ATTENTION, GATED_MLP, HEAD_NORMS, LLAMA_NORMS, Architecture
+from .architecture import ATTENTION, GATED_MLP, HEAD_NORMS, LLAMA_MODEL, LLAMA_NORMS, Architecture
 from .metadata import Metadata
 
 Fields = Mapping[str, Any]
+
+DENSE_MODULES: Final[Mapping[str, str]] = {"dense_2": "2_Dense", "dense_3": "3_Dense"}
+"""Directories of sentence-transformers' modules in the original model, by the names of their tensors."""
+_TYPES: Final = "token_types.weight"
+_CLASSIFIER_OUTPUT: Final = "cls.output.weight"
+CLASSIFIER_TENSORS: Final = frozenset({"cls.weight", _CLASSIFIER_OUTPUT})
+"""Tensors that only files of classifiers have: the weights of their two layers."""
+_ROBERTAS: Final[Mapping[object, str]] = {"gpt2": "RobertaModel", "t5": "XLMRobertaModel"}
+"""BERT's relatives with other tokenizers, by the names of these."""
 
 
 def _none(metadata: Metadata, common: Fields) -> dict[str, Any]:
@@ -156,6 +166,40 @@ def _smollm3(metadata: Metadata, common: Fields) -> dict[str, Any]:
     return {"no_rope_layers": [int(layer % 4 != 0) for layer in layers], "use_sliding_window": False}
 
 
+def _gemma_embedding(metadata: Metadata, common: Fields) -> dict[str, Any]:
+    return {**_gemma3(metadata, common), "use_bidirectional_attention": True}
+
+
+def _bert(metadata: Metadata, common: Fields) -> dict[str, Any]:
+    return {"hidden_act": "gelu"}
+
+
+def _distilbert(metadata: Metadata, common: Fields) -> dict[str, Any]:
+    return {"activation": "gelu"}
+
+
+def _roberta(metadata: Metadata, common: Fields) -> dict[str, Any]:
+    return {"hidden_act": "gelu", "pad_token_id": _padding_token(metadata)}
+
+
+def _padding_token(metadata: Metadata) -> int:
+    return metadata.integer("tokenizer.ggml.padding_token_id", 1, minimum=0)
+
+
+def _roberta_positions(metadata: Metadata) -> int:
+    """Positions start after the padding token's id, and converters cut off the rows before."""
+    return _padding_token(metadata) + 1
+
+
+def _with_labels(
+    read: Callable[[Metadata, Fields], dict[str, Any]], metadata: Metadata, common: Fields
+) -> dict[str, Any]:
+    """Fields of a classifier: also the labels, if the file has them."""
+    labels = metadata.texts(".classifier.output_labels")
+    named = {"id2label": {str(number): label for number, label in enumerate(labels)}} if labels else {}
+    return {**read(metadata, common), **named}
+
+
 def _mixtral(metadata: Metadata, common: Fields) -> dict[str, Any]:
     return {
         "num_local_experts": metadata.integer(".expert_count"),
@@ -240,6 +284,101 @@ _GEMMA2: Final = replace(
         **GATED_MLP,
     },
 )
+_GEMMA3: Final = replace(
+    _GEMMA2,
+    hugging_face="Gemma3ForCausalLM",
+    read_fields=_gemma3,
+    layer_names={**_GEMMA2.layer_names, **HEAD_NORMS},
+    is_always_tied=False,
+)
+BERT: Final = Architecture(
+    hugging_face="BertModel",
+    read_fields=_bert,
+    model_names={
+        "token_embd": "bert.embeddings.word_embeddings",
+        "position_embd": "bert.embeddings.position_embeddings",
+        "token_types": "bert.embeddings.token_type_embeddings",
+        "token_embd_norm": "bert.embeddings.LayerNorm",
+    },
+    layer_prefix="bert.encoder.layer",
+    layer_names={
+        "attn_q": "attention.self.query",
+        "attn_k": "attention.self.key",
+        "attn_v": "attention.self.value",
+        "attn_output": "attention.output.dense",
+        "attn_output_norm": "attention.output.LayerNorm",
+        "ffn_up": "intermediate.dense",
+        "ffn_down": "output.dense",
+        "layer_output_norm": "output.LayerNorm",
+    },
+    row_fields={"type_vocab_size": _TYPES},
+    norm_epsilon=(".attention.layer_norm_epsilon", "layer_norm_eps"),
+    rotates=False,
+    is_encoder=True,
+)
+_ROBERTA: Final = replace(
+    BERT,
+    hugging_face="RobertaModel",
+    read_fields=_roberta,
+    model_names={name: path.replace("bert.", "roberta.") for name, path in BERT.model_names.items()},
+    layer_prefix="roberta.encoder.layer",
+    first_position=_roberta_positions,
+)
+_DISTILBERT: Final = replace(
+    BERT,
+    hugging_face="DistilBertModel",
+    read_fields=_distilbert,
+    model_names={
+        name: path.replace("bert.", "distilbert.") for name, path in BERT.model_names.items() if name != "token_types"
+    },
+    layer_prefix="distilbert.transformer.layer",
+    layer_names={
+        "attn_q": "attention.q_lin",
+        "attn_k": "attention.k_lin",
+        "attn_v": "attention.v_lin",
+        "attn_output": "attention.out_lin",
+        "attn_output_norm": "sa_layer_norm",
+        "ffn_up": "ffn.lin1",
+        "ffn_down": "ffn.lin2",
+        "layer_output_norm": "output_layer_norm",
+    },
+    row_fields={},
+    field_names={
+        "hidden_size": "dim",
+        "num_hidden_layers": "n_layers",
+        "num_attention_heads": "n_heads",
+        "intermediate_size": "hidden_dim",
+    },
+)
+_CLASSIFIERS: Final[Mapping[str, tuple[str, str]]] = {
+    "RobertaModel": ("classifier.dense", "classifier.out_proj"),
+    "XLMRobertaModel": ("classifier.dense", "classifier.out_proj"),
+    "DistilBertModel": ("pre_classifier", "classifier"),
+}
+"""Both layers of classifiers of texts, by the encoder's class. Files of BERT's classifiers lack the first one."""
+
+
+def bert_architecture(tensors: Mapping[str, object], metadata: Metadata) -> Architecture:
+    """Returns the architecture of a file that has the architecture bert, as all of BERT's relatives have."""
+    tokenizer = metadata.raw("tokenizer.ggml.model")
+    if tokenizer in _ROBERTAS:
+        found = replace(_ROBERTA, hugging_face=_ROBERTAS[tokenizer])
+    else:
+        found = BERT if _TYPES in tensors else _DISTILBERT
+    if not tensors.keys() >= CLASSIFIER_TENSORS or found is BERT:
+        return found
+    return replace(
+        found,
+        hugging_face=found.hugging_face.replace("Model", "ForSequenceClassification"),
+        read_fields=partial(_with_labels, found.read_fields),
+        model_names={
+            **found.model_names,
+            **dict(zip(("cls", "cls.output"), _CLASSIFIERS[found.hugging_face], strict=True)),
+        },
+        row_fields={**found.row_fields, "num_labels": _CLASSIFIER_OUTPUT},
+        is_classifier=True,
+    )
+
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "llama": LLAMA,
@@ -247,13 +386,15 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "qwen3": _QWEN3,
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
-    "gemma3": replace(
-        _GEMMA2,
-        hugging_face="Gemma3ForCausalLM",
-        read_fields=_gemma3,
-        layer_names={**_GEMMA2.layer_names, **HEAD_NORMS},
-        is_always_tied=False,
+    "gemma3": _GEMMA3,
+    "gemma-embedding": replace(
+        _GEMMA3,
+        hugging_face="Gemma3TextModel",
+        read_fields=_gemma_embedding,
+        model_names={**LLAMA_MODEL, **{name: f"{path}.linear" for name, path in DENSE_MODULES.items()}},
+        is_encoder=True,
     ),
+    "bert": BERT,
     "phi3": Architecture(
         hugging_face="Phi3ForCausalLM",
         read_fields=_phi3,

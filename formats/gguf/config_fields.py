@@ -9,7 +9,7 @@ from typing import Any, Final
 from ..._core import CheckpointError
 from ...common.shown_value import shown
 from .architecture import Architecture
-from .architectures import ARCHITECTURES, LLAMA, MIXTRAL, OLMO2, OLMO3
+from .architectures import ARCHITECTURES, BERT, CLASSIFIER_TENSORS, LLAMA, MIXTRAL, OLMO2, OLMO3, bert_architecture
 from .gguf_file import GgufModel
 from .metadata import Metadata
 
@@ -47,6 +47,14 @@ def find_architecture(model: GgufModel, metadata: Metadata) -> Architecture:
         )
     if EMBEDDING not in model.tensors:
         raise CheckpointError(f"{model.path}: has no tensor '{EMBEDDING}'; expected a whole model, not a vocabulary")
+    if found is BERT:
+        found = bert_architecture(model.tensors, metadata)
+        if found is BERT and (head := sorted(CLASSIFIER_TENSORS & model.tensors.keys())):
+            raise CheckpointError(
+                f"{model.path}: tensor '{head[0]}' belongs to a classifier of BERT, whose pooler converters leave out; "
+                "take the model that the file was made from"
+            )
+        return found
     if found is LLAMA and metadata.optional_integer(".expert_count"):
         return MIXTRAL
     return OLMO3 if found is OLMO2 and ".attention.sliding_window" in metadata else found
@@ -58,14 +66,15 @@ def config_fields(model: GgufModel, metadata: Metadata, architecture: Architectu
     own = architecture.read_fields(metadata, common)
     if architecture.rotates:
         own = {**_rope_fields(model, metadata, architecture, common), **own}
-    _expect_neutral(metadata)
+    _expect_neutral(metadata, architecture)
     fields = {
         architecture.field_names.get(name, name): value
         for name, value in common.items()
         if name not in architecture.dropped_fields
     }
     biases = {name: tensor in model.tensors for name, tensor in architecture.bias_fields.items()}
-    return {"architectures": [architecture.hugging_face], **fields, **biases, **own}
+    rows = {name: _num_rows(model, tensor, metadata) for name, tensor in architecture.row_fields.items()}
+    return {"architectures": [architecture.hugging_face], **fields, **biases, **rows, **own}
 
 
 def head_sizes(metadata: Metadata) -> tuple[int, int, int]:
@@ -74,6 +83,11 @@ def head_sizes(metadata: Metadata) -> tuple[int, int, int]:
     kv_heads = metadata.integer(".attention.head_count_kv", heads)
     size = metadata.integer(".attention.key_length", max(1, metadata.integer(".embedding_length") // heads))
     return heads, kv_heads, size
+
+
+def unread_positions(architecture: Architecture, metadata: Metadata) -> int:
+    """Returns the number of rows of Hugging Face's table of positions that the file does not have."""
+    return 0 if architecture.first_position is None else architecture.first_position(metadata)
 
 
 def _common_fields(model: GgufModel, metadata: Metadata, architecture: Architecture) -> dict[str, Any]:
@@ -92,7 +106,7 @@ def _common_fields(model: GgufModel, metadata: Metadata, architecture: Architect
     return {
         "dtype": _dtype(model),
         "vocab_size": vocab_size,
-        "max_position_embeddings": metadata.integer(".context_length"),
+        "max_position_embeddings": metadata.integer(".context_length") + unread_positions(architecture, metadata),
         "hidden_size": metadata.integer(".embedding_length"),
         "num_hidden_layers": num_layers,
         "num_attention_heads": heads,
@@ -102,6 +116,16 @@ def _common_fields(model: GgufModel, metadata: Metadata, architecture: Architect
         epsilon: metadata.number(key),
         "tie_word_embeddings": architecture.is_always_tied or LM_HEAD not in model.tensors,
     }
+
+
+def _num_rows(model: GgufModel, name: str, metadata: Metadata) -> int:
+    tensor = model.tensors.get(name)
+    if tensor is None or len(tensor.shape) != 2:
+        metadata.problems.append(
+            f"tensor '{name}' is {'missing' if tensor is None else 'no matrix'}; expected a matrix"
+        )
+        return 1
+    return tensor.shape[0]
 
 
 def _dtype(model: GgufModel) -> str:
@@ -177,17 +201,16 @@ def _factors(model: GgufModel, name: str) -> list[float]:
     return [float(each) for each in model.rows(name, slice(None)).reshape(-1)]
 
 
-def _expect_neutral(metadata: Metadata) -> None:
+def _expect_neutral(metadata: Metadata, architecture: Architecture) -> None:
     """Keys that other architectures have, with the values at which they change nothing."""
     neutral: Mapping[str, tuple[bool | int | float | str, ...]] = {
-        ".attention.causal": (True,),
+        ".attention.causal": (not architecture.is_encoder,),
         ".attention.clamp_kqv": (0.0,),
         ".attention.max_alibi_bias": (0.0,),
         ".expert_count": (0,),
         ".expert_used_count": (0,),
         ".expert_gating_func": (1,),
         ".expert_shared_count": (0,),
-        ".pooling_type": (0,),
         ".tensor_data_layout": ("Meta AI original pth",),
     }
     for key, accepted in neutral.items():

@@ -12,6 +12,7 @@ from ..template_files import TEMPLATE_FILE, TEMPLATE_SUFFIX, TEMPLATES_DIRECTORY
 from .config_fields import config_fields, find_architecture
 from .gguf_file import SUFFIX, GgufModel, part_paths
 from .metadata import Metadata
+from .pooling import read_pooling
 from .tokenizer import read_tokenizer
 
 _STEM: Final = "model"
@@ -85,13 +86,14 @@ def write_model_directory(path: Path, directory: Path) -> None:
     tokenizer = read_tokenizer(metadata, config["vocab_size"])
     templates = _read_templates(metadata)
     sampling = _read_sampling(metadata)
+    pooling = read_pooling(model, metadata, architecture)
     metadata.finish()
     if tokenizer is not None:
         config = {
             **config,
             "bos_token_id": tokenizer.bos_id,
             "eos_token_id": list(tokenizer.end_ids),
-            "pad_token_id": tokenizer.pad_id,
+            "pad_token_id": config.get("pad_token_id", tokenizer.pad_id),
         }
         _write_json(directory / "tokenizer.json", tokenizer.tokenizer)
         _write_json(directory / "tokenizer_config.json", tokenizer.config)
@@ -100,6 +102,9 @@ def write_model_directory(path: Path, directory: Path) -> None:
     for name, text in templates.items():
         (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_text(text, encoding="utf-8")
+    for place, content in pooling.items():
+        (directory / place).parent.mkdir(exist_ok=True)
+        _write_json(directory / place, content)
     _write_json(directory / "config.json", config)
     for number, part in enumerate(model.paths, start=1):
         count = len(model.paths)
@@ -130,5 +135,5 @@ def _read_sampling(metadata: Metadata) -> dict[str, float]:
     }
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+def _write_json(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -55,7 +55,7 @@ _STARCODER: Final = PreTokenizer((_DIGITS, _byte_level(splits=True)))
 _LLAMA3_BPE: Final = _split(_LLAMA3, ignore_merges=True, adds_bos=True)
 
 PRE_TOKENIZERS: Final[Mapping[str, PreTokenizer]] = {
-    **dict.fromkeys(("gpt-2", "gpt2", "phi-2", "olmo", "mpt", "jais", "exaone4", "trillion"), _GPT2),
+    **dict.fromkeys(("gpt-2", "gpt2", "phi-2", "olmo", "mpt", "jais", "exaone4", "trillion", "roberta-bpe"), _GPT2),
     **dict.fromkeys(
         ("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b", "granite"), _STARCODER
     ),

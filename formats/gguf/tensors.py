@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from ...common.safetensors_stream import TensorSpec
 from ...common.safetensors_stream.reader import PIECE_BYTES
 from .architecture import Architecture
 from .blocks import BlockType
-from .config_fields import ROPE_TENSORS, find_architecture, head_sizes
+from .config_fields import ROPE_TENSORS, find_architecture, head_sizes, unread_positions
 from .gguf_file import GgufModel
 from .header import GgufTensor
 from .metadata import Metadata
@@ -23,6 +23,7 @@ from .metadata import Metadata
 _OF_LAYER: Final = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 _PARTS: Final = ("attn_q", "attn_k", "attn_v")
 _FUSED: Final = "attn_qkv"
+_POSITIONS: Final = "position_embd"
 _MAX_EXPERTS: Final = 4096
 """Each expert has its own names; a damaged file must not cause millions of them."""
 _FLOAT32: Final = np.dtype(np.float32)
@@ -55,6 +56,8 @@ class _Stored:
     """Row that is a vector in Hugging Face's model; None: `rows` are rows."""
     added: float = 0.0
     """Number that the file's values have in addition."""
+    rows_before: int = 0
+    """Rows of Hugging Face's tensor before those of the file, which nothing reads; they are zeros here."""
 
     @property
     def is_vector(self) -> bool:
@@ -68,7 +71,7 @@ class _Stored:
             return (1, len(self.rows))
         if self.is_vector:
             return (len(self.rows),)
-        shape = (len(self.rows), self.tensor.shape[-1])
+        shape = (self.rows_before + len(self.rows), self.tensor.shape[-1])
         return (shape[1], shape[0]) if self.transposed else shape
 
     @property
@@ -97,7 +100,9 @@ class GgufWeights:
         self._model = GgufModel(path.parent / path.readlink() if path.is_symlink() else path)
         metadata = Metadata(self._model.metadata, str(self._model.path))
         architecture = find_architecture(self._model, metadata)
-        self._stored = _stored_tensors(self._model, architecture, head_sizes(metadata))
+        self._stored = _stored_tensors(
+            self._model, architecture, head_sizes(metadata), unread_positions(architecture, metadata)
+        )
         self.specs: Final[Mapping[str, TensorSpec]] = {
             name: TensorSpec(name, stored.dtype, stored.shape) for name, stored in self._stored.items()
         }
@@ -119,7 +124,7 @@ class GgufWeights:
         return {
             name: stored.tensor.type
             for name, stored in self._stored.items()
-            if stored.tensor.type.is_quantized and not stored.is_vector and not stored.transposed
+            if stored.tensor.type.is_quantized and not (stored.is_vector or stored.transposed or stored.rows_before)
         }
 
     def stored_rows(self, name: str, first: int, last: int) -> Array:
@@ -143,8 +148,14 @@ class GgufWeights:
             if whole is not None:
                 yield whole[begin:end]
             else:
-                yield self._model.rows(stored.tensor.name, stored.indices(begin, end))
+                yield self._piece(stored, begin, end)
             self._model.release()
+
+    def _piece(self, stored: _Stored, begin: int, end: int) -> Array:
+        before = stored.rows_before
+        found = self._model.rows(stored.tensor.name, stored.indices(max(begin - before, 0), max(end - before, 0)))
+        absent = np.zeros((end - begin - len(found), found.shape[1]), found.dtype)
+        return np.concatenate([absent, found]) if len(absent) else found
 
     def _whole(self, stored: _Stored) -> Array:
         if stored.is_vector:
@@ -157,8 +168,12 @@ class GgufWeights:
         return np.ascontiguousarray(values[stored.rows.start : stored.rows.stop].T)
 
 
-def _stored_tensors(model: GgufModel, architecture: Architecture, heads: tuple[int, int, int]) -> dict[str, _Stored]:
+def _stored_tensors(
+    model: GgufModel, architecture: Architecture, heads: tuple[int, int, int], positions_before: int
+) -> dict[str, _Stored]:
     """The model's tensors by Hugging Face's names.
+
+    positions_before: rows of the table of positions that the file does not have.
 
     Tensors that the architecture does not have keep their names, so that they are refused.
     """
@@ -170,7 +185,10 @@ def _stored_tensors(model: GgufModel, architecture: Architecture, heads: tuple[i
         if match is None:
             module, _, kind = tensor.name.rpartition(".")
             name = architecture.model_names.get(module)
-            stored[tensor.name if name is None else f"{name}.{kind}"] = _whole(tensor, module, architecture, None)
+            found = _whole(tensor, module, architecture, None)
+            if module == _POSITIONS and not found.is_vector:
+                found = replace(found, rows_before=positions_before)
+            stored[tensor.name if name is None else f"{name}.{kind}"] = found
             continue
         layer, module, kind = match[1], match[2], match[3]
         prefix = f"{architecture.layer_prefix}.{layer}"

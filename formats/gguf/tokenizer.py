@@ -5,20 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, Final
 
 import numpy as np
 
 from ...common.shown_value import shown
+from .encoder_tokenizers import unigram_parts, word_piece_parts, word_piece_text
 from .metadata import Metadata
 from .pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from .tokens import PREFIX, Kind, Tokens, special_tokens_around
 
-_PREFIX: Final = "tokenizer.ggml."
 _BPE: Final = "gpt2"
 _SENTENCEPIECE: Final = "llama"
+_WORD_PIECE: Final = "bert"
+_UNIGRAM: Final = "t5"
+_DEFAULT_IDS: Final[Mapping[str, Mapping[str, int]]] = {
+    _BPE: {},
+    _SENTENCEPIECE: {"bos": 1, "eos": 2, "unknown": 0},
+    _WORD_PIECE: {"bos": 101, "unknown": 100, "seperator": 102, "padding": 0, "mask": 103},
+    _UNIGRAM: {"eos": 1, "unknown": 2, "padding": 0},
+}
+"""Ids of special tokens that a file need not state, by the names of tokenizers (tokenizer.ggml.model)."""
 _SPACE: Final = "▁"
-_PADDING: Final = re.compile(r"\[PAD\d+\]")
 _BYTE: Final = re.compile(r"<0x[0-9A-F]{2}>")
 _LONGEST_PIECE: Final = 512
 """Maximum length of a piece that is made by merges; a longer one would take quadratic time."""
@@ -61,17 +69,6 @@ _OTHER_TOKENS: Final = (
 texts."""
 
 
-class _Kind(IntEnum):
-    """Kinds of tokens in tokenizer.ggml.token_type."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
-
-
 @dataclass(frozen=True)
 class GgufTokenizer:
     """A tokenizer, and the ids of its special tokens."""
@@ -88,38 +85,29 @@ class GgufTokenizer:
 
 def read_tokenizer(metadata: Metadata, vocab_size: int) -> GgufTokenizer | None:
     """Reads the tokenizer; None if the file has none. Problems are noted in `metadata`."""
-    model = metadata.text(f"{_PREFIX}model", choices=(_BPE, _SENTENCEPIECE, "none", "no_vocab"))
+    model = metadata.text(f"{PREFIX}model", choices=(*_DEFAULT_IDS, "none", "no_vocab"))
     if model in (None, "none", "no_vocab"):
         if model is None:
             metadata.problem(
-                f"{_PREFIX}model", f"is needed; accepted: {_BPE} (BPE) and {_SENTENCEPIECE} (SentencePiece)"
+                f"{PREFIX}model",
+                f"is needed; accepted: {_BPE} (BPE), {_SENTENCEPIECE} (SentencePiece), {_WORD_PIECE} (WordPiece) and "
+                f"{_UNIGRAM} (Unigram)",
             )
         return None
-    tokens = _Tokens.read(metadata, vocab_size)
-    ids = _read_ids(metadata, len(tokens.texts), has_defaults=model == _SENTENCEPIECE)
-    metadata.ignore([f"{_PREFIX}token_type_count", "tokenizer.huggingface.json", f"{_PREFIX}normalizer.lowercase"])
-    if model == _BPE:
-        pre = _pre_tokenizer(metadata)
-        parts = _byte_level_parts(metadata, tokens, pre)
-        adds_bos = metadata.boolean(f"{_PREFIX}add_bos_token", pre.adds_bos)
-        metadata.expect(f"{_PREFIX}add_space_prefix", [False])
-        metadata.ignore([f"{_PREFIX}scores"])
+    tokens = Tokens.read(metadata, vocab_size, word_piece_text if model == _WORD_PIECE else None)
+    ids = _read_ids(metadata, len(tokens.texts), _DEFAULT_IDS[model])
+    metadata.ignore([f"{PREFIX}token_type_count", "tokenizer.huggingface.json"])
+    if model == _WORD_PIECE:
+        parts, post_processor = _word_piece(metadata, tokens, ids)
     else:
-        parts = _sentencepiece_parts(metadata, tokens, ids.get("unknown"))
-        adds_bos = metadata.boolean(f"{_PREFIX}add_bos_token", True)
-        metadata.text(f"{_PREFIX}pre")
-    metadata.expect(f"{_PREFIX}remove_extra_whitespaces", [False])
-    metadata.expect(f"{_PREFIX}add_sep_token", [False])
-    adds_eos = metadata.boolean(f"{_PREFIX}add_eos_token", False)
-    begin = [ids["bos"]] if adds_bos and "bos" in ids else []
-    end = [ids["eos"]] if adds_eos and "eos" in ids else []
+        parts, post_processor = _others(metadata, model, tokens, ids)
     content = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": tokens.added(),
         **parts,
-        "post_processor": _template(tokens, begin, end),
+        "post_processor": post_processor,
     }
     named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     config = {
@@ -128,75 +116,64 @@ def read_tokenizer(metadata: Metadata, vocab_size: int) -> GgufTokenizer | None:
         **{field: tokens.texts[ids[name]] for field, name in named.items() if name in ids},
     }
     ends = [ids[name] for name in ("eos", "eot", "eom") if name in ids]
-    ends += [number for number in tokens.of_kind(_Kind.CONTROL) if tokens.texts[number] in _ENDS]
+    ends += [number for number in tokens.of_kind(Kind.CONTROL) if tokens.texts[number] in _ENDS]
     return GgufTokenizer(content, config, ids.get("bos"), tuple(dict.fromkeys(ends)), ids.get("padding"))
 
 
-@dataclass(frozen=True)
-class _Tokens:
-    """Texts and kinds of the tokens."""
+def _word_piece(
+    metadata: Metadata, tokens: Tokens, ids: Mapping[str, int]
+) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
+    """The parts of BERT's tokenizer, and its post-processor.
 
-    texts: Sequence[str]
-    kinds: Sequence[int]
-
-    @classmethod
-    def read(cls, metadata: Metadata, vocab_size: int) -> _Tokens:
-        texts = metadata.texts(f"{_PREFIX}tokens")
-        given = metadata.numbers(f"{_PREFIX}token_type")
-        kinds = [int(_Kind.NORMAL)] * len(texts) if given is None else [int(kind) for kind in given.tolist()]
-        if len(kinds) != len(texts) or not set(kinds) <= set(_Kind):
-            metadata.problem(f"{_PREFIX}token_type", "is no array of a kind from 1 to 6 for each token; expected one")
-            kinds = [int(_Kind.NORMAL)] * len(texts)
-        tokens = cls(texts, kinds)
-        size = len(texts)
-        # Converters of Gemma 3 shorten the embedding, but not the list of tokens.
-        while size > vocab_size and not tokens.is_known(size - 1):
-            size -= 1
-        tokens = cls(texts[:size], kinds[:size])
-        if not 1 <= size <= vocab_size:
-            metadata.problem(f"{_PREFIX}tokens", f"has {size} tokens; expected 1 to {vocab_size}, the vocabulary's")
-        first: dict[str, int] = {}
-        for number, text in enumerate(tokens.texts):
-            if first.setdefault(text, number) != number and tokens.is_known(number):
-                metadata.problem(
-                    f"{_PREFIX}tokens", f"has {shown(text)} twice, as {first[text]} and {number}; expected each once"
-                )
-                break
-        return tokens
-
-    def is_known(self, number: int) -> bool:
-        """False for places in the vocabulary that no token has."""
-        return self.kinds[number] != int(_Kind.UNUSED) or not _PADDING.fullmatch(self.texts[number])
-
-    def of_kind(self, *kinds: _Kind) -> list[int]:
-        wanted = set(map(int, kinds))
-        return [number for number, kind in enumerate(self.kinds) if kind in wanted]
-
-    def vocabulary(self) -> dict[str, int]:
-        """Ids by the texts of the tokens."""
-        vocabulary = {text: number for number, text in enumerate(self.texts)}
-        for number in self.of_kind(_Kind.UNUSED):
-            if not self.is_known(number) and vocabulary.get(self.texts[number]) == number:
-                del vocabulary[self.texts[number]]
-        return vocabulary
-
-    def added(self) -> list[dict[str, Any]]:
-        """Tokens that are found in a text before it is split, as tokenizer.json lists them."""
-        numbers = self.of_kind(_Kind.UNKNOWN, _Kind.CONTROL, _Kind.USER_DEFINED)
-        common = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-        return [
-            {"id": number, "content": self.texts[number], **common,
-             "special": self.kinds[number] != _Kind.USER_DEFINED}
-            for number in numbers if self.texts[number]
-        ]  # fmt: skip
+    As in llama.cpp, tokens around a text are always added: some files deny it, although their models have them.
+    """
+    metadata.ignore([f"{PREFIX}add_{name}_token" for name in ("bos", "eos", "sep")])
+    metadata.ignore([f"{PREFIX}pre", f"{PREFIX}scores"])
+    begin, separator = ids.get("cls", ids.get("bos")), ids.get("seperator")
+    if begin is None or separator is None:
+        metadata.problem(f"{PREFIX}{'cls' if begin is None else 'seperator'}_token_id", "is missing; expected a token")
+        begin = separator = 0
+    around = special_tokens_around(tokens, [begin], [separator], between=[separator])
+    return word_piece_parts(metadata, tokens, ids.get("unknown")), around
 
 
-def _read_ids(metadata: Metadata, count: int, *, has_defaults: bool) -> dict[str, int]:
+def _others(
+    metadata: Metadata, model: str, tokens: Tokens, ids: Mapping[str, int]
+) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
+    """The parts of the other tokenizers, and their post-processor."""
+    default_bos, default_eos = True, False
+    if model == _BPE:
+        pre = _pre_tokenizer(metadata)
+        default_bos = pre.adds_bos
+        parts = _byte_level_parts(metadata, tokens, pre)
+        metadata.expect(f"{PREFIX}add_space_prefix", [False])
+        metadata.ignore([f"{PREFIX}scores"])
+    elif model == _UNIGRAM:
+        default_bos, default_eos = False, True
+        parts = unigram_parts(metadata, tokens, ids.get("unknown"))
+        metadata.text(f"{PREFIX}pre")
+    else:
+        parts = _sentencepiece_parts(metadata, tokens, ids.get("unknown"))
+        metadata.text(f"{PREFIX}pre")
+    metadata.ignore([f"{PREFIX}normalizer.lowercase"])
+    if metadata.is_unused(f"{PREFIX}remove_extra_whitespaces"):
+        metadata.expect(f"{PREFIX}remove_extra_whitespaces", [False])
+    adds_bos = metadata.boolean(f"{PREFIX}add_bos_token", default_bos)
+    adds_eos = metadata.boolean(f"{PREFIX}add_eos_token", default_eos)
+    begin = [ids["bos"]] if adds_bos and "bos" in ids else []
+    end = [ids["eos"]] if adds_eos and "eos" in ids else []
+    if not metadata.boolean(f"{PREFIX}add_sep_token", False):
+        return parts, special_tokens_around(tokens, begin, end)
+    separator = [ids[name] for name in ("seperator", "eos") if name in ids][:1]
+    # RoBERTa's second text has no token type of its own.
+    return parts, special_tokens_around(tokens, begin, end, between=[*end, *separator], second_type=0)
+
+
+def _read_ids(metadata: Metadata, count: int, defaults: Mapping[str, int]) -> dict[str, int]:
     """Ids of special tokens, by the names of their keys."""
-    defaults = {"bos": 1, "eos": 2, "unknown": 0} if has_defaults else {}
     ids: dict[str, int] = {}
     for name in ("bos", "eos", "unknown", "padding", *_OTHER_TOKENS):
-        key = f"{_PREFIX}{name}_token_id"
+        key = f"{PREFIX}{name}_token_id"
         stated = metadata.raw(key)
         # Converters write -1 or 2^32 - 1 for a token that a tokenizer does not have.
         number = defaults.get(name) if stated is None or stated in (-1, 2**32 - 1) else metadata.integer(key, minimum=0)
@@ -210,7 +187,7 @@ def _read_ids(metadata: Metadata, count: int, *, has_defaults: bool) -> dict[str
 
 
 def _pre_tokenizer(metadata: Metadata) -> PreTokenizer:
-    key = f"{_PREFIX}pre"
+    key = f"{PREFIX}pre"
     name = metadata.text(key)
     found = None if name is None else PRE_TOKENIZERS.get(name)
     if found is None:
@@ -224,12 +201,12 @@ def _pre_tokenizer(metadata: Metadata) -> PreTokenizer:
     return found
 
 
-def _byte_level_parts(metadata: Metadata, tokens: _Tokens, pre: PreTokenizer) -> dict[str, Any]:
+def _byte_level_parts(metadata: Metadata, tokens: Tokens, pre: PreTokenizer) -> dict[str, Any]:
     merges = []
-    for number, merge in enumerate(metadata.texts(f"{_PREFIX}merges")):
+    for number, merge in enumerate(metadata.texts(f"{PREFIX}merges")):
         space = merge.find(" ", 1)
         if space < 0:
-            metadata.problem(f"{_PREFIX}merges", f"has {shown(merge)} at {number}; expected two tokens and a space")
+            metadata.problem(f"{PREFIX}merges", f"has {shown(merge)} at {number}; expected two tokens and a space")
             break
         merges.append([merge[:space], merge[space + 1 :]])
     vocabulary = tokens.vocabulary()
@@ -242,24 +219,24 @@ def _byte_level_parts(metadata: Metadata, tokens: _Tokens, pre: PreTokenizer) ->
     }
 
 
-def _sentencepiece_parts(metadata: Metadata, tokens: _Tokens, unknown: int | None) -> dict[str, Any]:
+def _sentencepiece_parts(metadata: Metadata, tokens: Tokens, unknown: int | None) -> dict[str, Any]:
     vocabulary = tokens.vocabulary()
-    scores = metadata.numbers(f"{_PREFIX}scores")
-    stated = metadata.texts(f"{_PREFIX}merges")
+    scores = metadata.numbers(f"{PREFIX}scores")
+    stated = metadata.texts(f"{PREFIX}merges")
     if stated:
         merges = [list(merge.split(" ", 1)) for merge in stated if " " in merge]
     elif scores is None or len(scores) != len(tokens.texts):
         metadata.problem(
-            f"{_PREFIX}scores", f"has {0 if scores is None else len(scores)} scores; expected one per token"
+            f"{PREFIX}scores", f"has {0 if scores is None else len(scores)} scores; expected one per token"
         )
         merges = []
     else:
         merges = list(_merges_of_scores(tokens, scores))
     _check_merges(metadata, vocabulary, merges)
-    prepended = metadata.boolean(f"{_PREFIX}add_space_prefix", True)
+    prepended = metadata.boolean(f"{PREFIX}add_space_prefix", True)
     prepend = [{"type": "Prepend", "prepend": _SPACE}] if prepended else []
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prepended else []
-    has_bytes = sum(_BYTE.fullmatch(tokens.texts[number]) is not None for number in tokens.of_kind(_Kind.BYTE)) == 256
+    has_bytes = sum(_BYTE.fullmatch(tokens.texts[number]) is not None for number in tokens.of_kind(Kind.BYTE)) == 256
     return {
         "normalizer": {
             "type": "Sequence",
@@ -284,9 +261,9 @@ def _sentencepiece_parts(metadata: Metadata, tokens: _Tokens, unknown: int | Non
     }
 
 
-def _merges_of_scores(tokens: _Tokens, scores: np.ndarray[Any, np.dtype[Any]]) -> Iterator[list[str]]:
+def _merges_of_scores(tokens: Tokens, scores: np.ndarray[Any, np.dtype[Any]]) -> Iterator[list[str]]:
     """Merges that make each piece from two others, those with the highest score first, as SentencePiece merges."""
-    pieces = {tokens.texts[number]: number for number in tokens.of_kind(_Kind.NORMAL)}
+    pieces = {tokens.texts[number]: number for number in tokens.of_kind(Kind.NORMAL)}
     order = (-scores.astype(np.float64)).tolist()
     for number in sorted(pieces.values(), key=lambda number: (order[number], number)):
         piece = tokens.texts[number]
@@ -303,7 +280,7 @@ def _check_merges(metadata: Metadata, vocabulary: Mapping[str, int], merges: Seq
         left, right = pair
         if not (left in vocabulary and right in vocabulary and left + right in vocabulary):
             absent = next(token for token in (left, right, left + right) if token not in vocabulary)
-            metadata.problem(f"{_PREFIX}merges", f"has {shown(pair)} at {number}, but no token {shown(absent)}")
+            metadata.problem(f"{PREFIX}merges", f"has {shown(pair)} at {number}, but no token {shown(absent)}")
             return
 
 
@@ -319,26 +296,4 @@ def _bpe(vocabulary: Mapping[str, int], merges: Sequence[Sequence[str]]) -> dict
         "ignore_merges": False,
         "vocab": dict(vocabulary),
         "merges": [list(pair) for pair in merges],
-    }
-
-
-def _template(tokens: _Tokens, begin: Sequence[int], end: Sequence[int]) -> dict[str, Any] | None:
-    """A post-processor that adds tokens around each text."""
-    if not begin and not end:
-        return None
-
-    def around(sequence: str, number: int) -> list[dict[str, Any]]:
-        special = [
-            [{"SpecialToken": {"id": tokens.texts[each], "type_id": number}} for each in ids] for ids in (begin, end)
-        ]
-        return [*special[0], {"Sequence": {"id": sequence, "type_id": number}}, *special[1]]
-
-    return {
-        "type": "TemplateProcessing",
-        "single": around("A", 0),
-        "pair": [*around("A", 0), *around("B", 1)],
-        "special_tokens": {
-            tokens.texts[each]: {"id": tokens.texts[each], "ids": [each], "tokens": [tokens.texts[each]]}
-            for each in (*begin, *end)
-        },
     }

@@ -88,10 +88,10 @@ def model_keys(config: Any, architecture: str) -> dict[str, Any]:
     rope = getattr(config, "rope_parameters", None) or {}
     full = rope.get("full_attention", rope)
     own: dict[str, Any] = {
-        "context_length": config.max_position_embeddings,
+        "context_length": config.max_position_embeddings - unread_positions(config),
         "embedding_length": width,
         "block_count": config.num_hidden_layers,
-        "feed_forward_length": c.get("intermediate_size") or c.get("n_inner") or 4 * width,
+        "feed_forward_length": c.get("intermediate_size") or c.get("n_inner") or c.get("hidden_dim") or 4 * width,
         "attention.head_count": heads,
         "attention.head_count_kv": c.get("num_key_value_heads"),
         "attention.key_length": c.get("head_dim"),
@@ -119,6 +119,11 @@ def model_keys(config: Any, architecture: str) -> dict[str, Any]:
     if architecture in ("phi3", "glm4"):
         size = c.get("head_dim") or width // heads
         own["rope.dimension_count"] = int(full.get("partial_rotary_factor", 1.0) * size)
+    if architecture == "bert":
+        own["attention.causal"] = False
+        own["attention.layer_norm_epsilon"] = c.get("layer_norm_eps", 1e-12)
+    if architecture == "gemma-embedding":
+        own["attention.sliding_window"] = 2 * (config.sliding_window - 1)  # transformers halves the field of the file
     kind = full.get("rope_type")
     if kind in ("linear", "yarn", "longrope"):
         own["rope.scaling.type"] = kind
@@ -144,13 +149,21 @@ def _tensors(model: Any, architecture: str, quantize: Quantizer) -> Iterator[tup
         yield "rope_freqs.weight", (llama3_factors(config), None)
     is_tied = config.tie_word_embeddings
     for name, parameter in model.state_dict().items():
-        if name == "lm_head.weight" and is_tied:
+        if (name == "lm_head.weight" and is_tied) or "pooler.dense" in name:
             continue
         values = parameter.float().numpy()
         for own, part in _split_alternating(name, values) if architecture == "gpt-oss" else _split(name, values):
+            own = own.removeprefix("roberta.").removeprefix("distilbert.")
+            if config.model_type == "distilbert" and own.startswith("classifier."):
+                own = own.replace("classifier.", "classifier.out_proj.")
             found = names.get_name(own, try_suffixes=(".weight", ".bias"))
             assert found is not None, own
             yield found, quantize(found, _changed(found, part, config, architecture))
+
+
+def unread_positions(config: Any) -> int:
+    """Number of rows of RoBERTa's positions that the converter cuts off."""
+    return int(config.pad_token_id) + 1 if "roberta" in config.model_type else 0
 
 
 def _split(name: str, values: Array) -> Iterator[tuple[str, Array]]:
@@ -189,6 +202,8 @@ def _changed(name: str, values: Array, config: Any, architecture: str) -> Array:
         return permuted(values, config.num_key_value_heads)
     if architecture.startswith("gemma") and "norm" in name:
         return np.asarray(values + np.float32(1))
+    if name == "position_embd.weight":
+        return values[unread_positions(config) :]
     if architecture == "gpt2" and name.endswith(_CONV1D):
         return np.ascontiguousarray(values.T)
     return values
@@ -230,6 +245,44 @@ def sentencepiece_keys(
 ) -> dict[str, Any]:
     """Metadata of a SentencePiece tokenizer."""
     return _token_keys("llama", tokens, kinds, {"pre": "default", "scores": scores, **keys})
+
+
+def word_piece_keys(tokenizer: Tokenizer, **keys: Any) -> dict[str, Any]:
+    """Metadata of BERT's tokenizer, without that of its normaliser."""
+    content = json.loads(tokenizer.to_str())
+    vocabulary = sorted(content["model"]["vocab"].items(), key=lambda pair: pair[1])
+    special = {token["content"] for token in content["added_tokens"] if token["special"]}
+
+    def stored(text: str) -> str:
+        if text in special:
+            return text
+        return text.removeprefix("##") if text.startswith("##") else f"▁{text}"
+
+    tokens = [stored(text) for text, _ in vocabulary]
+    kinds = [CONTROL if text in special else NORMAL for text, _ in vocabulary]
+    ids = {name: tokenizer.token_to_id(text) for name, text in (
+        ("bos_token_id", "[CLS]"), ("eos_token_id", "[SEP]"), ("unknown_token_id", "[UNK]"),
+        ("seperator_token_id", "[SEP]"), ("padding_token_id", "[PAD]"), ("mask_token_id", "[MASK]"))}  # fmt: skip
+    ids = {name: number for name, number in ids.items() if number is not None}
+    adds = {"add_bos_token": True, "add_eos_token": True, "add_sep_token": False}
+    return _token_keys("bert", tokens, kinds, {"pre": "bert-bge", "token_type_count": 2, **ids, **adds, **keys})
+
+
+def unigram_keys(tokenizer: Tokenizer, **keys: Any) -> dict[str, Any]:
+    """Metadata of XLM-RoBERTa's tokenizer, without that of its normaliser."""
+    content = json.loads(tokenizer.to_str())
+    special = {token["content"]: UNKNOWN if token["content"] == "<unk>" else CONTROL
+               for token in content["added_tokens"]}  # fmt: skip
+    pieces = content["model"]["vocab"]
+    ids = {name: tokenizer.token_to_id(text) for name, text in (
+        ("bos_token_id", "<s>"), ("eos_token_id", "</s>"), ("unknown_token_id", "<unk>"),
+        ("seperator_token_id", "</s>"), ("padding_token_id", "<pad>"), ("cls_token_id", "<s>"))}  # fmt: skip
+    own = {
+        "pre": "default", "scores": [score for _, score in pieces], "add_space_prefix": True, "token_type_count": 1,
+        "remove_extra_whitespaces": True, "add_bos_token": True, "add_eos_token": True, "add_sep_token": True, **ids,
+    }  # fmt: skip
+    kinds = [special.get(text, NORMAL) for text, _ in pieces]
+    return _token_keys("t5", [text for text, _ in pieces], kinds, {**own, **keys})
 
 
 def _token_keys(model: str, tokens: Sequence[str], kinds: Sequence[int], keys: Mapping[str, Any]) -> dict[str, Any]:

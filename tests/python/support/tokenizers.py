@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 CORPUS = [
     "Hello world, it's the cat's 12345 hats; they'LL see!",
@@ -26,6 +26,63 @@ CORPUS = [
 ]
 """Texts of many scripts."""
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+BERT_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+ROBERTA_SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
+
+
+def word_piece(**normalizer: bool) -> Tokenizer:
+    """Returns a tokenizer like BERT's, trained on the corpus. normalizer: arguments of BertNormalizer."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(**normalizer)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(vocab_size=400, special_tokens=BERT_SPECIAL, show_progress=False)
+    tokenizer.train_from_iterator(CORPUS * 3, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=_ids(tokenizer, "[CLS]", "[SEP]")
+    )
+    return tokenizer
+
+
+def unigram(charsmap: bytes | None = None) -> Tokenizer:
+    """Returns a tokenizer like XLM-RoBERTa's, trained on the corpus without some of its texts. charsmap: table of the
+    normaliser.
+    """
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.Sequence([] if charsmap is None else [normalizers.Precompiled(charsmap)])
+    metaspace = pre_tokenizers.Metaspace(prepend_scheme="always")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace])
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    trainer = trainers.UnigramTrainer(
+        vocab_size=300, special_tokens=ROBERTA_SPECIAL, unk_token="<unk>", show_progress=False
+    )
+    tokenizer.train_from_iterator([*CORPUS[:5], *CORPUS[6:]] * 3, trainer)
+    tokenizer.post_processor = _roberta_ends(tokenizer)
+    return tokenizer
+
+
+def roberta() -> Tokenizer:
+    """Returns a tokenizer like RoBERTa's, trained on the corpus."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, special_tokens=ROBERTA_SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )  # fmt: skip
+    tokenizer.train_from_iterator(CORPUS * 3, trainer)
+    tokenizer.post_processor = _roberta_ends(tokenizer)
+    return tokenizer
+
+
+def _roberta_ends(tokenizer: Tokenizer) -> processors.TemplateProcessing:
+    return processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=_ids(tokenizer, "<s>", "</s>")
+    )
+
+
+def _ids(tokenizer: Tokenizer, *tokens: str) -> list[tuple[str, int]]:
+    return [(token, tokenizer.token_to_id(token)) for token in tokens]
 
 
 def byte_level() -> Tokenizer:

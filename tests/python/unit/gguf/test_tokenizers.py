@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from adaptrt import CheckpointError
 from adaptrt.formats.gguf.metadata import Metadata
 from adaptrt.formats.gguf.tokenizer import GgufTokenizer, read_tokenizer
-from support.tokenizers import CORPUS
+from support.tokenizers import CORPUS, roberta, unigram, word_piece
 
 gguf_files = pytest.importorskip("support.gguf_files")
 
@@ -26,7 +26,11 @@ MARKED = ["<s>hello</s> world<|im_end|>", "x <s> y", "</s></s>"]
 def read(keys: Mapping[str, Any], vocab_size: int = 4096) -> GgufTokenizer:
     """Reads a tokenizer from metadata as a file has it."""
     values = {
-        key: np.array(value) if isinstance(value, list) and not isinstance(value[0], str) else value
+        key: np.frombuffer(value, np.uint8)
+        if isinstance(value, bytes)
+        else np.array(value)
+        if isinstance(value, list) and not isinstance(value[0], str)
+        else value
         for key, value in keys.items()
     }
     metadata = Metadata({"general.architecture": "llama", **values}, "a.gguf")
@@ -169,7 +173,7 @@ def simple(**keys: Any) -> dict[str, Any]:
     [
         ({"pre": None}, "'tokenizer.ggml.pre' is missing, as in files of 2023; accepted: gpt-2"),
         ({"pre": "new"}, "'tokenizer.ggml.pre' is 'new', which is not known; accepted: gpt-2"),
-        ({"model": "t5"}, "'tokenizer.ggml.model' is 't5'; expected one of gpt2, llama"),
+        ({"model": "rwkv"}, "'tokenizer.ggml.model' is 'rwkv'; expected one of gpt2, llama, bert, t5"),
         ({"model": None}, "'tokenizer.ggml.model' is needed; accepted: gpt2"),
         ({"merges": ["ab"]}, "'tokenizer.ggml.merges' has 'ab' at 0; expected two tokens and a space"),
         ({"merges": ["a c"]}, r"'tokenizer.ggml.merges' has \['a', 'c'\] at 0, but no token 'c'"),
@@ -190,3 +194,157 @@ def test_unusual_tokenizers_are_refused_by_name(keys: dict[str, Any], message: s
 
 def test_a_tokenizer_that_nothing_is_wrong_with_is_read() -> None:
     assert loaded(read(simple(eos_token_id=2**32 - 1))).encode("ab").ids == [3]
+
+
+PAIRS = [("Hello world", "the cat's 12345"), ("", "x"), ("Zwölf é", "你好")]
+
+
+def assert_same_tokens(found: Tokenizer, original: Tokenizer, texts: list[str] = CORPUS) -> None:
+    """Compares the tokens and types of texts and pairs, with the tokens around them."""
+    for given in [*texts, *PAIRS]:
+        ids = given if isinstance(given, tuple) else (given,)
+        expected, same = original.encode(*ids), found.encode(*ids)
+        assert (same.ids, same.type_ids) == (expected.ids, expected.type_ids), given
+        for skips in (True, False):
+            decoded = [one.decode(expected.ids, skip_special_tokens=skips) for one in (found, original)]
+            assert decoded[0] == decoded[1]
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "stated"),
+    [
+        ({}, {"normalizer.lowercase": True}),
+        ({}, {}),
+        ({"lowercase": False}, {}),
+        ({"lowercase": False, "strip_accents": True}, {"normalizer.strip_accents": True}),
+        ({"lowercase": True, "strip_accents": False},
+         {"normalizer.lowercase": True, "normalizer.strip_accents": False}),
+    ],
+)  # fmt: skip
+def test_word_pieces_are_those_of_the_original(normalizer: dict[str, bool], stated: dict[str, bool]) -> None:
+    original = word_piece(**normalizer)
+    found = read(gguf_files.word_piece_keys(original, **stated))
+    assert_same_tokens(loaded(found), original, [*CORPUS, "ÉCOLE Straße", "[CLS] a[MASK]b [unused1]", "w" * 101])
+    assert (found.bos_id, found.pad_id) == (original.token_to_id("[CLS]"), original.token_to_id("[PAD]"))
+
+
+def test_word_pieces_of_old_files_are_read() -> None:
+    """They have no kinds and no flags, their ids are BERT's, and tokens in brackets have no mark."""
+    vocabulary = [*(f"[unused{number}]" for number in range(100)), "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b"]
+    vocabulary[0] = "[PAD]"
+    tokens = [
+        text if text.startswith("[") else text.removeprefix("##") if "##" in text else f"▁{text}" for text in vocabulary
+    ]
+    for flags in ({}, {f"tokenizer.ggml.add_{name}_token": False for name in ("bos", "eos", "sep")}):
+        found = loaded(read({"tokenizer.ggml.model": "bert", "tokenizer.ggml.tokens": tokens, **flags}))
+        assert found.encode("A ab abb c").ids == [101, 104, 104, 105, 104, 105, 105, 100, 102]
+        assert found.get_vocab() == {text: number for number, text in enumerate(vocabulary)}
+
+
+def test_special_word_pieces_keep_their_texts() -> None:
+    keys = {
+        "model": "bert", "tokens": ["<u>", "<c>", "[b]", "<s>", "▁a", "b"], "token_type": [3, 3, 3, 3, 1, 1],
+        "unknown_token_id": 0, "cls_token_id": 1, "bos_token_id": 2, "seperator_token_id": 3,
+    }  # fmt: skip
+    found = loaded(read({f"tokenizer.ggml.{name}": value for name, value in keys.items()}))
+    assert found.encode("ab c <s>").tokens == ["<c>", "a", "##b", "<u>", "<s>", "<s>"]
+
+
+WIDE_A, WIDE_B = "\uff21", "\uff22"
+
+
+def charsmap() -> bytes:
+    """SentencePiece's table of characters with one rule: a fullwidth A becomes an A."""
+    units = np.zeros(1024, "<u4")
+    units[0] = 0x100 << 10
+    place, label_bases = 0x100, zip(WIDE_A.encode(), (0x200, 0x300, 0x80), strict=True)
+    for label, base in label_bases:
+        place ^= label
+        has_leaf = (base == 0x80) << 8
+        units[place] = (place ^ base) << 10 | has_leaf | label
+        place = base
+    units[place] = 1 << 31  # the place of the replacement
+    table = units.tobytes()
+    return len(table).to_bytes(4, "little") + table + b"A\0"
+
+
+def test_unigrams_are_those_of_the_original() -> None:
+    original = unigram(charsmap())
+    texts = [*CORPUS, f"{WIDE_A}{WIDE_B} {WIDE_A}Hello", "<s> a</s>", " a\tb \n"]
+    keys = gguf_files.unigram_keys(original, precompiled_charsmap=charsmap())
+    assert loaded(read(keys)).normalizer.normalize_str(WIDE_A + WIDE_B) == f"A{WIDE_B}"
+    assert_same_tokens(loaded(read(keys)), original, texts)
+    # Places without a token have no effect: the converter's list ends with some, and <mask> is one of them.
+    size = len(keys["tokenizer.ggml.tokens"])
+    for name, more in (("tokens", ["[PAD300]", "x y z", "[PAD302]"]), ("scores", [-1e4, -2.0, -1e4]),
+                       ("token_type", [gguf_files.UNUSED, gguf_files.NORMAL, gguf_files.UNUSED])):  # fmt: skip
+        keys[f"tokenizer.ggml.{name}"] = [*keys[f"tokenizer.ggml.{name}"], *more]
+    longer = loaded(read({**keys, "tokenizer.ggml.mask_token_id": size + 2}))
+    assert_same_tokens(longer, original, [*texts, "[PAD300] [PAD302]"])
+    assert longer.get_vocab_size() == size + 2
+
+
+@pytest.mark.parametrize("stated", [True, False, None])
+def test_spaces_of_unigrams_are_those_of_xlm_roberta(stated: bool | None) -> None:
+    """Whatever the file says, as converters write another field there."""
+    original = unigram()
+    keys = gguf_files.unigram_keys(original, remove_extra_whitespaces=stated)
+    keys = {name: value for name, value in keys.items() if value is not None}
+    assert_same_tokens(loaded(read(keys)), original, ["  a  b ", "a\t\n b"])
+    found = loaded(read({**keys, "tokenizer.ggml.add_space_prefix": False}))
+    assert found.encode("a b", add_special_tokens=False).tokens[0] == "a"
+
+
+def test_robertas_tokens_are_those_of_the_original() -> None:
+    original = roberta()
+    ids = {name: original.token_to_id(text) for name, text in (
+        ("bos_token_id", "<s>"), ("eos_token_id", "</s>"), ("seperator_token_id", "</s>"))}  # fmt: skip
+    adds = {f"add_{name}_token": True for name in ("bos", "eos", "sep")}
+    assert_same_tokens(loaded(read(gguf_files.tokenizer_keys(original, "roberta-bpe", **ids, **adds))), original)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"unknown_token_id": None}, "'tokenizer.ggml.unknown_token_id' is missing; expected the token of unknown"),
+        ({"cls_token_id": 9000}, "'tokenizer.ggml.cls_token_id' is 9000, but there are 4 tokens"),
+        ({"bos_token_id": None}, "'tokenizer.ggml.cls_token_id' is missing; expected a token"),
+        ({"seperator_token_id": None}, "'tokenizer.ggml.seperator_token_id' is missing; expected a token"),
+        ({"normalizer.lowercase": 1}, "'tokenizer.ggml.normalizer.lowercase' is 1; expected a boolean"),
+        ({"normalizer.nfc": True}, "'tokenizer.ggml.normalizer.nfc' is True: an unknown key"),
+        ({"tokens": ["[UNK]", "[CLS]", "[SEP]", "▁[SEP]"]}, r"has '\[SEP\]' twice, as 2 and 3; expected each once"),
+    ],
+)
+def test_unusual_word_pieces_are_refused_by_name(keys: dict[str, Any], message: str) -> None:
+    own = {
+        "tokens": ["[UNK]", "[CLS]", "[SEP]", "▁a"],
+        "unknown_token_id": 0,
+        "bos_token_id": 1,
+        "seperator_token_id": 2,
+    }
+    small = {
+        f"tokenizer.ggml.{name}": value for name, value in {**own, **keys, "model": "bert"}.items() if value is not None
+    }
+    with pytest.raises(CheckpointError, match=f"^a.gguf: .*{message}"):
+        read(small)
+    assert loaded(read({f"tokenizer.ggml.{name}": value for name, value in {**own, "model": "bert"}.items()}))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"scores": [-1.0]}, "'tokenizer.ggml.scores' has 1 scores; expected one per token"),
+        (
+            {"tokens": ["<s>", "a"], "token_type": [3, 1], "unknown_token_id": -1},
+            "'tokenizer.ggml.unknown_token_id' is missing",
+        ),
+        ({"precompiled_charsmap": b"abc"}, "'tokenizer.ggml.precompiled_charsmap' has 3 bytes; expected those of"),
+        ({"precompiled_charsmap": b"\x08\0\0\0abcd"}, "'tokenizer.ggml.precompiled_charsmap' has 8 bytes; expected"),
+        ({"precompiled_charsmap": b"\x03\0\0\0abcd"}, "'tokenizer.ggml.precompiled_charsmap' has 8 bytes; expected"),
+        ({"precompiled_charsmap": [2.0, 3.0]}, "'tokenizer.ggml.precompiled_charsmap' has 16 bytes; expected"),
+        ({"precompiled_charsmap": "abc"}, "'tokenizer.ggml.precompiled_charsmap' is 'abc'; expected an array"),
+    ],
+)
+def test_unusual_unigrams_are_refused_by_name(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=f"^a.gguf: .*{message}"):
+        read(gguf_files.unigram_keys(unigram(), **keys))
