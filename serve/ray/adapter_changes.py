@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Final
 
 from ...runtime.adapter_versions import VersionLimits
 from ..errors import ApiError, retry_headers
 
+Files = tuple[tuple[str, bytes], ...]
+"""Names and bytes of files."""
 SECONDS_TO_REMEMBER_UNLOADS: Final = 3600.0
 """Time after which the log forgets that an adapter was unloaded, unless replicas start with that adapter. By then, all
 replicas have applied the change or ended.
@@ -35,13 +37,18 @@ class AdapterChange:
     """Time of the change, in seconds since the epoch."""
     digest: str | None = None
     """Digest of an adapter that a client has sent; None: the adapter has a path, or is unloaded."""
-    files: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
-    """Names and bytes of its files. Replicas leave them out of their logs, because they store the files."""
+    files: Files = field(default=(), repr=False)
+    """Names and bytes of its files, in a check and in the coordinator's log. Replicas store the files, and get changes
+    without them."""
 
     @property
     def is_unload(self) -> bool:
         """True if the adapter is removed."""
         return self.path is None and self.digest is None
+
+    def without_files(self) -> AdapterChange:
+        """Returns the change without the files of a sent adapter."""
+        return replace(self, files=())
 
     @property
     def num_bytes(self) -> int:
@@ -102,6 +109,10 @@ class ChangeLog:
     def since(self, number: int) -> tuple[AdapterChange, ...]:
         """Returns the changes after the change of this number, in order."""
         return tuple(change for change in self._changes if change.number > number)
+
+    def files(self, digest: str) -> Files:
+        """Returns the files of a sent adapter; empty if the log has no such change any more."""
+        return next((change.files for change in self._changes if change.digest == digest and change.files), ())
 
     def add(self, change: AdapterChange) -> None:
         """Adds the newest change. Forgets unloads that are older than SECONDS_TO_REMEMBER_UNLOADS, and the oldest

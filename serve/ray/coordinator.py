@@ -14,7 +14,7 @@ from ray import serve
 
 from ...runtime.adapter_versions import VersionLimits
 from ..errors import UNAVAILABLE, ApiError
-from .adapter_changes import AdapterChange, ChangeLog, Outcome, Refusal, refusal_of
+from .adapter_changes import AdapterChange, ChangeLog, Files, Outcome, Refusal, refusal_of
 from .calls import call_all
 from .shared_adapters import unknown_everywhere
 
@@ -42,30 +42,44 @@ class AdapterCoordinator:
         await self._restore()
         async with self._changing:
             checked = await self._at_all("check", wanted)
-            if isinstance(checked, Refusal):
-                return checked
-            refusal = refusal_of({outcome.replica: outcome.refusal for outcome in checked})
+            refusal = self._refusal_to(wanted, checked)
             if refusal is not None:
+                if wanted.digest is not None and not isinstance(checked, Refusal):
+                    await self._at_all("forget", wanted.digest)
                 return refusal
-            if wanted.is_unload and not any(outcome.was_known for outcome in checked):
-                return unknown_everywhere(wanted.name)
             change = dataclasses.replace(wanted, number=self._log.number + 1)
             self._log.add(change)
             async with self._changed:
                 self._changed.notify_all()
             # Replicas that started in the meantime have asked for all changes, or wait for this one in since().
-            followed = await self._at_all("follow", (change,))
+            followed = await self._at_all("follow", (change.without_files(),))
             if isinstance(followed, Refusal):
                 return followed
             return refusal_of({outcome.replica: outcome.refusal for outcome in followed})
 
+    @staticmethod
+    def _refusal_to(wanted: AdapterChange, checked: Sequence[Outcome] | Refusal) -> Refusal | None:
+        """Returns the reason why a change is not made after the replicas have checked it."""
+        if isinstance(checked, Refusal):
+            return checked
+        refusal = refusal_of({outcome.replica: outcome.refusal for outcome in checked})
+        if refusal is None and wanted.is_unload and not any(outcome.was_known for outcome in checked):
+            return unknown_everywhere(wanted.name)
+        return refusal
+
+    async def files(self, digest: str) -> Files:
+        """Returns the files of a sent adapter for a replica that did not check it; empty if they are not needed."""
+        await self._restore()
+        return self._log.files(digest)
+
     async def since(self, number: int, seconds: float) -> tuple[AdapterChange, ...]:
-        """Returns the changes after the change of this number. Waits up to `seconds` until there are some."""
+        """Returns the changes after the change of this number, without files. Waits up to `seconds` until there are
+        some."""
         await self._restore()
         async with self._changed:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait_for(lambda: self._log.number > number), seconds)
-            return self._log.since(number)
+            return tuple(change.without_files() for change in self._log.since(number))
 
     async def _restore(self) -> None:
         """Restores the log of the previous coordinator if there was one."""

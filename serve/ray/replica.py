@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
+from http import HTTPStatus
 from typing import Any, Final
 
 from ray import serve
@@ -19,10 +20,11 @@ from ..app import make_app
 from ..async_executor import AsyncExecutor
 from ..command import make_executor
 from ..command_options import options_of
+from ..errors import UNAVAILABLE, ApiError
 from ..options import ServerOptions
 from ..response_store import home_of
 from ..service import Service
-from .adapter_changes import AdapterChange, Outcome, Refusal
+from .adapter_changes import AdapterChange, Files, Outcome, Refusal
 from .affinity import group_of
 from .forwarding import ForwardedRequest, MessageBatch, WholeAnswer, answer, whole_answer
 from .options import parse_flags
@@ -75,6 +77,10 @@ class Replica:
         """Calls SharedAdapters.check."""
         return await self._adapters.check(change)
 
+    async def forget(self, digest: str) -> None:
+        """Calls SharedAdapters.forget."""
+        self._adapters.forget(digest)
+
     async def follow(self, changes: Sequence[AdapterChange]) -> Outcome:
         """Calls SharedAdapters.follow."""
         return await self._adapters.follow(changes)
@@ -106,12 +112,31 @@ class Replica:
     ) -> SharedAdapters:
         local, remote = roots_of(options)
         return SharedAdapters(
-            executor, local, reserved, self._name, self._change_all, self._mark_present, remote, options.limits
+            executor,
+            local,
+            reserved,
+            self._name,
+            self._change_all,
+            self._files_of,
+            self._mark_present,
+            remote,
+            options.limits,
         )
 
     async def _change_all(self, change: AdapterChange) -> Refusal | None:
         refusal: Refusal | None = await self._coordinator.change.remote(change)
         return refusal
+
+    async def _files_of(self, digest: str) -> Files:
+        try:
+            files: Files = await self._coordinator.files.remote(digest)
+        except (RayError, RayServeException) as error:
+            raise ApiError(
+                f"the coordinator of adapters does not answer: {type(error).__name__}",
+                status=HTTPStatus.SERVICE_UNAVAILABLE,
+                kind=UNAVAILABLE,
+            ) from None
+        return files
 
     async def _mark_present(self, adapter: str) -> None:
         await self._group(group_of(adapter))

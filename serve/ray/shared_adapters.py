@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace as with_fields
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
@@ -16,12 +17,12 @@ from ...runtime.adapter_versions import without_versions
 from ...runtime.named_adapter import NamedAdapter
 from ..adapters import ServedAdapters, unknown_adapter
 from ..async_executor import AsyncExecutor, Generation
-from ..errors import ApiError
+from ..errors import UNAVAILABLE, ApiError
 from ..options import ServerLimits
 from ..remote_adapters import RemoteAdapters
 from ..uploaded_adapters import Upload, UploadStore
 from ..work import WorkKind
-from .adapter_changes import AdapterChange, ChangeLog, Outcome, Refusal
+from .adapter_changes import AdapterChange, ChangeLog, Files, Outcome, Refusal
 
 _LOG: Final = logging.getLogger("adaptrt.replica")
 
@@ -36,16 +37,19 @@ class SharedAdapters(ServedAdapters):
         reserved: frozenset[str],
         replica: str,
         change_all: Callable[[AdapterChange], Awaitable[Refusal | None]],
+        files_of: Callable[[str], Awaitable[Files]],
         mark_present: Callable[[str], Awaitable[None]],
         remote: RemoteAdapters | None = None,
         limits: ServerLimits | None = None,
     ) -> None:
-        """change_all: makes a change at all replicas. mark_present: tells the router that an adapter is used here.
+        """change_all: makes a change at all replicas. files_of: returns the files of a sent adapter by its digest;
+        empty if they are not needed any more. mark_present: tells the router that an adapter is used here.
         limits: of adapters that clients send; None: the defaults.
         """
         super().__init__(executor, roots, reserved, remote)
         self._replica = replica
         self._change_all = change_all
+        self._files_of = files_of
         self._mark_present = mark_present
         limits = ServerLimits() if limits is None else limits
         self._uploads = UploadStore(limits)
@@ -53,6 +57,8 @@ class SharedAdapters(ServedAdapters):
         self._following = asyncio.Lock()
         self._initial: frozenset[str] = frozenset()
         self._failed: dict[str, AdapterChange] = {}
+        self._checked: dict[str, Source] = {}
+        """Stored files of a sent adapter whose change may follow, by their digest: at most one."""
 
     @property
     def followed(self) -> ChangeLog:
@@ -97,9 +103,13 @@ class SharedAdapters(ServedAdapters):
         return await super().submit(request, name)
 
     async def check(self, change: AdapterChange) -> Outcome:
-        """Checks if this replica could make a change; changes nothing."""
+        """Checks if this replica could make a change; changes nothing. Keeps the files of a sent adapter for
+        follow()."""
         was_known = self.knows(change.name)
         source: Path | Source | None = None
+        # The coordinator makes one change at a time, so nothing follows an earlier check any more.
+        for digest in tuple(self._checked):
+            self.forget(digest)
         try:
             if not change.is_unload:
                 source = await self._checked_source(change)
@@ -107,6 +117,8 @@ class SharedAdapters(ServedAdapters):
                 await self._work.run_alone(
                     WorkKind.ADAPTERS, change.name, attempt, change.name, source, replace=was_known
                 )
+            if change.digest is not None and isinstance(source, Source):
+                self._checked[change.digest], source = source, None
         except ApiError as error:
             return Outcome(self._replica, Refusal.of(error), was_known)
         except AdaptrtError as error:
@@ -115,16 +127,35 @@ class SharedAdapters(ServedAdapters):
             _release(source)
         return Outcome(self._replica, None, was_known)
 
+    def forget(self, digest: str) -> None:
+        """Deletes the files of a sent adapter that was checked and that no change follows."""
+        _release(self._checked.pop(digest, None))
+
     async def _checked_source(self, change: AdapterChange) -> Path | Source:
         """Returns the adapter of a change that may not be made yet. Raises ApiError if it cannot be loaded here."""
         if change.path is not None:
             return await self.directory_to_load(change.name, change.path, replace=change.replace)
         self._check_load(change.name, replace=change.replace)
-        return await self._stored(change)
+        return await self._store_files(change.files)
 
-    async def _stored(self, change: AdapterChange) -> Source:
-        """Writes the files of a change. Raises ApiError if there is no room."""
-        return await self._work.run(WorkKind.FILES, self._uploads.store, dict(change.files))
+    async def _store_files(self, files: Files) -> Source:
+        """Writes files. Raises ApiError if there is no room."""
+        return await self._work.run(WorkKind.FILES, self._uploads.store, dict(files))
+
+    async def _sent_source(self, digest: str) -> Source:
+        """Returns the stored files of a sent adapter, those of the check if there was one here.
+
+        Raises ApiError if there is no room, and if the coordinator does not have them either.
+        """
+        if (checked := self._checked.pop(digest, None)) is not None:
+            return checked
+        if files := await self._files_of(digest):
+            return await self._store_files(files)
+        raise ApiError(
+            f"the files of the sent adapter {digest} are not here any more; send it again",
+            status=HTTPStatus.SERVICE_UNAVAILABLE,
+            kind=UNAVAILABLE,
+        )
 
     async def changes(self) -> tuple[AdapterChange, ...]:
         """Returns the changes that this replica has made, with the files of sent adapters as far as they are here."""
@@ -156,7 +187,7 @@ class SharedAdapters(ServedAdapters):
             for change in changes:
                 if change.number <= self._log.number:
                     continue
-                self._log.add(with_fields(change, files=()))
+                self._log.add(change)
                 try:
                     await self._make(change)
                 except ApiError as error:
@@ -171,7 +202,7 @@ class SharedAdapters(ServedAdapters):
                 await super().unload(change.name)
             return
         try:
-            source = await self._stored(change) if change.path is None else Path(change.path)
+            source = await self._sent_source(str(change.digest)) if change.path is None else Path(change.path)
             try:
                 await self._add(change.name, source, replace=self.knows(change.name))
             except BaseException:
@@ -199,7 +230,7 @@ class SharedAdapters(ServedAdapters):
             raise refusal.error()
 
 
-def _read_sent(directory: Path) -> tuple[str, tuple[tuple[str, bytes], ...]]:
+def _read_sent(directory: Path) -> tuple[str, Files]:
     """Returns the digest of a sent adapter, and its files."""
     files = [(name, directory / name) for name in SENT_FILES if (directory / name).is_file()]
     return adapter_digests(directory)[1], tuple((name, path.read_bytes()) for name, path in files)

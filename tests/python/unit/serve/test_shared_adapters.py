@@ -16,7 +16,7 @@ from adaptrt.runtime.named_adapter import NamedAdapter
 from adaptrt.serve.async_executor import AsyncExecutor
 from adaptrt.serve.errors import ApiError
 from adaptrt.serve.options import ServerLimits
-from adaptrt.serve.ray.adapter_changes import AdapterChange, Refusal, refusal_of
+from adaptrt.serve.ray.adapter_changes import AdapterChange, Files, Refusal, refusal_of
 from adaptrt.serve.ray.shared_adapters import SharedAdapters
 from adaptrt.serve.uploaded_adapters import Upload, UploadStore
 from support.models import ModelSpec, save_adapter
@@ -52,6 +52,13 @@ class Others:
         self.changes: list[AdapterChange] = []
         self.marked: list[str] = []
         self.refusal: Refusal | None = None
+        self.sent: dict[str, Files] = {}
+        """Files that the coordinator has, by digest."""
+        self.fetched: list[str] = []
+
+    async def files_of(self, digest: str) -> Files:
+        self.fetched.append(digest)
+        return self.sent.get(digest, ())
 
     async def change_all(self, change: AdapterChange) -> Refusal | None:
         self.changes.append(change)
@@ -68,7 +75,10 @@ def run(executor: adaptrt.Executor, root: Path, body: Callable[[SharedAdapters, 
         others = Others()
         try:
             await body(
-                SharedAdapters(asynchronous, [root], frozenset({"base"}), "r1", others.change_all, others.mark), others
+                SharedAdapters(
+                    asynchronous, [root], frozenset({"base"}), "r1", others.change_all, others.files_of, others.mark
+                ),
+                others,
             )
         finally:
             await asynchronous.close()
@@ -178,12 +188,19 @@ def test_sent_adapters_reach_all_replicas_and_are_stored_once(executor: adaptrt.
         )  # fmt: skip
         assert (await adapters.check(change)).refusal is None
         assert not adapters.knows("x")
-        for number, name in ((1, "a"), (2, "b")):
-            assert (await adapters.follow([sent(number, "x", root / name)])).refusal is None
+        checked = stored_by(adapters)
+        assert len(checked) == 1
+        assert (await adapters.follow([sent(1, "x", root / "a").without_files()])).refusal is None
+        assert (others.fetched, stored_by(adapters)) == ([], checked)  # the files arrived with the check
+        second = sent(2, "x", root / "b")
+        others.sent[str(second.digest)] = second.files
+        assert (await adapters.follow([second.without_files()])).refusal is None
+        assert others.fetched == [second.digest]
         (path,) = [one.path for one in adapters.list()]
         assert not path.is_relative_to(root)
-        await adapters.follow([sent(2, "x", root / "b")])  # a change may arrive twice
+        await adapters.follow([second.without_files()])  # a change may arrive twice
         assert [one.path for one in adapters.list()] == [path]
+        assert len(others.fetched) == 1
         # Its log has no bytes; a new coordinator gets them from the stored files.
         assert [one.files for one in adapters.followed.changes] == [(), ()]
         assert await adapters.changes() == (
@@ -205,15 +222,25 @@ def test_sent_adapters_reach_all_replicas_and_are_stored_once(executor: adaptrt.
     run(executor, root, body)
 
 
+def stored_by(adapters: SharedAdapters) -> list[Path]:
+    """Directories with files of sent adapters."""
+    return [path for path in adapters._uploads._sizes if path.exists()]
+
+
 def test_files_of_a_sent_adapter_that_is_refused_are_deleted(executor: adaptrt.Executor, root: Path) -> None:
-    async def body(adapters: SharedAdapters, _: Others) -> None:
+    async def body(adapters: SharedAdapters, others: Others) -> None:
+        good = sent(1, "y", root / "a")
         broken = with_fields(
-            sent(1, "x", root / "a"), files=(*files_of(root / "a")[:1], ("adapter_model.safetensors", b"{}"))
+            good,
+            name="x",
+            files=(*files_of(root / "a")[:1], ("adapter_model.safetensors", b"{}")),
+            number=2,
+            digest="d",
         )
-        await adapters.follow([sent(1, "y", root / "a")])
+        others.sent = {str(good.digest): good.files, "d": broken.files}
+        await adapters.follow([good.without_files()])
         (stored,) = [one.path for one in adapters.list()]
-        broken = with_fields(broken, number=2)
-        for outcome in (await adapters.check(broken), await adapters.follow([broken])):
+        for outcome in (await adapters.check(broken), await adapters.follow([broken.without_files()])):
             assert outcome.refusal is not None
             assert outcome.refusal.status == 400
         assert list(stored.parent.iterdir()) == [stored]
@@ -222,9 +249,35 @@ def test_files_of_a_sent_adapter_that_is_refused_are_deleted(executor: adaptrt.E
     run(executor, root, body)
 
 
+def test_files_that_were_checked_are_deleted_if_no_change_follows(executor: adaptrt.Executor, root: Path) -> None:
+    async def body(adapters: SharedAdapters, others: Others) -> None:
+        first, second = (sent(0, "x", root / name) for name in "ab")
+        assert (await adapters.check(first)).refusal is None
+        (before,) = stored_by(adapters)
+        assert (await adapters.check(second)).refusal is None  # the coordinator of the first check has ended
+        (after,) = stored_by(adapters)
+        assert after != before
+        adapters.forget(str(first.digest))
+        assert stored_by(adapters) == [after]
+        adapters.forget(str(second.digest))
+        assert stored_by(adapters) == []
+        outcome = await adapters.follow([with_fields(second, number=1).without_files()])
+        assert outcome.refusal is not None
+        assert (outcome.refusal.status, others.fetched) == (503, [second.digest])
+        assert f"the files of the sent adapter {second.digest} are not here any more" in outcome.refusal.message
+        assert not adapters.knows("x")
+        # The next request for it tries again.
+        others.sent[str(second.digest)] = second.files
+        assert await adapters.find("x")
+
+    run(executor, root, body)
+
+
 def test_new_replicas_get_old_versions(executor: adaptrt.Executor, root: Path) -> None:
-    async def body(adapters: SharedAdapters, _: Others) -> None:
-        await adapters.follow([load(1, "x", root / "a"), sent(2, "x", root / "b")])
+    async def body(adapters: SharedAdapters, others: Others) -> None:
+        change = sent(2, "x", root / "b")
+        others.sent[str(change.digest)] = change.files
+        await adapters.follow([load(1, "x", root / "a"), change.without_files()])
         old, new = (adapter_digests(root / name)[1] for name in "ab")
         assert [await adapters.current_version(name) for name in (f"x@{old[:8]}", "x")] == [f"x@{old}", f"x@{new}"]
 
