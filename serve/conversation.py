@@ -65,7 +65,9 @@ class Conversation:
         check_can_score_prompts(service, fields.prompt_logprobs)
         lengths = await service.lengths_of(adapter)
         truncation = truncation_of(fields, longest_prompt(service, lengths, fields.answer_tokens or 1), "left")
-        rendered = await service.prompts.tokenize_chat(fields, adapter, tools or None, truncation=truncation)
+        rendered = await service.prompts.tokenize_chat(
+            fields, adapter, tools or None, truncation=truncation, with_digests=fields.return_receipt
+        )
         prompt, images = rendered.ids, rendered.images
         asked = fields.answer_tokens
         if cuts_answer and asked is not None:
@@ -114,7 +116,12 @@ class Conversation:
         rows = None
         if isinstance(prompt, str) and images is not None:
             rendered = await service.prompts.tokenize_marked(
-                prompt, images, adapter, add_special_tokens=fields.add_special_tokens, param="prompt"
+                prompt,
+                images,
+                adapter,
+                add_special_tokens=fields.add_special_tokens,
+                param="prompt",
+                with_digests=fields.return_receipt,
             )
             prompt, rows = rendered.ids, rendered.images
         elif isinstance(prompt, str):

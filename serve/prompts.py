@@ -150,12 +150,14 @@ class Prompts:
         max_tokens: int | None = None,
         truncation: Truncation | None = None,
         with_rows: bool = True,
+        with_digests: bool = False,
     ) -> RenderedPrompt:
         """Returns the tokens of a conversation, and the rows of its images.
 
         The request's template writes it, or else the adapter's or the model's.
 
         max_tokens, truncation: as in tokenize(). with_rows: False: the rows are not computed, for counting.
+        with_digests: True: with digests of the images' pixels, for receipts.
 
         Raises ApiError without a template and for a request's template that may not or cannot be used, RequestError if
         the template rejects the messages, ConfigError for an adapter's template that cannot be used, and
@@ -172,7 +174,15 @@ class Prompts:
         urls = [url for message in fields.messages for url in message.image_urls]
         if urls:
             return await self._with_images(
-                fields, adapter, tools, template, max_tokens, truncation, urls, with_rows=with_rows
+                fields,
+                adapter,
+                tools,
+                template,
+                max_tokens,
+                truncation,
+                urls,
+                with_rows=with_rows,
+                with_digests=with_digests,
             )
         length = sum(_length(message) for message in fields.messages)
         length += sum(len(text) for document in fields.documents or () for text in document.values())
@@ -202,6 +212,7 @@ class Prompts:
         urls: Sequence[str],
         *,
         with_rows: bool,
+        with_digests: bool,
     ) -> RenderedPrompt:
         if truncation is not None:
             raise ApiError(
@@ -223,15 +234,25 @@ class Prompts:
             places = _places(len(taken.images), "the request")
             taken = replace(taken, images=[files.get(url, url) for url in taken.images], places=places)
             return RenderedPrompt(
-                *self._vision.prompt(taken, adapter, render, tokens, paths=False, with_rows=with_rows)
+                *self._vision.prompt(
+                    taken, adapter, render, tokens, paths=False, with_rows=with_rows, with_digests=with_digests
+                )
             )
 
         return await self._seen(made, urls, "messages")
 
     async def tokenize_marked(
-        self, text: str, images: MarkedImages, adapter: str | None, *, add_special_tokens: bool, param: str
+        self,
+        text: str,
+        images: MarkedImages,
+        adapter: str | None,
+        *,
+        add_special_tokens: bool,
+        param: str,
+        with_digests: bool,
     ) -> RenderedPrompt:
         """Returns the tokens of a text with images, and the rows of the images. param: request field of the text.
+        with_digests: as in tokenize_chat().
 
         Raises ApiError for images that cannot be used, and as tokenize() does.
         """
@@ -244,8 +265,12 @@ class Prompts:
             urls = images.urls
             taken = PreparedMessages([], [files.get(url, url) for url in urls], _places(len(urls), param))
             place = self._vision.place
+
+            def render(_: Sequence[Any]) -> str:
+                return text.replace(images.marker, place)
+
             return RenderedPrompt(
-                *self._vision.prompt(taken, adapter, lambda _: text.replace(images.marker, place), tokens, paths=False)
+                *self._vision.prompt(taken, adapter, render, tokens, paths=False, with_digests=with_digests)
             )
 
         return await self._seen(made, images.urls, param)

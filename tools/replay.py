@@ -221,7 +221,11 @@ def _request_of(
             f"--images FILE ... ({len(images)} are given)"
         )
     places = PreparedMessages([], list(images), list(map(str, images)))
-    _, seen = vision.prompt(places, name, lambda _: vision.place * len(images), lambda _: list(prompt), paths=True)
+
+    def render(_: Sequence[Any]) -> str:
+        return vision.place * len(images)
+
+    _, seen = vision.prompt(places, name, render, lambda _: list(prompt), paths=True, with_digests=True)
     assert seen is not None
     for file, expected, digest in zip(images, digests, seen.digests, strict=True):
         if digest != expected:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 from .image_model import FloatArray
 
@@ -15,8 +15,9 @@ class RowCache:
     def __init__(self, max_bytes: int) -> None:
         """max_bytes: maximum size of all kept rows; the newest are kept even if they are larger."""
         self.num_hits = 0
-        """Number of calls whose rows were kept, or computed by a call that ran at the same time."""
+        """Number of keys whose rows were kept, or made for an equal key of the same time."""
         self.num_misses = 0
+        """Number of keys whose rows were made."""
         self._max_bytes = max_bytes
         self._rows: OrderedDict[Hashable, FloatArray] = OrderedDict()
         self._num_bytes = 0
@@ -28,33 +29,51 @@ class RowCache:
         """Size of all kept rows."""
         return self._num_bytes
 
-    def rows(self, key: Hashable, make: Callable[[], FloatArray]) -> FloatArray:
-        """Returns the rows of a key, and calls make() if they are not there.
+    def rows(self, keys: Sequence[Hashable], make: Callable[[Sequence[int]], Sequence[FloatArray]]) -> list[FloatArray]:
+        """Returns the rows of each key. make: returns those of the keys at these places, which are not there.
 
-        A call waits while another one makes the same rows. If that one fails, the call tries itself. Raises the errors
-        of make().
+        A call waits while others make the same rows, after it has made what nobody makes. If they fail, the call tries
+        itself. Raises the errors of make().
         """
+        found: dict[Hashable, FloatArray] = {}
+        num_made = 0
         while True:
+            mine: dict[Hashable, int] = {}
+            others: list[threading.Event] = []
             with self._lock:
-                if key in self._rows:
-                    self.num_hits += 1
-                    self._rows.move_to_end(key)
-                    return self._rows[key]
-                other = self._running.get(key)
-                if other is None:
-                    self.num_misses += 1
-                    ended = self._running[key] = threading.Event()
-                    break
-            other.wait()
-        try:
-            made = make()
-            with self._lock:
-                self._keep(key, made)
-            return made
-        finally:
-            with self._lock:
-                del self._running[key]
-            ended.set()
+                for place, key in enumerate(keys):
+                    if key in found or key in mine:
+                        continue
+                    if key in self._rows:
+                        self._rows.move_to_end(key)
+                        found[key] = self._rows[key]
+                    elif (other := self._running.get(key)) is not None:
+                        others.append(other)
+                    else:
+                        mine[key] = place
+                ended = threading.Event()
+                self._running.update(dict.fromkeys(mine, ended))
+                self.num_misses += len(mine)
+            if mine:
+                try:
+                    made = make(tuple(mine.values()))
+                    num_made += len(mine)
+                    with self._lock:
+                        for key, rows in zip(mine, made, strict=True):
+                            found[key] = rows
+                            self._keep(key, rows)
+                finally:
+                    with self._lock:
+                        for key in mine:
+                            del self._running[key]
+                    ended.set()
+            for other in others:
+                other.wait()
+            if not others:
+                break
+        with self._lock:
+            self.num_hits += len(keys) - num_made
+        return [found[key] for key in keys]
 
     def _keep(self, key: Hashable, rows: FloatArray) -> None:
         self._rows[key] = rows

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -84,6 +85,20 @@ class _TowerAdapter:
     """Differs for adapters with which rows differ."""
 
 
+@dataclass(frozen=True, eq=False)
+class _RunningImage:
+    """An image that is in the tower."""
+
+    tiles: Tiles
+    part: _TowerAdapter
+    requests: deque[int]
+    """Numbers of the executor's requests whose results were not taken yet, one for each tile."""
+    num_patches: int
+    """Number of patches of all tiles."""
+    began: float
+    """Time when its patches were begun, of time.monotonic()."""
+
+
 class TowerRunner:
     """The tower in an engine's directory. Thread-safe."""
 
@@ -104,6 +119,7 @@ class TowerRunner:
         if config is not None:
             own.kernels, own.num_threads = config.kernels, config.num_threads
         self._executor = Executor(self._engine, self._engine.model_type, own)
+        self._step_tokens: Final[int] = self._engine.config.build_config.max_num_tokens
         self.cache: Final = RowCache(MAX_CACHED_BYTES)
         self.seconds = 0.0
         """Time that images took from their pixels to their rows, summed over images."""
@@ -120,19 +136,48 @@ class TowerRunner:
             if tensor is not None
         }
 
-    def rows(self, tiles: Tiles, adapter: NamedAdapter | None) -> FloatArray:
-        """Returns float32 [rows, hidden size of the language model].
+    def rows(self, images: Sequence[Tiles], adapter: NamedAdapter | None) -> list[FloatArray]:
+        """Returns float32 [rows, hidden size of the language model] of each image.
 
-        Tiles of calls that run at the same time share steps; equal images are computed once.
+        Tiles of several images, and of calls that run at the same time, share steps; equal images are computed once.
 
         Raises AdapterError for an adapter that the tower cannot use, RequestError if the tower fails.
         """
-        content = hashlib.sha256(f"{tiles.pixels.shape}".encode() + tiles.pixels.tobytes()).digest()
-        key = content, self._part_of(adapter).key
-        return self.cache.rows(key, lambda: self._encoded(tiles, adapter))
+        part = self._part_of(adapter).key
+        keys = [(_digest(tiles), part) for tiles in images]
+        return self.cache.rows(keys, lambda places: self._encoded([images[place] for place in places], adapter))
 
-    def _encoded(self, tiles: Tiles, adapter: NamedAdapter | None) -> FloatArray:
-        began = time.monotonic()
+    def _encoded(self, images: Sequence[Tiles], adapter: NamedAdapter | None) -> list[FloatArray]:
+        """Returns the rows of each image.
+
+        While an image is computed, the next one is prepared and queued, so that steps are full. More are queued only if
+        a step can take all of them, because their patches need memory.
+        """
+        made: list[FloatArray] = []
+        running: deque[_RunningImage] = deque()
+        try:
+            for tiles in images:
+                began = time.monotonic()
+                patches = self._patches(tiles)
+                size = sum(map(len, patches))
+                while len(running) > 1 and size + sum(one.num_patches for one in running) > self._step_tokens:
+                    made.append(self._finished(running[0]))
+                    running.popleft()
+                part, numbers = self._enqueued(patches, adapter)
+                running.append(_RunningImage(tiles, part, deque(numbers), size, began))
+            while running:
+                made.append(self._finished(running[0]))
+                running.popleft()
+        except BaseException:
+            # Nobody else takes their results.
+            for number in (number for image in running for number in image.requests):
+                with contextlib.suppress(RequestError):
+                    self._result(number)
+            raise
+        return made
+
+    def _patches(self, tiles: Tiles) -> list[FloatArray]:
+        """Returns the rows of the patches of each tile."""
         patches = [self.model.patches(tile) for tile in tiles.pixels]
         longest = self._executor.engine_info.max_input_len
         if any(len(rows) > longest for rows in patches):
@@ -140,12 +185,16 @@ class TowerRunner:
                 f"an image has {max(map(len, patches))} patches; the engine was built for prompts with images of up to "
                 f"{longest}"
             )
-        part, numbers = self._enqueued(patches, adapter)
-        encoded = [self._result(number) for number in numbers]
-        rows = [self.model.rows(one, part.projection, tile) for one, tile in zip(encoded, tiles.pixels, strict=True)]
+        return patches
+
+    def _finished(self, image: _RunningImage) -> FloatArray:
+        """Waits for an image. Returns its rows."""
+        encoded = [self._result(image.requests.popleft()) for _ in range(len(image.requests))]
+        projection = image.part.projection
+        rows = [self.model.rows(one, projection, tile) for one, tile in zip(encoded, image.tiles.pixels, strict=True)]
         made = np.ascontiguousarray(np.concatenate(rows), np.float32)
         with self._lock:
-            self.seconds += time.monotonic() - began
+            self.seconds += time.monotonic() - image.began
         return made
 
     def _enqueued(self, patches: Sequence[FloatArray], adapter: NamedAdapter | None) -> tuple[_TowerAdapter, list[int]]:
@@ -216,3 +265,7 @@ class TowerRunner:
     def shutdown(self) -> None:
         """Ends the tower's executor."""
         self._executor.shutdown()
+
+
+def _digest(tiles: Tiles) -> bytes:
+    return hashlib.sha256(f"{tiles.pixels.shape}".encode() + tiles.pixels.tobytes()).digest()

@@ -108,11 +108,13 @@ class Vision:
         *,
         paths: bool,
         with_rows: bool = True,
+        with_digests: bool = False,
     ) -> tuple[list[int], PromptImages | None]:
         """Returns the tokens of a conversation with images, and the images' rows.
 
         render: returns the text of messages; tokens: returns the tokens of a text. paths: True accepts paths of files.
-        with_rows: False: the tower does not run, and no rows are returned.
+        with_rows: False: the tower does not run, and no rows are returned. with_digests: True: with digests of the
+        images' pixels, for receipts.
 
         Raises RequestError for images that cannot be used, and for engines without a tower; AdapterError for an adapter
         that the tower cannot use.
@@ -120,7 +122,7 @@ class Vision:
         self.check(len(prepared.images))
         tower = self._running()
         adapter = self._adapter(lora)
-        tiles, digests = self._tiles(prepared, tower.model, paths=paths, with_digests=with_rows)
+        tiles, digests = self._tiles(prepared, tower.model, paths=paths, with_digests=with_digests)
         model = tower.model
         ids = tokens(expand(render(prepared.messages), model.place, [model.text(one) for one in tiles]))
         expected = sum(map(model.num_rows, tiles))
@@ -132,7 +134,7 @@ class Vision:
             )
         if not with_rows:
             return ids, None
-        rows = np.concatenate([tower.rows(one, adapter) for one in tiles])
+        rows = np.concatenate(tower.rows(tiles, adapter))
         return ids, replace(model.prompt_images(rows, tiles), digests=digests)
 
     def check(self, num_images: int) -> None:

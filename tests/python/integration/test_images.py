@@ -74,9 +74,61 @@ def test_rows_are_those_of_transformers(seeing: Seeing, llm: LLM, adapter: str |
     tower = llm._vision._running()
     tiles = tower.model.tiles(open_image(LARGE, "image", ImageLimits()), "image")
     assert len(tiles.pixels) == 5
-    rows = tower.rows(tiles, None if adapter is None else llm.executor.adapters.get(adapter))
+    (rows,) = tower.rows([tiles], None if adapter is None else llm.executor.adapters.get(adapter))
     expected = seeing.reference(adapter).rows(LARGE)
     assert np.abs(rows - expected).max() <= TOLERANCE * np.ptp(expected)
+
+
+def test_an_image_is_queued_while_another_is_computed(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More are queued together only if a step takes them all, and equal images once. No pixels are hashed for that."""
+    tower = llm._vision._running()
+    monkeypatch.setattr("adaptrt.runtime.images.vision.digest_of", None)
+    order: list[str] = []
+    enqueued, finished = tower._enqueued, tower._finished
+
+    def enqueue(*given: Any) -> Any:
+        order.append("queued")
+        return enqueued(*given)
+
+    def finish(image: Any) -> Any:
+        order.append("finished")
+        return finished(image)
+
+    monkeypatch.setattr(tower, "_enqueued", enqueue)
+    monkeypatch.setattr(tower, "_finished", finish)
+    asked = [
+        question(*(random_image(9, 7, seed) for seed in seeds), "red") for seeds in ((90, 91, 92), (93, 94, 93, 95))
+    ]
+    before = tower.seconds
+    llm.chat(asked[0], GREEDY)
+    assert tower._step_tokens < 2 * 80  # an image has five tiles of 16 patches
+    assert order == ["queued", "queued", "finished", "queued", "finished", "finished"]
+    assert tower.seconds > before
+    del order[:]
+    monkeypatch.setattr(tower, "_step_tokens", 3 * 80)
+    llm.chat(asked[1], GREEDY)
+    assert order == ["queued"] * 3 + ["finished"] * 3
+
+
+def test_images_after_one_that_fails_leave_the_tower(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    tower = llm._vision._running()
+    taken: list[int] = []
+    result = tower._result
+
+    def fails_first(number: int) -> Any:
+        taken.append(number)
+        rows = result(number)
+        if len(taken) == 1:
+            raise RequestError("the vision tower: broken")
+        return rows
+
+    monkeypatch.setattr(tower, "_result", fails_first)
+    asked = question(random_image(9, 7, 96), random_image(9, 7, 97))
+    with pytest.raises(RequestError, match="the vision tower: broken"):
+        llm.chat(asked, GREEDY)
+    assert len(taken) == 5 + 5
+    assert len(set(taken)) == len(taken)
+    assert llm.chat(asked, GREEDY).token_ids
 
 
 def test_a_request_of_the_executor_has_images(llm: LLM) -> None:

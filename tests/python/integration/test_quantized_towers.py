@@ -69,7 +69,7 @@ def rounded(model: Path, directory: Path) -> Path:
 def rows_of(llm: LLM, image: Any, adapter: str | None) -> np.ndarray:
     tower = llm._vision._running()
     tiles = tower.model.tiles(open_image(image, "image", ImageLimits()), "image")
-    return tower.rows(tiles, None if adapter is None else llm.executor.adapters.get(adapter))
+    return tower.rows([tiles], None if adapter is None else llm.executor.adapters.get(adapter))[0]
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def test_rows_and_answers_are_those_of_transformers(seeing: Seeing, llm: LLM, ad
     tower = llm._vision._running()
     for image in (WIDE, TALL):
         tiles = tower.model.tiles(open_image(image, "image", ImageLimits()), "image")
-        rows = tower.rows(tiles, None if adapter is None else llm.executor.adapters.get(adapter))
+        (rows,) = tower.rows([tiles], None if adapter is None else llm.executor.adapters.get(adapter))
         expected = reference.rows(image)
         assert np.abs(rows - expected).max() <= TOLERANCE * np.ptp(expected)
     prompt, tokens, scores = reference.answer(QUESTION, LENGTH)

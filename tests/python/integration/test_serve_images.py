@@ -19,6 +19,7 @@ from PIL import Image
 
 from adaptrt import LLM, SamplingParams
 from adaptrt.builder.cli import main
+from adaptrt.runtime.images import vision
 from adaptrt.serve.app import make_app
 from adaptrt.serve.media_hosts import MediaHosts
 from support.seeing import engine_of_model, question, random_image, save_adapters, save_model
@@ -224,15 +225,24 @@ def test_models_of_texts_refuse_images(tmp_path: Path) -> None:
     run_app(place, body)
 
 
-def test_receipts_of_images_are_replayed(place: AppPlace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_receipts_of_images_are_replayed(
+    place: AppPlace, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[Any] = []
+    digest_of = vision.digest_of
+    monkeypatch.setattr(vision, "digest_of", lambda image: hashed.append(image) or digest_of(image))
     images = [random_image(9, 5, 1), random_image(5, 9, 2)]
     received: list[dict[str, Any]] = []
 
     async def body(client: AppClient) -> None:
         assert (await client.load("tower", "tower")).status_code == 200
         drawn = {"max_tokens": LENGTH, "temperature": 1.0, "return_receipt": True, "return_receipt_prompt": True}
-        answer = await client.post("/v1/chat/completions", model="tower", messages=asked(data_url(images[0])), **drawn)
+        messages = asked(data_url(images[0]))
+        assert (await client.post("/v1/chat/completions", model="tower", messages=messages)).status_code == 200
+        assert not hashed  # only receipts need the digest of an image
+        answer = await client.post("/v1/chat/completions", model="tower", messages=messages, **drawn)
         assert answer.status_code == 200, answer.text
+        assert len(hashed) == 1
         received.append(answer.json())
 
     run_app(place, body)
