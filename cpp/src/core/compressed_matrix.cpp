@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "adaptrt/core/compressed_bound.h"
 #include "adaptrt/core/panels.h"
 #include "upper_bytes.h"
 
@@ -90,6 +91,18 @@ std::size_t matrix_panel_offset(std::int64_t k, std::int64_t panel) {
 
 std::size_t matrix_panel_bytes(std::int64_t width, std::int64_t k) {
   return static_cast<std::size_t>(count_pieces(width, k) * kCompressedPieceBytes);
+}
+
+void CompressedBound::add(const std::byte* elements, std::int64_t count) {
+  UpperBytes::count(elements, count, &counts_);
+}
+
+std::size_t CompressedBound::bytes(std::int64_t n, std::int64_t k) const {
+  const std::size_t plain = panel_bytes(DType::kBFloat16, n, k);
+  const std::int64_t pieces = num_pieces(n, k);
+  if (pieces * kPieceElements >= kPlacesLimit) return plain;
+  const auto outliers = static_cast<std::size_t>(UpperBytes(counts_).num_outliers());
+  return std::min(plain, bytes_of_pieces(pieces, outliers));
 }
 
 std::size_t compress_matrix(const std::byte* panels, std::int64_t n, std::int64_t k, std::byte* out) {

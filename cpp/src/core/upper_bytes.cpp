@@ -2,15 +2,20 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 namespace adaptrt {
 namespace {
 
-constexpr std::size_t kBytes = 256;
+UpperBytes::Counts counts_of(const std::byte* elements, std::int64_t count) {
+  UpperBytes::Counts counts{};
+  UpperBytes::count(elements, count, &counts);
+  return counts;
+}
 
-using Counts = std::array<std::int64_t, kBytes>;
+}  // namespace
 
-Counts count_upper_bytes(const std::byte* elements, std::int64_t count) {
+void UpperBytes::count(const std::byte* elements, std::int64_t count, Counts* counts) {
   // Neighbours often have the same upper byte; separate counters avoid waiting for the previous increment.
   std::array<Counts, 4> apart{};
   for (std::int64_t i = 0; i < count; ++i) {
@@ -18,19 +23,18 @@ Counts count_upper_bytes(const std::byte* elements, std::int64_t count) {
     std::memcpy(&bits, elements + i * static_cast<std::int64_t>(sizeof(bits)), sizeof(bits));
     ++apart[static_cast<std::size_t>(i % 4)][bits >> 8U];
   }
-  Counts counts{};
-  for (std::size_t i = 0; i < kBytes; ++i) {
-    for (const Counts& part : apart) counts[i] += part[i];
+  for (std::size_t i = 0; i < counts->size(); ++i) {
+    for (const Counts& part : apart) (*counts)[i] += part[i];
   }
-  return counts;
 }
 
-}  // namespace
+UpperBytes::UpperBytes(const std::byte* elements, std::int64_t count)
+    : UpperBytes(counts_of(elements, count)) {}
 
-UpperBytes::UpperBytes(const std::byte* elements, std::int64_t count) : num_outliers_(count) {
-  const Counts counts = count_upper_bytes(elements, count);
-  std::array<std::uint8_t, kBytes> order;
-  for (std::size_t i = 0; i < kBytes; ++i) order[i] = static_cast<std::uint8_t>(i);
+UpperBytes::UpperBytes(const Counts& counts)
+    : num_outliers_(std::accumulate(counts.begin(), counts.end(), std::int64_t{0})) {
+  std::array<std::uint8_t, std::tuple_size_v<Counts>> order;
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::uint8_t>(i);
   std::ranges::stable_sort(order, [&](std::uint8_t a, std::uint8_t b) { return counts[a] > counts[b]; });
   std::copy_n(order.begin(), kTableBytes, table_.begin());
   codes_.fill(kNoCode);

@@ -14,7 +14,13 @@ class UpperBytes {
   /// Code of an upper byte that is not in the table.
   static constexpr std::uint8_t kNoCode = kTableBytes;
 
+  using Counts = std::array<std::int64_t, 256>;
+
   UpperBytes(const std::byte* elements, std::int64_t count);
+  /// `counts`: how often each upper byte occurs.
+  explicit UpperBytes(const Counts& counts);
+  /// Adds the upper bytes of `count` elements.
+  static void count(const std::byte* elements, std::int64_t count, Counts* counts);
 
   /// The most frequent upper bytes; equally frequent ones in ascending order.
   [[nodiscard]] const std::array<std::uint8_t, kTableBytes>& table() const { return table_; }
@@ -25,7 +31,7 @@ class UpperBytes {
 
  private:
   std::array<std::uint8_t, kTableBytes> table_{};
-  std::array<std::uint8_t, 256> codes_{};
+  std::array<std::uint8_t, std::tuple_size_v<Counts>> codes_{};
   std::int64_t num_outliers_ = 0;
 };
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "adaptrt/lora/layout.h"
+#include "adaptrt/lora/stored_matrix.h"
 
 namespace adaptrt {
 
@@ -15,8 +16,7 @@ class ImageCompressor {
   [[nodiscard]] DeviceSite compress(const LoraLayout& layout, const LoraSite& site, const DeviceSite& image);
 
  private:
-  [[nodiscard]] LoraStorage compress(const LoraLayout& layout, const std::byte* matrix, std::int64_t n,
-                                     std::int64_t k);
+  [[nodiscard]] LoraStorage compress(const LoraLayout& layout, const StoredMatrix& matrix);
 
   std::vector<std::byte> compressed_;
 };

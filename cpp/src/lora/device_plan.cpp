@@ -1,26 +1,21 @@
 #include "adaptrt/lora/device_plan.h"
 
 #include <algorithm>
-#include <map>
 #include <numeric>
 #include <utility>
 
 #include "adaptrt/lora/host_adapter.h"
 #include "image_sizes.h"
+#include "rows_of_sites.h"
 
 namespace adaptrt {
 std::size_t image_bytes(const LoraLayout& layout, const LoraSite& site, std::span<const ModuleRank> modules) {
-  std::int64_t total_rank = 0;
-  std::size_t bytes = 0;
-  for (const ModuleRank& module : modules) {
-    if (!module.shares_a) total_rank += module.rank;
-    for (const LoraModule part : parts_of(module.module)) {
-      const std::int64_t out_size = site.parts[part_position(site, part)].out_size;
-      bytes += aligned_bytes(matrix_bytes(layout, site.rows_of_b(out_size, 0).count, module.rank));
-      bytes += static_cast<std::size_t>(module.vectors.count()) * aligned_bytes(vector_bytes(out_size));
-    }
-  }
-  return bytes + aligned_bytes(matrix_bytes(layout, site.rows_of_a(total_rank, 0).count, site.in_size));
+  const auto exact = [&](std::int64_t n, std::int64_t k) {
+    return aligned_bytes(matrix_bytes(layout, n, k));
+  };
+  return image_bytes(
+      site, modules, [&](std::int64_t, std::int64_t n, std::int64_t k) { return exact(n, k); },
+      [&](std::size_t, std::size_t, std::int64_t n, std::int64_t k) { return exact(n, k); });
 }
 
 ImagePlaces place_images(std::span<const std::size_t> sizes, std::size_t page_bytes) {
@@ -45,31 +40,47 @@ std::size_t DevicePlan::bytes() const {
   return std::accumulate(used_bytes.begin(), used_bytes.end(), std::size_t{0});
 }
 
-DevicePlan plan_device_images(std::span<const AdapterRow> rows, const LoraLayout& layout,
-                              const SiteIndex& index, std::size_t page_bytes) {
-  std::map<std::int32_t, std::vector<std::size_t>> rows_at;
+RowsOfSites rows_of_sites(std::span<const AdapterRow> rows, const LoraLayout& layout,
+                          const SiteIndex& index) {
+  RowsOfSites rows_at;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (is_setting(rows[i].module)) continue;
     const ModulePlace& place = *index.find(rows[i].layer, rows[i].module);
     for (std::int32_t site = 0; site < place.num_sites; ++site) rows_at[place.first_site + site].push_back(i);
   }
-  DevicePlan plan;
-  std::vector<std::vector<std::size_t>> sizes(static_cast<std::size_t>(layout.num_stages));
   for (auto& [site_id, rows_here] : rows_at) {
     const LoraSite& site = layout.sites[static_cast<std::size_t>(site_id)];
     std::ranges::sort(rows_here, {}, [&](std::size_t i) { return module_position(site, rows[i].module); });
-    std::vector<ModuleRank> modules;
-    for (const std::size_t i : rows_here) {
-      modules.push_back({rows[i].module, rows[i].rank, rows[i].vectors, rows[i].shares_a});
-    }
-    const std::int32_t stage = layout.stage_of(site);
-    sizes[static_cast<std::size_t>(stage)].push_back(image_bytes(layout, site, modules));
-    if (stage == layout.stage) plan.sites.push_back({site_id, std::move(rows_here), {}});
   }
-  for (const auto& of_stage : sizes) {
+  return rows_at;
+}
+
+std::vector<ModuleRank> modules_of(std::span<const AdapterRow> rows, std::span<const std::size_t> rows_here) {
+  std::vector<ModuleRank> modules;
+  for (const std::size_t i : rows_here) {
+    modules.push_back({rows[i].module, rows[i].rank, rows[i].vectors, rows[i].shares_a});
+  }
+  return modules;
+}
+
+DevicePlan plan_device_images(std::span<const AdapterRow> rows, const LoraLayout& layout,
+                              const SiteIndex& index, std::size_t page_bytes,
+                              std::span<const std::uint64_t> sizes) {
+  DevicePlan plan;
+  std::vector<std::vector<std::size_t>> of_stages(static_cast<std::size_t>(layout.num_stages));
+  std::size_t number = 0;
+  for (auto& [site_id, rows_here] : rows_of_sites(rows, layout, index)) {
+    const LoraSite& site = layout.sites[static_cast<std::size_t>(site_id)];
+    const std::int32_t stage = layout.stage_of(site);
+    of_stages[static_cast<std::size_t>(stage)].push_back(
+        sizes.empty() ? image_bytes(layout, site, modules_of(rows, rows_here)) : sizes[number]);
+    ++number;
+    if (stage == layout.stage) plan.sites.push_back({site_id, rows_here, {}});
+  }
+  for (const auto& of_stage : of_stages) {
     plan.pages = std::max(plan.pages, std::ssize(place_images(of_stage, page_bytes).used_bytes));
   }
-  ImagePlaces own = place_images(sizes[static_cast<std::size_t>(layout.stage)], page_bytes);
+  ImagePlaces own = place_images(of_stages[static_cast<std::size_t>(layout.stage)], page_bytes);
   for (std::size_t i = 0; i < plan.sites.size(); ++i) plan.sites[i].place = own.places[i];
   plan.used_bytes = std::move(own.used_bytes);
   return plan;

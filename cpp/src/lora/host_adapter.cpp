@@ -17,7 +17,9 @@
 #include "image_writer.h"
 #include "matrix_sharing.h"
 #include "round_image.h"
+#include "rows_of_sites.h"
 #include "saved_rows.h"
+#include "stored_parts.h"
 
 namespace adaptrt {
 namespace {
@@ -121,7 +123,7 @@ void check_idle_rows(const SentTensors& idle, DType target, AdapterProblems& pro
 }  // namespace
 
 std::shared_ptr<const HostAdapter> HostAdapter::make(const LoraConfig& config, const LoraLayout& layout,
-                                                     const SiteIndex& index) {
+                                                     const SiteIndex& index, LoraStorage storage) {
   const std::string subject = "LoRA task " + std::to_string(config.task_id);
   AdapterProblems problems;
   SentTensors sent = check_tensors(config, layout, index, subject, problems);
@@ -162,6 +164,8 @@ std::shared_ptr<const HostAdapter> HostAdapter::make(const LoraConfig& config, c
   };
   check_lm_head(adapter->rows_, a_of, layout, problems);
   problems.throw_if_any(subject);
+  adapter->storage_ = storage;
+  adapter->stored_parts_ = find_stored_parts(storage, source, layout, index);
   adapter->terms_ = terms_of_rows(adapter->rows_);
   adapter->generation_ = next_generation();
   return adapter;
@@ -211,7 +215,9 @@ std::shared_ptr<const HostAdapter> HostAdapter::make_packed(const LoraConfig& co
     DeviceSite placed = place_in_image(adapter->rows_, entry.rows, layout, site, image);
     writer.write(site, entry.rows, placed);
     if (storage == LoraStorage::kCompressed) placed = compressor.compress(layout, site, placed);
-    if (storage == LoraStorage::kInt8) placed = rounder.round(layout, site, placed);
+    if (storage == LoraStorage::kInt8) {
+      placed = rounder.round(layout, site, modules_of(adapter->rows_, entry.rows), placed);
+    }
     if (sharing) placed = sharing->keep(layout, site, placed);
     adapter->placed_sites_.push_back(placed);
     const auto pieces = pieces_of(layout, site, placed);
@@ -242,11 +248,14 @@ std::shared_ptr<const HostAdapter> HostAdapter::make_packed(const LoraConfig& co
 }
 
 std::shared_ptr<const HostAdapter> HostAdapter::received(std::uint64_t task_id, DType dtype,
-                                                         std::vector<AdapterRow> rows, HugeArray data) {
+                                                         std::vector<AdapterRow> rows, HugeArray data,
+                                                         StoredParts stored_parts) {
   std::shared_ptr<HostAdapter> adapter(new HostAdapter());
   adapter->task_id_ = task_id;
   adapter->generation_ = next_generation();
   adapter->dtype_ = dtype;
+  adapter->storage_ = stored_parts.storage;
+  adapter->stored_parts_ = std::move(stored_parts);
   adapter->rows_ = std::move(rows);
   adapter->keep_as_sent(std::move(data));
   adapter->unshared_bytes_ = adapter->bytes_;

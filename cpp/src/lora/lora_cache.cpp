@@ -34,7 +34,7 @@ LoraCache::Impl::Impl(LoraLayout layout, std::unique_ptr<AdapterPages> pages, Lo
       free_pages_(options.device_pages > 0 ? options.device_pages : pages_->num_pages(), pages_->num_pages()),
       host_bytes_total_(options.host_bytes) {
   Problems problems = check_lora_storage(storage_, layout_);
-  if (problems.empty() && storage_ != LoraStorage::kExact && !refers_to_host_) {
+  if (problems.empty() && storage_ != LoraStorage::kExact && packs_adapters_ && !refers_to_host_) {
     problems.add("lora_storage is '" + std::string(name_of(storage_)) +
                  "'; expected 'exact': the device level does not refer to the host level");
   }

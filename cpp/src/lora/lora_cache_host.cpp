@@ -54,8 +54,9 @@ std::shared_ptr<const HostAdapter> LoraCache::Impl::admit(const LoraConfig& conf
         HostAdapter::make_packed(config, layout_, sites_, pages_->page_bytes(), matrices_.get(), storage_);
     entry->plan = entry->adapter->plan();
   } else {
-    entry->adapter = HostAdapter::make(config, layout_, sites_);
-    entry->plan = plan_device_images(entry->adapter->rows(), layout_, sites_, pages_->page_bytes());
+    entry->adapter = HostAdapter::make(config, layout_, sites_, storage_);
+    entry->plan = plan_device_images(entry->adapter->rows(), layout_, sites_, pages_->page_bytes(),
+                                     entry->adapter->stored_parts().image_bytes);
   }
   if (refers_to_host_) entry->device = device_adapter_in_place(*entry->adapter, layout_);
   check_ever_fits(config.task_id, entry->adapter->bytes(), entry->plan.pages);

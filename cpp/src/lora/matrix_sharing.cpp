@@ -50,24 +50,10 @@ DeviceSite MatrixSharing::keep(const LoraLayout& layout, const LoraSite& site, c
     if (places.back().second == place) used_bytes_ += bytes;
     if (have_.insert(matrix.get()).second) matrices_.push_back(std::move(matrix));
   }
-  const auto kept = [&](const void* address) {
-    return std::ranges::find(places, static_cast<const std::byte*>(address),
-                             &decltype(places)::value_type::first)
-        ->second;
+  const auto kept = [&](const std::byte* address) {
+    return std::ranges::find(places, address, &decltype(places)::value_type::first)->second;
   };
-  DeviceSite result = image;
-  const auto keep_vector = [&](const float** vector) {
-    if (*vector != nullptr) *vector = reinterpret_cast<const float*>(kept(*vector));
-  };
-  result.a = kept(image.a);
-  keep_vector(&result.rank_scales);
-  for (DevicePart& part : result.parts) {
-    if (part.rank == 0) continue;
-    part.b = kept(part.b);
-    keep_vector(&part.magnitude);
-    keep_vector(&part.shift);
-  }
-  return result;
+  return with_addresses(image, kept);
 }
 
 }  // namespace adaptrt

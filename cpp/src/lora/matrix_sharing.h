@@ -16,6 +16,25 @@ namespace adaptrt {
                                                                 const LoraSite& site,
                                                                 const DeviceSite& image);
 
+/// Returns an image whose matrices and vectors are at moved(address).
+template <class Moved>
+[[nodiscard]] DeviceSite with_addresses(DeviceSite image, const Moved& moved) {
+  const auto move_vector = [&](const float** vector) {
+    if (*vector != nullptr) {
+      *vector = reinterpret_cast<const float*>(moved(reinterpret_cast<const std::byte*>(*vector)));
+    }
+  };
+  image.a = moved(image.a);
+  move_vector(&image.rank_scales);
+  for (DevicePart& part : image.parts) {
+    if (part.rank == 0) continue;
+    part.b = moved(part.b);
+    move_vector(&part.magnitude);
+    move_vector(&part.shift);
+  }
+  return image;
+}
+
 /// Keeps images after each other in the memory of one adapter, without the matrices that SharedMatrices has.
 class MatrixSharing {
  public:

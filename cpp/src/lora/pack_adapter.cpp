@@ -1,13 +1,24 @@
 #include "adaptrt/lora/pack_adapter.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <span>
+#include <utility>
+#include <vector>
 
 #include "adaptrt/core/compressed_matrix.h"
 #include "adaptrt/core/convert.h"
+#include "adaptrt/core/huge_array.h"
 #include "adaptrt/core/int8_matrix.h"
 #include "adaptrt/core/panels.h"
+#include "compress_image.h"
+#include "image_sizes.h"
 #include "image_writer.h"
+#include "matrix_sharing.h"
+#include "round_image.h"
+#include "rows_of_sites.h"
+#include "stored_parts.h"
 
 namespace adaptrt {
 namespace {
@@ -62,6 +73,62 @@ void scale_rows(const float* scales, std::int64_t columns, std::vector<float>* m
     (*matrix)[i] *= scales[i / static_cast<std::size_t>(columns)];
 }
 
+/// Writes this rank's part of an adapter as sent, site by site.
+class PartPacker {
+ public:
+  PartPacker(const HostAdapter& adapter, const LoraLayout& layout)
+      : rows_(adapter.rows()),
+        stored_(adapter.stored_parts()),
+        layout_(layout),
+        source_{rows_, adapter.data(), adapter.dtype()},
+        writer_(source_, layout),
+        scale_places_(rows_) {}
+
+  /// Writes the image of one site to `image`. Returns it with its addresses there.
+  DeviceSite pack(const LoraSite& site, std::span<const std::size_t> rows_here, std::byte* image) {
+    if (stored_.storage == LoraStorage::kExact) {
+      const DeviceSite placed = place_in_image(rows_, rows_here, layout_, site, image);
+      writer_.write(site, rows_here, placed);
+      return placed;
+    }
+    const std::vector<ModuleRank> modules = modules_of(rows_, rows_here);
+    const std::size_t bytes = image_bytes(layout_, site, modules);
+    if (exact_.bytes() < bytes) exact_ = HugeArray(bytes);
+    const DeviceSite placed = place_in_image(rows_, rows_here, layout_, site, exact_.data());
+    writer_.write(site, rows_here, placed);
+    if (stored_.storage == LoraStorage::kCompressed) {
+      return move(site, compressor_.compress(layout_, site, placed), image);
+    }
+    const ImageScales scales =
+        site.is_of_layer() ? scale_places_.of_image(stored_.scales, rows_here, site.expert) : ImageScales{};
+    return move(site, rounder_.round(layout_, site, modules, scales, placed), image);
+  }
+
+ private:
+  /// Copies the matrices and vectors of an image to `to`, one after the other.
+  DeviceSite move(const LoraSite& site, const DeviceSite& from, std::byte* to) {
+    std::vector<std::pair<const std::byte*, const std::byte*>> places;
+    for (const std::span<const std::byte> piece : pieces_of(layout_, site, from)) {
+      std::memcpy(to, piece.data(), piece.size());
+      places.emplace_back(piece.data(), to);
+      to += aligned_bytes(piece.size());
+    }
+    return with_addresses(from, [&](const std::byte* address) {
+      return std::ranges::find(places, address, &decltype(places)::value_type::first)->second;
+    });
+  }
+
+  std::span<const AdapterRow> rows_;
+  const StoredParts& stored_;
+  const LoraLayout& layout_;
+  SourceRows source_;
+  ImageWriter writer_;
+  ScalePlaces scale_places_;
+  ImageCompressor compressor_;
+  ImageRounder rounder_;
+  HugeArray exact_;
+};
+
 }  // namespace
 
 DeviceAdapter pack_adapter(const HostAdapter& adapter, const LoraLayout& layout, const DevicePlan& plan,
@@ -70,21 +137,19 @@ DeviceAdapter pack_adapter(const HostAdapter& adapter, const LoraLayout& layout,
     for (std::size_t page = 0; page < plan.used_bytes.size(); ++page) {
       std::memcpy(host_pages[page], adapter.packed_page(page), plan.used_bytes[page]);
     }
-  } else {
-    const SourceRows source{adapter.rows(), adapter.data(), adapter.dtype()};
-    ImageWriter writer(source, layout);
-    for (const DevicePlan::Site& entry : plan.sites) {
-      const LoraSite& site = layout.sites[static_cast<std::size_t>(entry.site)];
-      const std::byte* image = host_pages[static_cast<std::size_t>(entry.place.page)] + entry.place.offset;
-      writer.write(site, entry.rows, place_in_image(adapter.rows(), entry.rows, layout, site, image));
-    }
   }
+  PartPacker packer(adapter, layout);
   DeviceAdapter result = device_adapter(adapter, layout);
-  for (const DevicePlan::Site& site : plan.sites) {
-    const auto id = static_cast<std::size_t>(site.site);
-    result.sites[id] =
-        place_in_image(adapter.rows(), site.rows, layout, layout.sites[id],
-                       addresses[static_cast<std::size_t>(site.place.page)] + site.place.offset);
+  for (const DevicePlan::Site& entry : plan.sites) {
+    const auto id = static_cast<std::size_t>(entry.site);
+    const auto page = static_cast<std::size_t>(entry.place.page);
+    std::byte* const image = host_pages[page] + entry.place.offset;
+    const DeviceSite placed =
+        adapter.is_packed() ? place_in_image(adapter.rows(), entry.rows, layout, layout.sites[id], image)
+                            : packer.pack(layout.sites[id], entry.rows, image);
+    result.sites[id] = with_addresses(placed, [&](const std::byte* address) {
+      return addresses[page] + entry.place.offset + (address - image);
+    });
   }
   return result;
 }

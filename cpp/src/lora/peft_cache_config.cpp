@@ -170,8 +170,6 @@ Problems check_lora_storage(LoraStorage storage, const LoraLayout& layout) {
                            std::string(name_of(LoraStorage::kExact)) + "': ";
   if (layout.matrix_layout != MatrixLayout::kPanels) {
     problems.add(text + "CUDA kernels do not decode adapters");
-  } else if (!layout.is_whole()) {
-    problems.add(text + "ranks place their parts of an adapter before they know its values");
   } else if (storage == LoraStorage::kCompressed && layout.dtype != DType::kBFloat16) {
     problems.add(text + "the engine computes in " + std::string(name_of(layout.dtype)) +
                  ", and only bfloat16 is compressed");

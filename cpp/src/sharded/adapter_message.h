@@ -26,6 +26,7 @@ struct ReceivedLoad {
   std::uint64_t load_id = 0;
   DType dtype = DType::kFloat32;
   std::vector<AdapterRow> rows;
+  StoredParts stored_parts;
   std::vector<std::int64_t> pages;
   std::uint64_t weight_bytes = 0;
 };

@@ -3,9 +3,10 @@
 namespace adaptrt {
 
 void RankAdapters::load(ReceivedLoad received, HugeArray weights) {
-  const auto adapter =
-      HostAdapter::received(received.task_id, received.dtype, std::move(received.rows), std::move(weights));
-  const DevicePlan plan = plan_device_images(adapter->rows(), layout_, index_, pages_->page_bytes());
+  const auto adapter = HostAdapter::received(received.task_id, received.dtype, std::move(received.rows),
+                                             std::move(weights), std::move(received.stored_parts));
+  const DevicePlan plan = plan_device_images(adapter->rows(), layout_, index_, pages_->page_bytes(),
+                                             adapter->stored_parts().image_bytes);
   if (plan.pages != std::ssize(received.pages)) {
     throw EngineError("an adapter takes " + std::to_string(plan.pages) + " pages here and " +
                       std::to_string(received.pages.size()) + " on rank 0");

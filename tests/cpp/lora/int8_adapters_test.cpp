@@ -258,18 +258,14 @@ BOOST_AUTO_TEST_CASE(numbers_that_are_not_finite_are_refused) {
   }
 }
 
-BOOST_AUTO_TEST_CASE(rows_for_cuda_and_parts_of_ranks_are_refused) {
-  LoraLayout rows = make_layout();
-  rows.matrix_layout = MatrixLayout::kRows;
-  LoraLayout part = make_layout();
-  part.sites[0].num_remote_inputs = 64;
-  for (const LoraLayout& layout : {rows, part}) {
-    BOOST_CHECK_EXCEPTION(LoraCache(layout, std::make_unique<HostPages>(kPageBytes, 4),
-                                    {.host_bytes = 1 << 20, .storage = LoraStorage::kInt8}),
-                          ConfigError, [](const ConfigError& error) {
-                            return contains(error.what(), "lora_storage is 'int8'; expected 'exact'");
-                          });
-  }
+BOOST_AUTO_TEST_CASE(rows_for_cuda_are_refused) {
+  LoraLayout layout = make_layout();
+  layout.matrix_layout = MatrixLayout::kRows;
+  BOOST_CHECK_EXCEPTION(LoraCache(layout, std::make_unique<HostPages>(kPageBytes, 4),
+                                  {.host_bytes = 1 << 20, .storage = LoraStorage::kInt8}),
+                        ConfigError, [](const ConfigError& error) {
+                          return contains(error.what(), "lora_storage is 'int8'; expected 'exact'");
+                        });
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -1,7 +1,8 @@
 """Runs batches of requests on engines, one after the other, in every process of mpirun: SPECS.
 
 SPECS is JSON: [{engine, config: fields of ExecutorConfig, batches: [[{adapter, task, prompt, tokens}]], output}]. Rank
-0 writes each request's tokens and logits to `output`, but only the tokens of cases with `tokens_alone`.
+0 writes each request's tokens and logits to `output`, but only the tokens of cases with `tokens_alone`. `lora_storage`
+in the config is that of PeftCacheConfig.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def answer_batches(executor: adaptrt.Executor, batches: list[list[dict[str, Any]
 
 def answer(spec: dict[str, Any]) -> None:
     """Runs the batches with one executor."""
-    config = adaptrt.ExecutorConfig(**spec["config"])
+    fields = dict(spec["config"])
+    cache = adaptrt.PeftCacheConfig(lora_storage=fields.pop("lora_storage", "exact"))
+    config = adaptrt.ExecutorConfig(peft_cache_config=cache, **fields)
     with adaptrt.Executor(spec["engine"], adaptrt.ModelType.DECODER_ONLY, config) as executor:
         if executor.can_enqueue_requests():
             np.savez(spec["output"], **answer_batches(executor, spec["batches"]))

@@ -68,8 +68,10 @@ struct DevicePlan {
   [[nodiscard]] std::size_t bytes() const;
 };
 
-/// Makes the plan of an adapter with these rows, which were checked for `layout`.
+/// Makes the plan of an adapter with these rows, which were checked for `layout`. `sizes`:
+/// StoredParts::image_bytes; empty: images are exact.
 [[nodiscard]] DevicePlan plan_device_images(std::span<const AdapterRow> rows, const LoraLayout& layout,
-                                            const SiteIndex& index, std::size_t page_bytes);
+                                            const SiteIndex& index, std::size_t page_bytes,
+                                            std::span<const std::uint64_t> sizes = {});
 
 }  // namespace adaptrt

@@ -71,6 +71,19 @@ struct AdapterRow {
   bool shares_a = false;
 };
 
+/// How the ranks of an engine store their parts of an adapter, which depends on the values of all parts. Rank
+/// 0 finds it, so that all ranks place an adapter in the same pages and round its values to the same
+/// integers.
+struct StoredParts {
+  LoraStorage storage = LoraStorage::kExact;
+  /// Bytes that are enough for the image of any rank at each site that the adapter changes, in the order of
+  /// the sites; empty for kExact.
+  std::vector<std::uint64_t> image_bytes = {};
+  /// For kInt8 (otherwise empty): the scales of A's rows [experts, rank] and of B's columns [experts, rank]
+  /// of each row that is no setting.
+  std::vector<float> scales = {};
+};
+
 class MatrixSharing;
 
 /// An adapter on the host level. It is kept packed as the device level needs it, or as sent: the submitted
@@ -81,9 +94,11 @@ class MatrixSharing;
 class HostAdapter {
  public:
   /// Checks every rule of docs/formats.md against the engine's layout, and keeps the adapter as sent. Throws
-  /// AdapterError that lists all problems.
+  /// AdapterError that lists all problems. `storage` is that of the ranks' pages; other than kExact only for
+  /// panels, and kCompressed only for bfloat16.
   static std::shared_ptr<const HostAdapter> make(const LoraConfig& config, const LoraLayout& layout,
-                                                 const SiteIndex& index);
+                                                 const SiteIndex& index,
+                                                 LoraStorage storage = LoraStorage::kExact);
   /// The same, and packs the adapter. The layout must be whole (is_whole()), with images of up to
   /// `page_bytes` bytes. If `matrices` is not nullptr, matrices that are there already are not kept again;
   /// the adapter can then be read only in place. Only then may `storage` be other than kExact, for
@@ -95,7 +110,8 @@ class HostAdapter {
 
   /// Makes an adapter, as sent, that another process has checked against a layout with the same modules.
   static std::shared_ptr<const HostAdapter> received(std::uint64_t task_id, DType dtype,
-                                                     std::vector<AdapterRow> rows, HugeArray data);
+                                                     std::vector<AdapterRow> rows, HugeArray data,
+                                                     StoredParts stored_parts = {});
 
   [[nodiscard]] std::uint64_t task_id() const { return task_id_; }
   /// Unique among all adapters of this process; part of the key of the prefix cache.
@@ -116,6 +132,8 @@ class HostAdapter {
   [[nodiscard]] std::span<const std::shared_ptr<SharedMatrix>> matrices() const { return matrices_; }
   /// Bytes that are in no matrix of matrices().
   [[nodiscard]] std::size_t own_bytes() const { return own_bytes_; }
+  /// For an adapter as sent.
+  [[nodiscard]] const StoredParts& stored_parts() const { return stored_parts_; }
   [[nodiscard]] bool is_packed() const { return plan_.has_value(); }
   /// Positions of a packed adapter's parts on a device with memory of its own.
   [[nodiscard]] const DevicePlan& plan() const { return *plan_; }
@@ -146,6 +164,7 @@ class HostAdapter {
   std::uint64_t generation_ = 0;
   DType dtype_ = DType::kFloat32;
   LoraStorage storage_ = LoraStorage::kExact;
+  StoredParts stored_parts_;
   std::vector<AdapterRow> rows_;
   std::shared_ptr<PackedMemory> memory_;
   /// All bytes, in an order that depends only on the rows.

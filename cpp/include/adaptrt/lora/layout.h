@@ -93,8 +93,7 @@ struct LoraSite {
   std::int32_t layer = 0;
   std::int64_t in_size = 0;
   std::vector<LoraPart> parts;
-  /// Expert of the site, counted from 0 on this rank: a linear layer of experts has a site for each local
-  /// expert.
+  /// Number of the expert among all of the layer: a linear layer of experts has a site for each local one.
   std::int32_t expert = 0;
   /// First of these inputs in the layer's inputs, and the number of inputs that other ranks have.
   std::int64_t first_input = 0;

@@ -74,7 +74,7 @@ constexpr auto fields_of(const PeftCacheConfig* /*type*/) {
       Field{"lora_storage", &C::lora_storage,
             "How the device level stores adapters' matrices: 'exact', in the engine's type; 'compressed', "
             "bfloat16 in twelve bits without changing a value; 'int8', rounded to integers with one scale "
-            "for each rank, which changes results. The last two need a CPU and an engine of one process."}};
+            "for each rank, which changes results. The last two need a CPU."}};
 }
 
 /// Values that determine default sizes, in addition to the configuration.

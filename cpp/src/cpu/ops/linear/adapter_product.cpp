@@ -41,7 +41,7 @@ void AdapterProduct::shrink(const LinearCall& call) const {
   if (spec_.site->num_shares > 1) {
     const LowRankExchange exchange(call, *spec_.site, context_);
     multiply_by_a(call, call.adapted,
-                  [&](const AdaptedRows& adapted, std::int64_t panel, RowRange rows, const float* tile) {
+                  [&](const AdaptedRows& adapted, std::int64_t panel, RowRange rows, float* tile) {
                     exchange.store(adapted, panel, rows, tile);
                   });
     if (context_.recorder != nullptr) context_.recorder->begin_exchange();

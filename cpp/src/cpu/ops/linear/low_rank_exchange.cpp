@@ -55,12 +55,15 @@ std::int64_t LowRankExchange::elements_on(std::int32_t rank) const {
 }
 
 void LowRankExchange::store(const AdaptedRows& adapted, std::int64_t panel, RowRange rows,
-                            const float* tile) const {
+                            float* tile) const {
   const auto at = static_cast<std::size_t>(&adapted - call_.adapted.data());
   const std::int64_t width = width_on(rank_, adapted);
   const std::int64_t begin = context_.memory.linear.packed_begins[at] + panel * kPanelColumns;
   auto* packed = reinterpret_cast<std::byte*>(context_.memory.low_rank_room());
+  const float* scales = adapted.site->rank_scales;
+  if (scales != nullptr) scales += site_.rows_of_a(adapted.site->total_rank).first + panel * kPanelColumns;
   for (std::int64_t row = rows.begin; row < rows.end; ++row, tile += kPanelColumns) {
+    if (scales != nullptr) context_.kernels.multiply(scales, panel_width(width, panel), tile);
     const std::int64_t element = begin + (row - adapted.begin) * width;
     context_.kernels.scale_and_store(tile, 1.0F, panel_width(width, panel),
                                      packed + static_cast<std::size_t>(element) * size_of(type_), type_);

@@ -21,9 +21,10 @@ class LowRankExchange {
  public:
   LowRankExchange(const LinearCall& call, const LoraSite& site, const CpuContext& context);
 
-  /// Stores a tile of this rank's result for some rows of one of LinearCall::adapted. Rows of the tile are
-  /// kPanelColumns floats apart. May be called from several threads.
-  void store(const AdaptedRows& adapted, std::int64_t panel, RowRange rows, const float* tile) const;
+  /// Stores a tile of this rank's result for some rows of one of LinearCall::adapted, multiplied by
+  /// DeviceSite::rank_scales. Rows of the tile, which is changed, are kPanelColumns floats apart. May be
+  /// called from several threads.
+  void store(const AdaptedRows& adapted, std::int64_t panel, RowRange rows, float* tile) const;
 
   /// Computes StepMemory::shrink = x A^T of all ranks. Call it after all tiles are stored.
   void finish() const;
