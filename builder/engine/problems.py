@@ -266,8 +266,10 @@ def _backend_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list
             f"a checkpoint of {checkpoint.quantization.quant_algo.name} weights cannot be built with backend "
             f"{config.backend} yet; convert it without --use_weight_only"
         )
-    if checkpoint.int8_kv_cache:
-        found.append(f"an int8 KV cache needs backend {NATIVE}; leave out --int8_kv_cache, here and in the conversion")
+    if checkpoint.int8_kv_cache and config.backend == TENSORRT:
+        found.append(
+            f"an int8 KV cache needs backend {NATIVE} or {CUDA}; leave out --int8_kv_cache, here and in the conversion"
+        )
     if config.backend != TENSORRT:
         return found
     assert tensorrt is not None

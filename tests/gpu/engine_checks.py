@@ -112,11 +112,21 @@ class Case:
     """A model of one type, its adapters, and its engines for both backends."""
 
     def __init__(
-        self, machine: Machine, model: Model, dtype: str, directory: Path, quantization: QuantConfig | None = None
+        self,
+        machine: Machine,
+        model: Model,
+        dtype: str,
+        directory: Path,
+        quantization: QuantConfig | None = None,
+        *,
+        int8_kv: bool = False,
     ) -> None:
-        """quantization: of the engines' weights; transformers' are never quantised."""
+        """quantization: of the engines' weights; transformers' are never quantised. int8_kv: of keys and values."""
         self.model, self.dtype = model, dtype
-        stored = () if quantization is None else (quantization.quant_algo.name,)
+        stored = (
+            *(() if quantization is None else (quantization.quant_algo.name,)),
+            *(("int8 KV",) if int8_kv else ()),
+        )
         self.name = " ".join(
             ("engine", dtype, *stored, *(() if model.spec.family == "llama" else (model.spec.family,)))
         )
@@ -126,7 +136,11 @@ class Case:
             for number, lora in enumerate(ADAPTERS)
         ]
         convert_checkpoint(
-            self.saved, directory / "checkpoint", dtype=_core.dtype_from_name(dtype), quantization=quantization
+            self.saved,
+            directory / "checkpoint",
+            dtype=_core.dtype_from_name(dtype),
+            quantization=quantization,
+            int8_kv_cache=int8_kv,
         )
         build(directory / "checkpoint", model.sizes, directory / "native")
         build(directory / "checkpoint", dataclasses.replace(model.sizes, backend=BACKEND), directory / BACKEND)
@@ -205,20 +219,22 @@ def engine_checks(machine: Machine, subset: bool, soak_seconds: float) -> Iterat
 
 
 def _other_weights(machine: Machine, dtype: str) -> Iterator[Check]:
-    """Serves a small model with quantised weights, and one with experts. Their kernels have checks of large sizes."""
+    """Serves a small model with quantised weights, one with experts, and one with int8 keys and values. Their kernels
+    have checks of large sizes, except for int8 keys and values."""
     plain = dataclasses.replace(SMALL.spec, intermediate_size=96)
     # Tokens use all experts: where two are nearly tied, rounding chooses other ones than on the CPU.
     experts = dataclasses.replace(plain, family="mixtral", extra=(("num_local_experts", 8), ("num_experts_per_tok", 8)))
     cases = (
-        (plain, QuantConfig(quant_algo=QuantAlgo.W8A16)),
-        (plain, QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=16)),
-        (experts, None),
+        (plain, QuantConfig(quant_algo=QuantAlgo.W8A16), False),
+        (plain, QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=16), False),
+        (experts, None, False),
+        (plain, None, True),
     )
     plan = _small_plan()
-    for spec, quantization in cases:
+    for spec, quantization, int8_kv in cases:
         model = dataclasses.replace(SMALL, spec=spec)
         with tempfile.TemporaryDirectory(prefix="adaptrt-") as name:
-            case = Case(machine, model, dtype, Path(name), quantization)
+            case = Case(machine, model, dtype, Path(name), quantization, int8_kv=int8_kv)
             together, _ = case.answers(case.cuda, case.config(), [plan.measured])
             expected, _ = case.answers(case.native, case.config(), [plan.measured])
             yield agreement(f"{case.name}: logits and tokens as the CPU engine's", together, expected, TOLERANCE[dtype])

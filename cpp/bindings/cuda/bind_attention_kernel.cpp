@@ -18,7 +18,7 @@ using cuda::PagedAttentionKernel;
 std::unique_ptr<PagedAttentionKernel> make_attention_kernel(int dtype, std::int32_t num_heads,
                                                             std::int32_t num_kv_heads, std::int32_t head_dim,
                                                             float scale, std::int32_t sliding_window,
-                                                            float softcap, bool interleaved) {
+                                                            float softcap, bool interleaved, bool int8_pool) {
   return std::make_unique<PagedAttentionKernel>(cuda::PagedAttentionConfig{.dtype = dtype_of(dtype),
                                                                            .num_heads = num_heads,
                                                                            .num_kv_heads = num_kv_heads,
@@ -26,7 +26,8 @@ std::unique_ptr<PagedAttentionKernel> make_attention_kernel(int dtype, std::int3
                                                                            .scale = scale,
                                                                            .sliding_window = sliding_window,
                                                                            .softcap = softcap,
-                                                                           .interleaved = interleaved});
+                                                                           .interleaved = interleaved,
+                                                                           .int8_pool = int8_pool});
 }
 
 void enqueue_attention(const PagedAttentionKernel& kernel, std::int32_t tokens, std::int32_t sequences,
@@ -66,9 +67,11 @@ void bind_attention_kernel(py::module_& module) {
       "Kernel of the plugin PagedAttention. A token whose block is -1 writes nothing and gets zeros.")
       .def(py::init(&make_attention_kernel), py::arg("dtype"), py::arg("num_heads"), py::arg("num_kv_heads"),
            py::arg("head_dim"), py::arg("scale"), py::arg("sliding_window"), py::arg("softcap"),
-           py::arg("interleaved") = false,
+           py::arg("interleaved") = false, py::arg("int8_pool") = false,
            "dtype: a value of DType, float16 or bfloat16. The other arguments are the plugin's attributes. "
-           "interleaved: neighbouring elements rotate together. Raises ConfigError.")
+           "interleaved: neighbouring elements rotate together. int8_pool: keys and values are int8, with a "
+           "scale "
+           "for each head. Raises ConfigError.")
       .def("workspace_bytes", &PagedAttentionKernel::workspace_bytes, py::arg("max_tokens"),
            py::arg("max_sequences"),
            "Bytes of workspace that enqueue needs for up to this many tokens and sequences.")

@@ -63,6 +63,7 @@ GpuModelDescription describe(const Program& program) {
   const std::int32_t sequences = program.max_batch_size;
   GpuModelDescription model{
       .dtype = program.dtype,
+      .int8_kv_cache = program.int8_kv_cache,
       .vocab_size = program.vocab_size,
       .num_layers = program.num_layers,
       .attention = {},

@@ -82,7 +82,8 @@ cuda::PagedAttentionConfig attention_config(const AttentionOp& op, const Program
           .scale = op.scale,
           .sliding_window = op.sliding_window,
           .softcap = op.softcap,
-          .interleaved = op.interleaved};
+          .interleaved = op.interleaved,
+          .int8_pool = program.int8_kv_cache};
 }
 
 }  // namespace adaptrt

@@ -24,7 +24,6 @@ class Checker {
     if (program_.matrix_layout != MatrixLayout::kRows) problems_.add("its matrices are in panels, for CPUs");
     refuse(program_.has_encoder(), "an encoder");
     refuse(program_.num_ranks != 1, "several ranks");
-    refuse(program_.int8_kv_cache, "an int8 KV cache");
     refuse(program_.logits == kNoBuffer, "no logits");
     check_lora();
     check_section(program_.body, "body");

@@ -11,9 +11,12 @@ KvPools::KvPools(const GpuModelDescription& model)
     : tokens_per_block_(model.tokens_per_block), max_blocks_(model.max_kv_blocks) {
   for (const AttentionShape& shape : model.attention) {
     const auto keys = static_cast<std::size_t>(shape.key_value_size() * tokens_per_block_);
+    const auto scales = static_cast<std::size_t>(shape.num_key_value_heads * tokens_per_block_);
+    const std::size_t bytes =
+        model.int8_kv_cache ? keys + scales * sizeof(float) : keys * size_of(model.dtype);
     layers_.push_back({.kv_heads = shape.num_key_value_heads,
                        .head_dim = shape.head_dim,
-                       .block_bytes = 2 * keys * size_of(model.dtype),
+                       .block_bytes = 2 * bytes,
                        .memory = {}});
     block_bytes_ += layers_.back().block_bytes;
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <stdexcept>
@@ -93,7 +94,85 @@ void RandomAttentionStep::fill_past(const std::vector<SequenceOfStep>& sequences
       }
     }
   }
+  if (config_.int8_pool) quantize_past();
   pool_before_ = pool_;
+}
+
+void RandomAttentionStep::quantize_past() {
+  const auto dim = static_cast<std::size_t>(config_.head_dim);
+  // All ones: NaN as scales.
+  int8_pool_.assign(static_cast<std::size_t>(num_blocks_) * block_bytes(), -1);
+  for (std::size_t row = 0; row < pool_.size(); row += dim) {
+    if (pool_[row] == kNaN) continue;
+    float largest = 0.0F;
+    for (std::size_t i = 0; i < dim; ++i) largest = std::max(largest, std::abs(widen(pool_[row + i])));
+    const float scale = largest / 127.0F;
+    std::memcpy(&int8_pool_[scale_of_row(row)], &scale, sizeof(scale));
+    for (std::size_t i = 0; i < dim; ++i) {
+      const auto integer = static_cast<std::int8_t>(std::lround(widen(pool_[row + i]) / scale));
+      int8_pool_[element_of_row(row) + i] = integer;
+      pool_[row + i] = round(static_cast<float>(integer) * scale);
+    }
+  }
+}
+
+std::size_t RandomAttentionStep::element_of_row(std::size_t row) const {
+  const auto elements = static_cast<std::size_t>(2 * config_.num_kv_heads * sizes_.tokens_per_block) *
+                        static_cast<std::size_t>(config_.head_dim);
+  return row / elements * block_bytes() + row % elements;
+}
+
+std::size_t RandomAttentionStep::scale_of_row(std::size_t row) const {
+  const auto dim = static_cast<std::size_t>(config_.head_dim);
+  const auto elements = static_cast<std::size_t>(2 * config_.num_kv_heads * sizes_.tokens_per_block) * dim;
+  return row / elements * block_bytes() + elements + row % elements / dim * sizeof(float);
+}
+
+std::size_t RandomAttentionStep::block_bytes() const {
+  return static_cast<std::size_t>(
+      int8_block_bytes(config_.num_kv_heads, sizes_.tokens_per_block, config_.head_dim));
+}
+
+std::string RandomAttentionStep::check_int8_pool() {
+  std::vector<std::int8_t> expected = int8_pool_before_;
+  const auto dim = static_cast<std::size_t>(config_.head_dim);
+  for (std::size_t s = 0; s + 1 < sequence_offsets_.size(); ++s) {
+    for (std::int32_t token = sequence_offsets_[s]; token < sequence_offsets_[s + 1]; ++token) {
+      const std::int32_t position = positions_[static_cast<std::size_t>(token)];
+      const std::int32_t block = block_of(s, position);
+      if (block < 0) continue;
+      for (std::int32_t kv_head = 0; kv_head < config_.num_kv_heads; ++kv_head) {
+        for (const int part : {0, 1}) {
+          const std::size_t from = static_cast<std::size_t>(token * config_.num_kv_heads + kv_head) * dim;
+          std::vector<float> values(dim);
+          std::transform(&v_[from], &v_[from] + dim, values.begin(),
+                         [this](auto bits) { return widen(bits); });
+          if (part == 0) values = turn(&k_[from], token);
+          const std::size_t row = pool_row(block, part, kv_head, position % sizes_.tokens_per_block);
+          float scale = 0.0F;
+          std::memcpy(&scale, &int8_pool_[scale_of_row(row)], sizeof(scale));
+          std::memcpy(&expected[scale_of_row(row)], &scale, sizeof(scale));
+          const auto magnitude = [](float a, float b) { return std::abs(a) < std::abs(b); };
+          const float largest = std::abs(*std::max_element(values.begin(), values.end(), magnitude));
+          if (!(std::abs(scale * 127.0F - largest) <= 1e-6F * largest)) {
+            return "the scale of token " + std::to_string(token) + " is " + std::to_string(scale);
+          }
+          for (std::size_t i = 0; i < dim; ++i) {
+            const std::int8_t integer = int8_pool_[element_of_row(row) + i];
+            expected[element_of_row(row) + i] = integer;
+            // Half of a step; and a little more, since products are rounded.
+            if (!(std::abs(static_cast<float>(integer) * scale - values[i]) <= 0.50001F * scale)) {
+              return "element " + std::to_string(i) + " of token " + std::to_string(token) + " is " +
+                     std::to_string(integer) + " times " + std::to_string(scale) + ", not " +
+                     std::to_string(values[i]);
+            }
+            pool_[row + i] = round(static_cast<float>(integer) * scale);
+          }
+        }
+      }
+    }
+  }
+  return int8_pool_ == expected ? "" : "the int8 pool has changed where no token is";
 }
 
 std::vector<std::uint16_t> RandomAttentionStep::random_elements(std::size_t count, float magnitude,
@@ -108,6 +187,7 @@ void RandomAttentionStep::run() {
   const PagedAttentionKernel kernel(config_);
   const auto sequences = static_cast<std::int32_t>(sequence_offsets_.size()) - 1;
   pool_before_ = pool_;
+  int8_pool_before_ = int8_pool_;
   attended_.assign(q_.size(), kNaN);
   const auto query_width = static_cast<std::size_t>(config_.num_heads * config_.head_dim);
   const auto kv_width = static_cast<std::size_t>(config_.num_kv_heads * config_.head_dim);
@@ -134,7 +214,7 @@ void RandomAttentionStep::run() {
                  {.q = sizes_.fused ? fused.data() : q_.data(),
                   .k = sizes_.fused ? fused.data() + query_width : k_.data(),
                   .v = sizes_.fused ? fused.data() + query_width + kv_width : v_.data(),
-                  .kv_pool = pool_.data(),
+                  .kv_pool = config_.int8_pool ? static_cast<void*>(int8_pool_.data()) : pool_.data(),
                   .block_tables = block_tables_.data(),
                   .sequence_offsets = sequence_offsets_.data(),
                   .positions = positions_.data(),
@@ -147,10 +227,12 @@ void RandomAttentionStep::run() {
   if (!std::all_of(workspace.end() - static_cast<std::ptrdiff_t>(kCanaryBytes), workspace.end(), untouched)) {
     throw std::runtime_error("the kernels wrote behind their workspace");
   }
+  if (config_.int8_pool) int8_problems_ = check_int8_pool();
 }
 
 std::string RandomAttentionStep::problems() const {
-  if (pool_ != expected_pool()) return "the pool is not as it should be";
+  if (!int8_problems_.empty()) return int8_problems_;
+  if (!config_.int8_pool && pool_ != expected_pool()) return "the pool is not as it should be";
   for (std::size_t s = 0; s + 1 < sequence_offsets_.size(); ++s) {
     for (std::int32_t token = sequence_offsets_[s]; token < sequence_offsets_[s + 1]; ++token) {
       for (std::int32_t head = 0; head < config_.num_heads; ++head) {
@@ -183,7 +265,15 @@ std::vector<std::uint16_t> RandomAttentionStep::expected_pool() const {
 }
 
 std::vector<std::uint16_t> RandomAttentionStep::rotate(const std::uint16_t* head, std::int32_t token) const {
-  std::vector<std::uint16_t> turned(head, head + config_.head_dim);
+  const std::vector<float> turned = turn(head, token);
+  std::vector<std::uint16_t> rounded;
+  for (const float value : turned) rounded.push_back(round(value));
+  return rounded;
+}
+
+std::vector<float> RandomAttentionStep::turn(const std::uint16_t* head, std::int32_t token) const {
+  std::vector<float> turned;
+  for (std::int32_t i = 0; i < config_.head_dim; ++i) turned.push_back(widen(head[i]));
   const auto half = static_cast<std::size_t>(sizes_.rotary_half);
   for (std::size_t i = 0; i < half; ++i) {
     const float cosine = cosine_[static_cast<std::size_t>(token) * half + i];
@@ -192,8 +282,8 @@ std::vector<std::uint16_t> RandomAttentionStep::rotate(const std::uint16_t* head
     const std::size_t high = config_.interleaved ? low + 1 : half + i;
     const float first = widen(head[low]);
     const float second = widen(head[high]);
-    turned[low] = round(first * cosine - second * sine);
-    turned[high] = round(second * cosine + first * sine);
+    turned[low] = first * cosine - second * sine;
+    turned[high] = second * cosine + first * sine;
   }
   return turned;
 }
@@ -295,6 +385,10 @@ void RandomAttentionStep::append(const std::vector<SequenceOfStep>& padding) {
 std::vector<std::uint16_t> RandomAttentionStep::attended(std::int32_t begin, std::int32_t end) const {
   const auto width = static_cast<std::ptrdiff_t>(config_.num_heads) * config_.head_dim;
   return {attended_.begin() + begin * width, attended_.begin() + end * width};
+}
+
+void RandomAttentionStep::set_key(std::int32_t token, std::int32_t element, float value) {
+  k_[static_cast<std::size_t>(token * config_.num_kv_heads * config_.head_dim + element)] = round(value);
 }
 
 std::uint16_t RandomAttentionStep::round(float value) const {

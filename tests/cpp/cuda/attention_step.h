@@ -49,7 +49,19 @@ class RandomAttentionStep {
   /// Results of tokens begin .. end - 1, as bits.
   [[nodiscard]] std::vector<std::uint16_t> attended(std::int32_t begin, std::int32_t end) const;
 
-  [[nodiscard]] std::vector<std::uint16_t>& pool() { return pool_; }
+  /// A pool's content.
+  struct Pool {
+    std::vector<std::uint16_t> values;  ///< its elements; of an int8 pool, what it stands for, rounded to T
+    std::vector<std::int8_t> integers;  ///< the bytes of an int8 pool
+    bool operator==(const Pool&) const = default;
+  };
+  [[nodiscard]] Pool pool() const { return {pool_, int8_pool_}; }
+  void set_pool(const Pool& pool) {
+    pool_ = pool.values;
+    int8_pool_ = pool.integers;
+  }
+  /// Sets one element of a token's key (head 0).
+  void set_key(std::int32_t token, std::int32_t element, float value);
   [[nodiscard]] std::int32_t tokens() const { return static_cast<std::int32_t>(positions_.size()); }
 
  private:
@@ -60,10 +72,20 @@ class RandomAttentionStep {
                                      std::int32_t slot) const;
   [[nodiscard]] std::vector<std::uint16_t> random_elements(std::size_t count, float magnitude,
                                                            std::mt19937& random) const;
+  [[nodiscard]] std::vector<float> turn(const std::uint16_t* head, std::int32_t token) const;
   [[nodiscard]] std::vector<std::uint16_t> rotate(const std::uint16_t* head, std::int32_t token) const;
   [[nodiscard]] std::vector<std::uint16_t> expected_pool() const;
   [[nodiscard]] std::string compare_head(std::size_t sequence, std::int32_t token, std::int32_t head) const;
   void fill_tables(const std::vector<SequenceOfStep>& sequences, std::mt19937& random);
+  /// Quantises the pool's rows that hold keys or values of earlier tokens.
+  void quantize_past();
+  /// Compares the rows of the step's tokens in the int8 pool with their keys and values, and checks that the
+  /// rest has not changed. Sets pool_ to the values of the new rows.
+  [[nodiscard]] std::string check_int8_pool();
+  [[nodiscard]] std::size_t block_bytes() const;
+  /// Index in the int8 pool of a row that is at `row` in a plain one, and of its scale.
+  [[nodiscard]] std::size_t element_of_row(std::size_t row) const;
+  [[nodiscard]] std::size_t scale_of_row(std::size_t row) const;
   void fill_past(const std::vector<SequenceOfStep>& sequences, std::mt19937& random);
 
   PagedAttentionConfig config_;
@@ -77,6 +99,9 @@ class RandomAttentionStep {
   std::vector<std::uint16_t> v_;
   std::vector<std::uint16_t> pool_;
   std::vector<std::uint16_t> pool_before_;
+  std::vector<std::int8_t> int8_pool_;
+  std::vector<std::int8_t> int8_pool_before_;
+  std::string int8_problems_;
   std::vector<std::uint16_t> attended_;
   std::vector<float> cosine_;
   std::vector<float> sine_;

@@ -185,6 +185,54 @@ BOOST_DATA_TEST_CASE(decodes_over_several_splits, data::make(kHeadDims) * data::
                random);
 }
 
+PagedAttentionConfig int8_config(std::int32_t heads, std::int32_t head_dim, Random& random) {
+  constexpr std::int32_t kWindows[] = {0, 33};
+  PagedAttentionConfig config = config_of(random.among(kDtypes), heads, 2, head_dim, random.among(kWindows));
+  config.int8_pool = true;
+  config.interleaved = random.of(0, 1) == 0;
+  return config;
+}
+
+BOOST_DATA_TEST_CASE(int8_pools, data::make({64, 80, 96, 128, 256, 16, 200}), head_dim) {
+  Random random;
+  const PagedAttentionConfig config = int8_config(4, head_dim, random);
+  expect_right(config, {.fused = true, .sinks = random.of(0, 1) == 0}, kMixed, random);
+  // Decodes that rotate themselves, and others.
+  for (const std::int32_t half : {head_dim / 16 * 8, 4, 0}) {
+    expect_right(config, {.rotary_half = half}, {{.past = 70}, {.past = 3}, {.padding = true}}, random);
+  }
+  expect_right(int8_config(4, head_dim, random), {.max_blocks = 40}, {{.past = random.of(500, 1270)}},
+               random);
+}
+
+BOOST_DATA_TEST_CASE(int8_pools_of_any_tokens_per_block, data::make({1, 20, 16, 128}), tokens_per_block) {
+  Random random;
+  expect_right(int8_config(4, 64, random),
+               {.tokens_per_block = tokens_per_block, .max_blocks = 160 / tokens_per_block + 1}, kMixed,
+               random);
+}
+
+/// A head with an element that is not finite has the scale NaN, as on the CPU.
+BOOST_DATA_TEST_CASE(int8_keys_that_are_not_finite_are_seen, data::make({1, 5}), tokens) {
+  Random random;
+  for (const float value :
+       {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    PagedAttentionConfig config = config_of(random.among(kDtypes), 2, 1, 64);
+    config.int8_pool = true;
+    RandomAttentionStep step(config, {}, {{.past = 3, .tokens = tokens}, {.past = 9}}, random.engine);
+    step.set_key(0, 7, value);
+    step.run();
+    const auto count_nan = [&](std::int32_t begin, std::int32_t end) {
+      const std::vector<std::uint16_t> found = step.attended(begin, end);
+      return std::ranges::count_if(found, [&](std::uint16_t bits) {
+        return std::isnan(config.dtype == DType::kFloat16 ? float16_to_float(bits) : bfloat16_to_float(bits));
+      });
+    };
+    BOOST_TEST(count_nan(0, tokens) == tokens * 2 * 64);
+    BOOST_TEST(count_nan(tokens, tokens + 1) == 0);
+  }
+}
+
 BOOST_AUTO_TEST_CASE(one_decode_and_one_prefill_alone) {
   Random random;
   expect_right(config_of(random.among(kDtypes), 6, 2, 128), {}, {{.past = 33}}, random);
@@ -230,16 +278,17 @@ BOOST_DATA_TEST_CASE(chunks_of_a_prompt_equal_the_whole, data::make(kHeadDims) *
   PagedAttentionConfig config = config_of(random.among(kDtypes), 4, 2, head_dim, window);
   config.softcap = random.of(0, 1) == 0 ? 0.0F : 2.0F;
   config.interleaved = random.of(0, 1) == 0;
+  config.int8_pool = random.of(0, 1) == 0;
   RandomAttentionStep whole(config, {.sinks = random.of(0, 1) == 0},
                             {{.past = random.of(0, 70), .tokens = kTokens}}, random.engine);
-  std::vector<std::uint16_t> pool = whole.pool();
+  RandomAttentionStep::Pool pool = whole.pool();
   const RandomAttentionStep before = whole;
   whole.run();
   for (std::int32_t begin = 0; begin < kTokens;) {
     // A chunk of one token is a decode.
     const std::int32_t end = std::min(kTokens, begin + (random.of(0, 1) == 0 ? 1 : random.of(2, 40)));
     RandomAttentionStep chunk = before.part(begin, end);
-    chunk.pool() = pool;
+    chunk.set_pool(pool);
     chunk.run();
     pool = chunk.pool();
     BOOST_TEST_CONTEXT("seed " << random.seed) {
@@ -259,11 +308,12 @@ BOOST_DATA_TEST_CASE(decodes_equal_prefills, data::make(kHeadDims) * data::make(
   const std::int32_t group = random.among(kGroups);
   PagedAttentionConfig config = config_of(random.among(kDtypes), 2 * group, 2, head_dim, window);
   config.softcap = random.of(0, 1) == 0 ? 0.0F : 2.0F;
+  config.int8_pool = random.of(0, 1) == 0;
   for (const std::int32_t past :
        {random.of(0, 90), kTileKeys<64> * kSplitTiles * 2 - 4, random.of(800, 1200)}) {
     RandomAttentionStep prompt(config, {.max_blocks = 50, .sinks = random.of(0, 1) == 0},
                                {{.past = past, .tokens = kTokens}}, random.engine);
-    std::vector<std::uint16_t> pool = prompt.pool();
+    RandomAttentionStep::Pool pool = prompt.pool();
     const RandomAttentionStep before = prompt;
     prompt.run();
     for (std::int32_t token = 0; token < kTokens; ++token) {
@@ -272,7 +322,7 @@ BOOST_DATA_TEST_CASE(decodes_equal_prefills, data::make(kHeadDims) * data::make(
             std::vector<SequenceOfStep>(static_cast<std::size_t>(random.of(1, 40)), {.padding = true}),
             std::vector<SequenceOfStep>{{.tokens = 3, .padding = true}}}) {
         RandomAttentionStep decode = before.part(token, token + 1);
-        decode.pool() = pool;
+        decode.set_pool(pool);
         decode.append(others);
         decode.run();
         BOOST_TEST_CONTEXT("seed " << random.seed << ", past " << past << ", token " << token << ", "
@@ -355,6 +405,13 @@ BOOST_AUTO_TEST_CASE(invalid_arguments_are_refused_by_name) {
       },
       {"dtype is float32", "num_heads 3 is not a multiple of num_kv_heads 2", "head_dim is 7", "scale",
        "sliding_window is -1", "softcap is -1"}));
+  BOOST_TEST(is_refused(
+      [] {
+        PagedAttentionConfig config = config_of(DType::kFloat16, 2, 1, 20);
+        config.int8_pool = true;
+        PagedAttentionKernel kernel(config);
+      },
+      {"head_dim is 20; with an int8 pool it must be a multiple of 8"}));
   BOOST_TEST(
       is_refused([] { PagedAttentionKernel({}); }, {"num_heads is 0", "num_kv_heads is 0", "head_dim is 0"}));
   const PagedAttentionKernel kernel(config_of(DType::kFloat16, 2, 1, 64));

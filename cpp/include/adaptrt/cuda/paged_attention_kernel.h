@@ -18,7 +18,17 @@ struct PagedAttentionConfig {
   float softcap = 0.0F;  ///< scores s become softcap * tanh(s / softcap); 0: no softcap
   /// True: elements 2 i and 2 i + 1 of a head rotate together, instead of i and i + rotary_half.
   bool interleaved = false;
+  /// True: the pool has int8 keys and values. A head has one scale, which is computed when it is written.
+  /// head_dim is a multiple of 8.
+  bool int8_pool = false;
 };
+
+/// Bytes of a block of an int8 pool: integers [2, num_kv_heads, tokens_per_block, head_dim], and behind them
+/// the scales, float32 [2, num_kv_heads, tokens_per_block].
+[[nodiscard]] constexpr std::int64_t int8_block_bytes(std::int64_t num_kv_heads,
+                                                      std::int64_t tokens_per_block, std::int64_t head_dim) {
+  return 2 * num_kv_heads * tokens_per_block * (head_dim + static_cast<std::int64_t>(sizeof(float)));
+}
 
 /// Sizes of a step. The launches depend only on them.
 struct PagedAttentionSizes {
@@ -36,10 +46,11 @@ struct PagedAttentionSizes {
 /// Device addresses of the arrays in the plugin's definition, where T is the config's dtype. Arrays of T are
 /// aligned to 16 bytes; q, k and v to their elements if head_dim is not a multiple of 8.
 struct PagedAttentionArrays {
-  const void* q = nullptr;                     ///< T [tokens, num_heads * head_dim], with a stride
-  const void* k = nullptr;                     ///< T [tokens, num_kv_heads * head_dim], with a stride
-  const void* v = nullptr;                     ///< T [tokens, num_kv_heads * head_dim], with a stride
-  void* kv_pool = nullptr;                     ///< T [blocks, 2, num_kv_heads, tokens_per_block, head_dim]
+  const void* q = nullptr;  ///< T [tokens, num_heads * head_dim], with a stride
+  const void* k = nullptr;  ///< T [tokens, num_kv_heads * head_dim], with a stride
+  const void* v = nullptr;  ///< T [tokens, num_kv_heads * head_dim], with a stride
+  /// T [blocks, 2, num_kv_heads, tokens_per_block, head_dim], or blocks of int8_block_bytes()
+  void* kv_pool = nullptr;
   const std::int32_t* block_tables = nullptr;  ///< [sequences, max_blocks]
   const std::int32_t* sequence_offsets =
       nullptr;                              ///< [sequences + 1]; tokens after the last belong to no sequence

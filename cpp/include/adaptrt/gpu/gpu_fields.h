@@ -20,6 +20,7 @@ constexpr auto fields_of(const GpuModelDescription* /*type*/) {
   using C = GpuModelDescription;
   return std::tuple{
       RequiredField{"dtype", &C::dtype, "Type of the activations and of the KV pools."},
+      Field{"int8_kv_cache", &C::int8_kv_cache, "True if the KV pools are int8."},
       RequiredField{"vocab_size", &C::vocab_size, "Number of tokens of the base model."},
       RequiredField{"num_layers", &C::num_layers, "Number of layers."},
       RequiredField{"attention", &C::attention, "Heads of each layer's attention."},

@@ -22,6 +22,8 @@ struct GpuStepLimits {
 /// Sizes of a model on a device, from which the session follows.
 struct GpuModelDescription {
   DType dtype = DType::kFloat16;
+  /// True if the KV pools are int8, and have a float32 scale for each key and value.
+  bool int8_kv_cache = false;
   std::int64_t vocab_size = 0;
   std::int32_t num_layers = 0;
   std::vector<AttentionShape> attention;  ///< one per layer

@@ -4,6 +4,8 @@ set(ADAPTRT_CUDA_KERNEL_SOURCES
     lora/lora.cu
     attention/any_size.cu
     attention/decode.cu
+    attention/int8_decode.cu
+    attention/int8_prefill.cu
     attention/paged_attention.cu
     attention/prefill.cu
     attention/rotate_and_write.cu

@@ -11,7 +11,7 @@ namespace {
 
 /// A warp computes one query head of one token, 32 keys at a time. Each thread has the score of one key, and
 /// then dimensions lane, lane + 32, ... of every value.
-template <typename T>
+template <typename T, KvFormat kFormat>
 class AnySize {
  public:
   using Parameters = AttentionStep;
@@ -40,8 +40,8 @@ class AnySize {
     float total = 0.0F;
     for (std::int32_t first = first_visible(step, position); first <= position; first += kWarpSize) {
       const std::int32_t key = first + lane;
-      const T* found = key <= position ? key_at(step, sequence, kv_head, key) : nullptr;
-      const float score = found == nullptr ? kMinusInfinity : score_of(step, query, found) * step.scale;
+      const Row found = key <= position ? row_at(step, sequence, kv_head, key, 0) : Row{};
+      const float score = found.is_none() ? kMinusInfinity : score_of(step, query, found) * step.scale;
       const float greatest = maximum_of_warp(fmaxf(maximum, score));
       const float factor = rescale_factor(maximum, greatest);
       const float weight = rescale_factor(score, greatest);
@@ -51,11 +51,10 @@ class AnySize {
       const std::int32_t keys = position - first + 1 < kWarpSize ? position - first + 1 : kWarpSize;
       for (std::int32_t i = 0; i < keys; ++i) {
         const float weight_of_key = __shfl_sync(kAllLanes, weight, i);
-        const T* value = key_at(step, sequence, kv_head, first + i);
-        if (value == nullptr) continue;
-        value += value_offset(step);
+        const Row value = row_at(step, sequence, kv_head, first + i, 1);
+        if (value.is_none()) continue;
         for (std::int32_t d = lane; d < step.head_dim; d += kWarpSize)
-          sums[d] += weight_of_key * to_float(value[d]);
+          sums[d] += weight_of_key * value.element(d);
       }
     }
     const float inverse = 1.0F / total_with_sink(step, head, {maximum, total});
@@ -63,24 +62,43 @@ class AnySize {
   }
 
  private:
-  /// nullptr if the table has no block.
-  __device__ static const T* key_at(const AttentionStep& step, std::int32_t sequence, std::int32_t kv_head,
-                                    std::int32_t key) {
+  /// A key or a value in the pool.
+  struct Row {
+    const T* plain = nullptr;
+    const std::int8_t* integers = nullptr;
+    float scale = 0.0F;
+
+    [[nodiscard]] __device__ bool is_none() const { return plain == nullptr && integers == nullptr; }
+    [[nodiscard]] __device__ float element(std::int32_t i) const {
+      if constexpr (kFormat == KvFormat::kInt8) return to_float(dequantized<T>(integers[i], scale));
+      return to_float(plain[i]);
+    }
+  };
+
+  /// No row if the table has no block.
+  __device__ static Row row_at(const AttentionStep& step, std::int32_t sequence, std::int32_t kv_head,
+                               std::int32_t key, int is_value) {
     const std::int32_t block = block_of(step, sequence, key);
-    if (block < 0) return nullptr;
-    return static_cast<const T*>(step.kv_pool) +
-           key_offset(step, block, kv_head, step.tokens_per_block.remainder(key));
+    if (block < 0) return {};
+    const std::int32_t slot = step.tokens_per_block.remainder(key);
+    if constexpr (kFormat == KvFormat::kInt8) {
+      const Int8Row row = int8_row(step, block, is_value, kv_head, slot);
+      return {nullptr, row.elements, *row.scale};
+    }
+    return {static_cast<const T*>(step.kv_pool) + key_offset(step, block, kv_head, slot) +
+                is_value * value_offset(step),
+            nullptr, 0.0F};
   }
 
   /// The score before scaling.
-  __device__ static float score_of(const AttentionStep& step, const T* query, const T* key) {
+  __device__ static float score_of(const AttentionStep& step, const T* query, const Row& key) {
     const float score = product(query, key, step.head_dim);
     return step.softcap == 0.0F ? score : bounded(score, step.softcap, step.exponent);
   }
 
-  __device__ static float product(const T* a, const T* b, std::int32_t size) {
+  __device__ static float product(const T* a, const Row& b, std::int32_t size) {
     float sum = 0.0F;
-    for (std::int32_t d = 0; d < size; ++d) sum += to_float(a[d]) * to_float(b[d]);
+    for (std::int32_t d = 0; d < size; ++d) sum += to_float(a[d]) * b.element(d);
     return sum;
   }
 
@@ -100,11 +118,13 @@ class AnySize {
 
 void launch_any_size(const AttentionStep& step, DType dtype, void* stream) {
   with_element_type(dtype, [&]<typename T>(TypeTag<T>) {
-    launch<AnySize<T>>({.x = static_cast<std::uint32_t>(step.tokens),
-                        .y = static_cast<std::uint32_t>(step.num_heads),
-                        .shared_bytes = static_cast<std::size_t>(step.head_dim) * sizeof(float),
-                        .overlaps_previous = true},
-                       step, stream);
+    with_kv_format(step.int8_pool, [&]<KvFormat kFormat>(FormatTag<kFormat>) {
+      launch<AnySize<T, kFormat>>({.x = static_cast<std::uint32_t>(step.tokens),
+                                   .y = static_cast<std::uint32_t>(step.num_heads),
+                                   .shared_bytes = static_cast<std::size_t>(step.head_dim) * sizeof(float),
+                                   .overlaps_previous = true},
+                                  step, stream);
+    });
   });
 }
 

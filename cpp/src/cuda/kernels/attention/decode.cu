@@ -2,7 +2,7 @@
 
 #include "cuda/kernels/attention/combine_kernel.h"
 #include "cuda/kernels/attention/decode.h"
-#include "cuda/kernels/attention/decode_kernel.h"
+#include "cuda/kernels/attention/decode_launch.h"
 #include "cuda/kernels/attention/instantiate.h"
 
 namespace adaptrt::cuda {
@@ -50,16 +50,11 @@ bool decode_can_rotate(const AttentionStep& step) {
 
 void launch_decode(const AttentionStep& step, const Splits& splits, bool rotates, DType dtype, void* stream) {
   const std::int32_t row_tiles = row_tiles_of(step.num_heads, step.num_kv_heads);
+  const auto launch_format = step.int8_pool ? launch_int8_decode : launch_decode_of<KvFormat::kPlain>;
+  launch_format(step, splits, row_tiles, rotates, dtype, stream);
+  if (splits.count == 1) return;
   with_element_type(dtype, [&]<typename T>(TypeTag<T>) {
     with_head_dim(step.head_dim, [&]<int kHeadDim>(IntegerTag<kHeadDim>) {
-      using Kernel = Decode<T, kHeadDim>;
-      launch<Kernel>({.x = static_cast<std::uint32_t>(splits.lanes),
-                      .y = static_cast<std::uint32_t>(step.num_kv_heads * row_tiles),
-                      .z = static_cast<std::uint32_t>(step.sequences),
-                      .shared_bytes = Kernel::shared_bytes(),
-                      .overlaps_previous = true},
-                     {step, splits, row_tiles, rotates}, stream);
-      if (splits.count == 1) return;
       using Last = Combine<T, kHeadDim>;
       launch<Last>({.x = static_cast<std::uint32_t>(divide_up(step.num_heads, Last::kWarps)),
                     .y = static_cast<std::uint32_t>(step.sequences),

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/attention/int8_rows.h"
 #include "cuda/kernels/attention/rotation.h"
 #include "cuda/kernels/attention/splits.h"
 #include "cuda/kernels/attention/step.h"
@@ -20,7 +21,7 @@ inline constexpr std::int32_t kDecodeRows = 16;
 /// every warp takes one tile of keys: it copies chunks of 16 keys, and then of 16 values, to its own stages
 /// of shared memory, ahead of their use, and no barrier of the block is needed. At the end of a round the
 /// block merges the warps' tiles, in order.
-template <typename T, int kHeadDim>
+template <typename T, int kHeadDim, KvFormat kFormat>
 class Decode {
  public:
   struct Parameters {
@@ -173,6 +174,13 @@ class Decode {
 
   /// Warp: rotates the newest key, and writes it and its value to the pool.
   __device__ static void write_newest(const AttentionStep& step, const Task& task, std::int32_t block) {
+    if constexpr (kFormat == KvFormat::kInt8) {
+      const std::int32_t slot = step.tokens_per_block.remainder(task.position);
+      write_int8_key<T, 8>(step, task.token, task.kv_head, int8_row(step, block, 0, task.kv_head, slot));
+      write_int8_value<T, 8>(step, task.token, task.kv_head, int8_row(step, block, 1, task.kv_head, slot));
+      __syncwarp();
+      return;
+    }
     T* key = static_cast<T*>(step.kv_pool) +
              key_offset(step, block, task.kv_head, step.tokens_per_block.remainder(task.position));
     const T* key_source = kv_source<T>(step, step.key, task.token, task.kv_head);
@@ -274,12 +282,17 @@ class Decode {
       const int half = is_value ? index / kGroups : index % kHalves;
       const std::int32_t block = __shfl_sync(kAllLanes, own_block, group);
       const std::int32_t first = tile + group * kGroup;
+      T* to = stage(warp(), chunk % kStages);
+      if constexpr (kFormat == KvFormat::kInt8) {
+        load_int8(step, task, first, block, is_value, half, to);
+        commit_copies();
+        return;
+      }
       const T* from = static_cast<const T*>(step.kv_pool);
       if (block >= 0) {
         from += key_offset(step, block, task.kv_head, step.tokens_per_block.remainder(first)) +
                 (is_value ? value_offset(step) : 0) + half * kChunk;
       }
-      T* to = stage(warp(), chunk % kStages);
       ADAPTRT_UNROLL
       for (int row = lane() / 4; row < kGroup; row += 8) {
         const std::int32_t key = first + row;
@@ -291,6 +304,24 @@ class Decode {
       }
     }
     commit_copies();
+  }
+
+  /// The same of an int8 pool, without copies in flight: other warps load while this one waits.
+  __device__ static void load_int8(const AttentionStep& step, const Task& task, std::int32_t first,
+                                   std::int32_t block, bool is_value, int half, T* to) {
+    const std::int32_t slot = step.tokens_per_block.remainder(first);
+    const Int8Row rows = int8_row(step, block < 0 ? 0 : block, is_value ? 1 : 0, task.kv_head, slot);
+    ADAPTRT_UNROLL
+    for (int row = lane() / 4; row < kGroup; row += 8) {
+      const std::int32_t key = first + row;
+      const bool valid = block >= 0 && key >= task.visible && key <= task.position;
+      const float scale = valid ? rows.scale[row] : 0.0F;
+      const std::int8_t* from = rows.elements + row * kHeadDim + half * kChunk;
+      ADAPTRT_UNROLL
+      for (int i = lane() % 4; i < kPieces; i += 4) {
+        store_words(piece(to, row, i), valid ? dequantized<T>(from + 8 * i, scale) : Words<4>{});
+      }
+    }
   }
 
   /// Adds the products of the queries with half `half` of a group's keys.

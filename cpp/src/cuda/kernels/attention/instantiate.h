@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/attention/int8_rows.h"
 #include "cuda/kernels/element_type.h"
 
 namespace adaptrt::cuda {
@@ -10,6 +11,21 @@ template <int kValue>
 struct IntegerTag {
   static constexpr int value = kValue;
 };
+
+template <KvFormat kValue>
+struct FormatTag {
+  static constexpr KvFormat value = kValue;
+};
+
+/// Calls function(FormatTag) for the format of a pool.
+template <typename Function>
+void with_kv_format(bool is_int8, const Function& function) {
+  if (is_int8) {
+    function(FormatTag<KvFormat::kInt8>{});
+  } else {
+    function(FormatTag<KvFormat::kPlain>{});
+  }
+}
 
 /// Calls function(IntegerTag<head_dim>) if the tensor core kernels are compiled for this head_dim. Returns
 /// true if they are.

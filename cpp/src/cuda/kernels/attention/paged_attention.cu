@@ -57,6 +57,10 @@ void check(const PagedAttentionConfig& config) {
   check_range(problems, "head_dim", config.head_dim, 2, kMostHeadDim);
   if (config.head_dim % 2 != 0)
     problems.add("head_dim is " + std::to_string(config.head_dim) + "; it must be even");
+  if (config.int8_pool && config.head_dim % kWideElements != 0) {
+    problems.add("head_dim is " + std::to_string(config.head_dim) +
+                 "; with an int8 pool it must be a multiple of " + std::to_string(kWideElements));
+  }
   if (!(config.scale > 0.0F) || !std::isfinite(config.scale)) {
     problems.add("scale is " + std::to_string(config.scale) + "; it must be above 0");
   }
@@ -159,6 +163,7 @@ void PagedAttentionKernel::enqueue(const PagedAttentionSizes& sizes, const Paged
                            .softcap = softcap,
                            .exponent = softcap == 0.0F ? 0.0F : 2.0F * std::numbers::log2e_v<float> / softcap,
                            .interleaved = config_.interleaved,
+                           .int8_pool = config_.int8_pool,
                            .tokens_per_block = Divisor(sizes.tokens_per_block),
                            .group = Divisor(config_.num_heads / config_.num_kv_heads)};
   const bool has_tensor_core_kernels = with_head_dim(config_.head_dim, [](auto) {});

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/attention/int8_rows.h"
 #include "cuda/kernels/attention/query_tiles.h"
 #include "cuda/kernels/attention/softmax.h"
 #include "cuda/kernels/attention/splits.h"
@@ -19,7 +20,7 @@ namespace adaptrt::cuda {
 /// The tile's values are copied to shared memory while scores are computed, and the next keys while values
 /// are added. The order of the sums is that of Decode (tile_sums.h), so a token's result does not depend on
 /// how the prompt was chunked.
-template <typename T, int kHeadDim>
+template <typename T, int kHeadDim, KvFormat kFormat>
 class Prefill {
  public:
   using Parameters = AttentionStep;
@@ -86,7 +87,7 @@ class Prefill {
       const PositionRange rows = positions_of_warp();
       std::int32_t key = begin_ / kKeys * kKeys;
       load_queries();
-      load_rows(key, keys(), 0);
+      load_rows(key, keys(), false);
       commit_copies();
       for (const std::int32_t first = key; key < end_; key += kKeys) {
         if (key > first && key % (kKeys * kSplitTiles) == 0) {
@@ -96,7 +97,7 @@ class Prefill {
         }
         wait_copies<0>();
         __syncthreads();  // the keys have arrived, and the previous tile's values are no longer read
-        load_rows(key, values(), value_offset(step_));
+        load_rows(key, values(), true);
         commit_copies();
         const bool takes_part = key <= rows.last && key + kKeys > first_visible(step_, rows.first);
         std::uint32_t weights[kRowTiles][kKeys / 16][4];
@@ -111,7 +112,7 @@ class Prefill {
         }
         wait_copies<0>();
         __syncthreads();  // the values have arrived, and the keys are no longer read
-        if (key + kKeys < end_) load_rows(key + kKeys, keys(), 0);
+        if (key + kKeys < end_) load_rows(key + kKeys, keys(), false);
         commit_copies();
         if (takes_part) add_values(weights, factors);
       }
@@ -163,17 +164,21 @@ class Prefill {
       }
     }
 
-    /// Starts copying the keys (offset 0) or values (value_offset) of kKeys positions from `first` on.
+    /// Starts copying the keys or values of kKeys positions from `first` on, or loads them from an int8 pool.
     /// Positions that no row sees become zeros, because their slots may hold anything.
-    __device__ void load_rows(std::int32_t first, T* to, std::int64_t offset) const {
+    __device__ void load_rows(std::int32_t first, T* to, bool is_value) const {
       ADAPTRT_UNROLL
       for (int group = 0; group < kKeys; group += kBlockKeys) {
         const std::int32_t begin = first + group;
         const bool seen = begin < end_ && begin + kBlockKeys > begin_;
         const std::int32_t block = seen ? block_of(step_, tile_.sequence, begin) : -1;
+        const std::int32_t slot = step_.tokens_per_block.remainder(begin);
         const T* from = static_cast<const T*>(step_.kv_pool);
-        if (block >= 0) {
-          from += key_offset(step_, block, tile_.kv_head, step_.tokens_per_block.remainder(begin)) + offset;
+        Int8Row integers{};
+        if constexpr (kFormat == KvFormat::kInt8) {
+          integers = int8_row(step_, block < 0 ? 0 : block, is_value ? 1 : 0, tile_.kv_head, slot);
+        } else if (block >= 0) {
+          from += key_offset(step_, block, tile_.kv_head, slot) + (is_value ? value_offset(step_) : 0);
         }
         ADAPTRT_UNROLL
         for (int pass = 0; pass < kBlockKeys * kPieces; pass += kThreads) {
@@ -183,8 +188,14 @@ class Prefill {
           const int element = i % kPieces * 8;
           const std::int32_t key = begin + row;
           const bool valid = block >= 0 && key >= begin_ && key < end_;
-          copy_async_16(to + (group + row) * kRowElements + element, from + (row * kHeadDim + element),
-                        valid);
+          T* const place = to + (group + row) * kRowElements + element;
+          const int at = row * kHeadDim + element;
+          if constexpr (kFormat == KvFormat::kInt8) {
+            store_words(place,
+                        valid ? dequantized<T>(integers.elements + at, integers.scale[row]) : Words<4>{});
+          } else {
+            copy_async_16(place, from + at, valid);
+          }
         }
       }
     }

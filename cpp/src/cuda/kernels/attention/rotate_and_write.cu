@@ -10,7 +10,7 @@ namespace {
 
 /// One block per token. The work is divided into units: kWidth pairs of a head to rotate, or kWidth elements
 /// to copy.
-template <typename T, int kWidth>
+template <typename T, int kWidth, KvFormat kFormat>
 class RotateAndWrite {
  public:
   using Parameters = AttentionStep;
@@ -33,15 +33,28 @@ class RotateAndWrite {
     const std::int32_t units_of_value = step.head_dim / kWidth;
     const std::int32_t units_of_turned = units_of_value - step.rotary_half / kWidth;
     const std::int32_t query_units = step.num_heads * units_of_turned;
+    if constexpr (kFormat == KvFormat::kInt8) {
+      for (auto unit = static_cast<std::int32_t>(threadIdx.x); unit < query_units; unit += kThreads) {
+        rotate_query(step, token, unit, units_of_turned);
+      }
+      for (auto i = static_cast<std::int32_t>(threadIdx.x) / kWarpSize; i < 2 * step.num_kv_heads;
+           i += kThreads / kWarpSize) {
+        const std::int32_t kv_head = i / 2;
+        const Int8Row to = int8_row(step, block, i % 2, kv_head, slot);
+        if (i % 2 == 0) {
+          write_int8_key<T, kWidth>(step, token, kv_head, to);
+        } else {
+          write_int8_value<T, kWidth>(step, token, kv_head, to);
+        }
+      }
+      return;
+    }
     const std::int32_t key_units = step.num_kv_heads * units_of_turned;
     const std::int32_t value_units = step.num_kv_heads * units_of_value;
     for (auto unit = static_cast<std::int32_t>(threadIdx.x); unit < query_units + key_units + value_units;
          unit += kThreads) {
       if (unit < query_units) {
-        const std::int32_t head = unit / units_of_turned;
-        const std::int64_t to = (static_cast<std::int64_t>(token) * step.num_heads + head) * step.head_dim;
-        rotate_unit<T, kWidth>(step, token, unit % units_of_turned, query_source<T>(step, token, head),
-                               static_cast<T*>(step.rotated_query) + to);
+        rotate_query(step, token, unit, units_of_turned);
       } else if (unit < query_units + key_units) {
         const std::int32_t kv_head = (unit - query_units) / units_of_turned;
         rotate_unit<T, kWidth>(step, token, (unit - query_units) % units_of_turned,
@@ -57,6 +70,14 @@ class RotateAndWrite {
   }
 
  private:
+  __device__ static void rotate_query(const AttentionStep& step, std::int32_t token, std::int32_t unit,
+                                      std::int32_t units_of_head) {
+    const std::int32_t head = unit / units_of_head;
+    const std::int64_t to = (static_cast<std::int64_t>(token) * step.num_heads + head) * step.head_dim;
+    rotate_unit<T, kWidth>(step, token, unit % units_of_head, query_source<T>(step, token, head),
+                           static_cast<T*>(step.rotated_query) + to);
+  }
+
   /// Sets the result of a token that attends to nothing to zero.
   __device__ static void clear(const AttentionStep& step, std::int32_t token) {
     const std::int32_t width = step.num_heads * step.head_dim;
@@ -77,11 +98,13 @@ void launch_rotate_and_write(const AttentionStep& step, DType dtype, void* strea
                           .overlaps_previous = true};
   const bool wide = step.head_dim % kWide == 0 && step.rotary_half % kWide == 0;
   with_element_type(dtype, [&]<typename T>(TypeTag<T>) {
-    if (wide) {
-      launch<RotateAndWrite<T, kWide>>(shape, step, stream);
-    } else {
-      launch<RotateAndWrite<T, 1>>(shape, step, stream);
-    }
+    with_kv_format(step.int8_pool, [&]<KvFormat kFormat>(FormatTag<kFormat>) {
+      if (wide) {
+        launch<RotateAndWrite<T, kWide, kFormat>>(shape, step, stream);
+      } else {
+        launch<RotateAndWrite<T, 1, kFormat>>(shape, step, stream);
+      }
+    });
   });
 }
 

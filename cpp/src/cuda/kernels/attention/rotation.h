@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/attention/int8_rows.h"
 #include "cuda/kernels/attention/softmax.h"
 #include "cuda/kernels/attention/step.h"
 #include "cuda/kernels/attention/words.h"
@@ -64,17 +65,18 @@ __device__ inline void rotate_neighbours(Elements<T, kWidth>& a, Elements<T, kWi
   }
 }
 
-/// Rotates unit `unit` of a head, which is kWidth pairs, or copies a unit of kWidth elements that are not
-/// rotated. Element i of the first half of the rotated part pairs with element i of the second half; if
-/// interleaved, with its neighbour. A head has head_dim / kWidth - rotary_half / kWidth units.
-template <typename T, int kWidth>
-__device__ inline void rotate_unit(const AttentionStep& step, std::int32_t token, std::int32_t unit,
-                                   const T* from, T* to) {
+/// Rotates unit `unit` of a head, which is kWidth pairs, or takes a unit of kWidth elements that are not
+/// rotated. Calls sink(index of the first one, elements) once or twice. Element i of the first half of the
+/// rotated part pairs with element i of the second half; if interleaved, with its neighbour. A head has
+/// head_dim / kWidth - rotary_half / kWidth units.
+template <typename T, int kWidth, typename Sink>
+__device__ inline void visit_rotated(const AttentionStep& step, std::int32_t token, std::int32_t unit,
+                                     const T* from, const Sink& sink) {
   using Vector = Elements<T, kWidth>;
   const std::int32_t half = step.rotary_half;
   const std::int32_t first = unit * kWidth;
   if (first >= half) {
-    Vector::load(from + half + first).store(to + half + first);
+    sink(half + first, Vector::load(from + half + first));
     return;
   }
   const float* cosine = step.cosine + static_cast<std::int64_t>(token) * half + first;
@@ -90,8 +92,17 @@ __device__ inline void rotate_unit(const AttentionStep& step, std::int32_t token
     ADAPTRT_UNROLL
     for (int i = 0; i < kWidth; ++i) rotate_pair(&a.values[i], &b.values[i], cosine[i], sine[i]);
   }
-  a.store(to + low);
-  b.store(to + high);
+  sink(low, a);
+  sink(high, b);
+}
+
+/// Stores a rotated unit of a head.
+template <typename T, int kWidth>
+__device__ inline void rotate_unit(const AttentionStep& step, std::int32_t token, std::int32_t unit,
+                                   const T* from, T* to) {
+  visit_rotated<T, kWidth>(
+      step, token, unit, from,
+      [to](std::int32_t first, const Elements<T, kWidth>& elements) { elements.store(to + first); });
 }
 
 /// First element of a token's query head, or of its key or value of a KV head, before rotation.
@@ -105,6 +116,25 @@ __device__ inline const T* kv_source(const AttentionStep& step, const void* from
                                      std::int32_t kv_head) {
   return static_cast<const T*>(from) + static_cast<std::int64_t>(token) * step.kv_stride +
          kv_head * step.head_dim;
+}
+
+/// Warp: writes a token's rotated key, or its value, of a KV head to an int8 pool.
+template <typename T, int kWidth>
+__device__ inline void write_int8_key(const AttentionStep& step, std::int32_t token, std::int32_t kv_head,
+                                      const Int8Row& to) {
+  const T* from = kv_source<T>(step, step.key, token, kv_head);
+  const std::int32_t units = step.head_dim / kWidth - step.rotary_half / kWidth;
+  write_int8(to, units, [&](std::int32_t unit, const auto& sink) {
+    visit_rotated<T, kWidth>(step, token, unit, from, sink);
+  });
+}
+template <typename T, int kWidth>
+__device__ inline void write_int8_value(const AttentionStep& step, std::int32_t token, std::int32_t kv_head,
+                                        const Int8Row& to) {
+  const T* from = kv_source<T>(step, step.value, token, kv_head);
+  write_int8(to, step.head_dim / kWidth, [&](std::int32_t unit, const auto& sink) {
+    sink(unit * kWidth, Elements<T, kWidth>::load(from + unit * kWidth));
+  });
 }
 
 }  // namespace adaptrt::cuda

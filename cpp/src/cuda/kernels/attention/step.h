@@ -10,10 +10,10 @@ namespace adaptrt::cuda {
 /// Input of a step's attention kernels: device addresses, and sizes that the host knows. T is the element
 /// type that a kernel is compiled for.
 struct AttentionStep {
-  const void* query;                     // T [tokens, num_heads, head_dim] with query_stride, before RoPE
-  const void* key;                       // T [tokens, num_kv_heads, head_dim] with kv_stride, before RoPE
-  const void* value;                     // T [tokens, num_kv_heads, head_dim] with kv_stride
-  void* kv_pool;                         // T [blocks, 2, num_kv_heads, tokens_per_block, head_dim]
+  const void* query;  // T [tokens, num_heads, head_dim] with query_stride, before RoPE
+  const void* key;    // T [tokens, num_kv_heads, head_dim] with kv_stride, before RoPE
+  const void* value;  // T [tokens, num_kv_heads, head_dim] with kv_stride
+  void* kv_pool;      // T [blocks, 2, num_kv_heads, tokens_per_block, head_dim], or see Int8Row
   const std::int32_t* block_tables;      // [sequences, max_blocks]
   const std::int32_t* sequence_offsets;  // [sequences + 1]
   const std::int32_t* positions;         // [tokens]
@@ -36,6 +36,7 @@ struct AttentionStep {
   float softcap;     // softcap of the unscaled scores; 0: none
   float exponent;    // 2 log2(e) / softcap
   bool interleaved;  // elements 2 i and 2 i + 1 of a head rotate together
+  bool int8_pool;
   Divisor tokens_per_block;
   Divisor group;  // query heads per KV head
 };
