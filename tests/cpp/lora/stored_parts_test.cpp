@@ -218,10 +218,14 @@ BOOST_DATA_TEST_CASE(ranks_leave_room_for_the_outliers_of_others, data::xrange(3
   const Cut cut = kCuts[static_cast<std::size_t>(number)];
   SentAdapter sent = make_sent();
   const Stored few = store(sent, cut, LoraStorage::kCompressed, DType::kBFloat16);
-  for (const std::size_t row : {std::size_t{2}, std::size_t{4}, std::size_t{5}}) {
-    const std::size_t elements = row == 2 ? 5 * (kInner + kSize) : kRank * (kSize + kInner);
-    for (std::size_t i = 0; i < elements / 8; ++i) {
-      sent.set(row, row == 4 ? 3 * kRank * kSize + i : i, std::ldexp(1.0F, static_cast<int>(i % 60) - 30));
+  struct Range {
+    std::size_t row, first, count;
+  };
+  constexpr std::size_t kOfV = 7 * (kSize + kSize + kInner);
+  constexpr std::size_t kOfThirdExpert = 2 * kRank * kSize;
+  for (const Range& range : {Range{2, 0, 280}, {3, kOfV, 150}, {4, kOfThirdExpert, 440}, {5, 0, 440}}) {
+    for (std::size_t i = 0; i < range.count; ++i) {
+      sent.set(range.row, range.first + i, std::ldexp(1.0F, static_cast<int>(i % 60) - 30));
     }
   }
   const Stored exact = store(sent, cut, LoraStorage::kExact, DType::kBFloat16);
