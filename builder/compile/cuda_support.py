@@ -53,8 +53,6 @@ def problems_of_network(network: Network) -> list[str]:
     exact = exact_outputs(network)
     sizes = dict.fromkeys(problem for op in network.ops for problem in _size_problems(op, exact))
     if network.config.quantization is not None:
-        if any(weight.quantized for op in network.ops if isinstance(op, Experts) for weight in (*op.gate, *op.down)):
-            sizes["quantised experts"] = None
         for weight in _quantized_weights(network):
             how = network.config.quantization.of_weight(f"{weight.name}.weight")
             sizes |= dict.fromkeys(_quantization_problems(how, weight.inputs))
@@ -122,8 +120,10 @@ def _size_problems(op: Op, exact: Set[str]) -> Iterator[str]:
 
 
 def _quantized_weights(network: Network) -> Iterator[LinearWeight]:
-    linears = (op for op in network.ops if isinstance(op, Linear))
-    return (weight for op in linears for weight in op.weights if weight.quantized)
+    for op in network.ops:
+        # All experts of a layer have the sizes of the first one.
+        of_op = op.weights if isinstance(op, Linear) else (op.gate[0], op.down[0]) if isinstance(op, Experts) else ()
+        yield from (weight for weight in of_op if weight.quantized)
 
 
 def _quantization_problems(how: QuantConfig, inputs: int) -> Iterator[str]:

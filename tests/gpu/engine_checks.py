@@ -228,6 +228,7 @@ def _other_weights(machine: Machine, dtype: str) -> Iterator[Check]:
         (plain, QuantConfig(quant_algo=QuantAlgo.W8A16), False),
         (plain, QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=16), False),
         (experts, None, False),
+        (experts, QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=16), False),
         (plain, None, True),
     )
     plan = _small_plan()

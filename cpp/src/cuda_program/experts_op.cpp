@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "adaptrt/cuda/expert_kernels.h"
 #include "adaptrt/cuda/lora_kernel.h"
@@ -75,8 +76,8 @@ class ExpertLaunches final : public CudaOp {
                 .entries = shared.entries,
                 .entries_per_row = op.routing.top_k,
                 .x = memory.buffer(op.input),
-                .weights = weights.matrices(op.gate_up),
                 .y = shared.gate_up};
+    set_weights(&gate_up_, op.gate_up, weights);
     finish_ = {.dtype = program.dtype,
                .width = inner,
                .product = shared.gate_up,
@@ -90,8 +91,8 @@ class ExpertLaunches final : public CudaOp {
              .out_size = hidden,
              .offsets = shared.offsets,
              .x = shared.activated,
-             .weights = weights.matrices(op.down),
              .y = shared.down};
+    set_weights(&down_, op.down, weights);
     sum_ = {.dtype = program.dtype,
             .top_k = op.routing.top_k,
             .width = hidden,
@@ -141,6 +142,22 @@ class ExpertLaunches final : public CudaOp {
   }
 
  private:
+  static void set_weights(cuda::ExpertProduct* work, std::span<const LinearPart> parts,
+                          DeviceWeights& weights) {
+    const PanelMatrix& first = parts.front().weight;
+    const Quantization& how = first.quantization;
+    if (how.algo == QuantAlgo::kNone) {
+      work->weights = weights.matrices(parts);
+      return;
+    }
+    const QuantizedMatrices matrices = weights.quantized_matrices(parts);
+    work->weights = matrices.weights;
+    work->scales = matrices.scales;
+    work->zeros = matrices.zeros;
+    work->bits = bits_of(how);
+    work->group_size = group_size_of(first);
+  }
+
   [[nodiscard]] static std::int32_t tile_slots(std::int64_t slots) {
     return cuda::LoraKernel::tile_tokens(slots, cuda::LoraKernel::kManyTokensFrom);
   }

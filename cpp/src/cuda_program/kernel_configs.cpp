@@ -26,6 +26,15 @@ bool has_padded_output(const LinearOp& op, const Program& program) {
   return stores_float32(op, program) && padded_rows(product_width(op)) != product_width(op);
 }
 
+std::int32_t bits_of(const Quantization& how) {
+  constexpr std::int32_t kBitsOfByte = 8;
+  return has_few_bits(how.algo) ? how.bits : kBitsOfByte;
+}
+
+std::int32_t group_size_of(const PanelMatrix& matrix) {
+  return static_cast<std::int32_t>(std::min<std::int64_t>(matrix.quantization.group_size, matrix.k));
+}
+
 bool is_adapted(LoraModule module, const Program& program) {
   return std::ranges::find(program.lora.target_modules, module) != program.lora.target_modules.end();
 }

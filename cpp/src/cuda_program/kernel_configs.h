@@ -21,6 +21,11 @@ namespace adaptrt {
 /// True if a linear layer stores float32, and its product has more columns than its output.
 [[nodiscard]] bool has_padded_output(const LinearOp& op, const Program& program);
 
+/// Number of bits of a quantised weight.
+[[nodiscard]] std::int32_t bits_of(const Quantization& how);
+/// Number of inputs of a group of a quantised matrix, at most all of them.
+[[nodiscard]] std::int32_t group_size_of(const PanelMatrix& matrix);
+
 /// True if the engine's adapters may change a module of the vocabulary: lm_head or the embedding.
 [[nodiscard]] bool is_adapted(LoraModule module, const Program& program);
 /// Returns the kernel of a linear layer's adapters; nullopt if adapters do not apply.

@@ -1,6 +1,5 @@
 #include "linear_op.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 
@@ -36,13 +35,12 @@ class Product {
           .dtype = program.dtype, .in_size = in, .out_size = out, .float32_output = float32_output});
       matrix_ = weights.matrices(op.parts);
     } else {
-      quantized_.emplace(cuda::QuantizedProductKernel::Config{
-          .dtype = program.dtype,
-          .bits = has_few_bits(how.algo) ? how.bits : 8,
-          .in_size = in,
-          .out_size = out,
-          .group_size = static_cast<std::int32_t>(std::min<std::int64_t>(how.group_size, first.k)),
-          .float32_output = float32_output});
+      quantized_.emplace(cuda::QuantizedProductKernel::Config{.dtype = program.dtype,
+                                                              .bits = bits_of(how),
+                                                              .in_size = in,
+                                                              .out_size = out,
+                                                              .group_size = group_size_of(first),
+                                                              .float32_output = float32_output});
       matrices_ = weights.quantized_matrices(op.parts);
     }
   }

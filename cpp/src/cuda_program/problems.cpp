@@ -136,7 +136,7 @@ class Checker {
     refuse_op(op.routing.top_k > cuda::kMaxTopK, "more than 32 experts for a token");
     for (const std::vector<LinearPart>* parts : {&op.gate_up, &op.down}) {
       for (const LinearPart& part : *parts) {
-        refuse_op(part.weight.quantization.algo != QuantAlgo::kNone, "quantised experts");
+        check_quantization(part.weight);
         check_width(part.weight.k, "the input's width");
         check_width(part.weight.n, "an output's width");
       }

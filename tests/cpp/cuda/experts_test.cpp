@@ -11,6 +11,7 @@
 
 #include "adaptrt/core/error.h"
 #include "adaptrt/cuda/expert_kernels.h"
+#include "adaptrt/cuda/quantized_product_kernel.h"
 #include "lora_case.h"
 #include "print_dtype.h"
 #include "rows_case.h"
@@ -275,6 +276,70 @@ BOOST_DATA_TEST_CASE(experts_multiply_their_own_slots, data::make(kRowTypes) * d
   }
 }
 
+/// Integers of experts are multiplied as QuantizedProductKernel multiplies those of one layer.
+BOOST_DATA_TEST_CASE(experts_with_integers_multiply_as_a_layer_does,
+                     data::make(kRowTypes) * data::make({8, 4}), dtype, bits) {
+  constexpr std::int32_t kIn = 96;
+  constexpr std::int32_t kOut = 72;
+  constexpr std::int32_t kGroupSize = 64;  // the last group is smaller
+  constexpr std::int32_t kGroups = 2;
+  constexpr std::int32_t kTopK = 2;
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    for (const int tokens : {1, 45}) {
+      const std::int64_t count = std::int64_t{tokens} * kTopK;
+      const auto chosen = random_choices(count, &random);
+      const Slots slots(chosen);
+      const auto x = random_elements(dtype, std::int64_t{tokens} * kIn, &random);
+      const std::int64_t expert_bytes = std::int64_t{kOut} * kIn * bits / 8;
+      Tensor<std::uint8_t> weights(8 * expert_bytes);
+      Tensor<std::uint8_t> zeros(8 * kOut * kGroups);
+      for (std::int64_t i = 0; i < 8 * expert_bytes; ++i)
+        weights[i] = static_cast<std::uint8_t>(random.integer(0, 255));
+      for (std::int64_t i = 0; i < 8 * kOut * kGroups; ++i) {
+        zeros[i] = static_cast<std::uint8_t>(random.integer(0, bits == 4 ? 15 : 255));
+      }
+      const auto scales = random_floats(std::int64_t{8} * kOut * kGroups, &random);
+      const bool has_zeros = random.integer(0, 1) == 0;
+      Tensor<std::uint16_t> y(count * kOut);
+      enqueue(ExpertProduct{.dtype = dtype,
+                            .slots = count,
+                            .experts = 8,
+                            .in_size = kIn,
+                            .out_size = kOut,
+                            .offsets = slots.offsets.data(),
+                            .entries = slots.entries.data(),
+                            .entries_per_row = kTopK,
+                            .x = x.data(),
+                            .weights = weights.data(),
+                            .bits = bits,
+                            .group_size = kGroupSize,
+                            .scales = scales.data(),
+                            .zeros = has_zeros ? zeros.data() : nullptr,
+                            .y = y.data()},
+              nullptr);
+      const QuantizedProductKernel layer(
+          {.dtype = dtype, .bits = bits, .in_size = kIn, .out_size = kOut, .group_size = kGroupSize});
+      for (std::int64_t expert = 0; expert < 8; ++expert) {
+        Tensor<std::uint16_t> all(std::int64_t{tokens} * kOut);
+        const std::int64_t first = expert * kOut * kGroups;
+        layer.enqueue(tokens,
+                      {.x = x.data(),
+                       .weights = weights.data() + expert * expert_bytes,
+                       .scales = scales.data() + first,
+                       .zeros = has_zeros ? zeros.data() + first : nullptr},
+                      all.data(), nullptr);
+        for (std::int64_t slot = 0; slot < count; ++slot) {
+          if (slots.expert_of[static_cast<std::size_t>(slot)] != expert) continue;
+          const std::int64_t token = slots.entries[static_cast<std::size_t>(slot)] / kTopK;
+          BOOST_TEST(y.values(slot * kOut, kOut) == all.values(token * kOut, kOut));
+        }
+      }
+      BOOST_TEST(y.rest_is_unchanged());
+    }
+  }
+}
+
 BOOST_DATA_TEST_CASE(slots_are_summed_in_order, data::make(kRowTypes) * data::make({true, false}), dtype,
                      adds) {
   constexpr std::int64_t kWidth = 264;
@@ -401,6 +466,12 @@ BOOST_AUTO_TEST_CASE(invalid_sizes_are_refused_by_name) {
               nullptr),
       ConfigError,
       says("ExpertProduct: dtype is float32; expected float16 or bfloat16; in_size is 12; expected"));
+  BOOST_CHECK_EXCEPTION(
+      enqueue(ExpertProduct{.experts = 1, .in_size = 40, .out_size = 8, .bits = 5, .group_size = 24},
+              nullptr),
+      ConfigError,
+      says("ExpertProduct: bits is none of 0, 4 and 8; in_size does not fit the integers; group_size is not "
+           "a"));
   BOOST_CHECK_EXCEPTION(
       enqueue(SumSlots{.tokens = 1, .top_k = 33, .width = 4}, nullptr), ConfigError,
       says("SumSlots: top_k is 33; expected 1 to 32; width is 4; expected a multiple of 8"));

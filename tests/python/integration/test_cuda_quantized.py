@@ -3,6 +3,7 @@ values that these weights stand for."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from adaptrt.formats.checkpoint.quantization import QuantConfig
 from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from support.dequantized import dequantized_model
 from support.emulated_cuda import emulate
-from support.models import ALL_MODULES, ModelSpec, Reference, save_adapter, save_model
+from support.models import ALL_MODULES, ATTENTION_MODULES, ModelSpec, Reference, save_adapter, save_model
 from support.serving import Answer, collect, make_request
 
 # Layers have 64, 96 and 128 inputs, and the last group of 96 is smaller than the others. The vocabulary is odd.
@@ -40,10 +41,13 @@ SIZES = BuildConfig(
 )
 # Maximum difference of logits relative to their range: see test_cuda_emulated.py.
 TOLERANCE = {"float16": 0.004, "bfloat16": 0.03}
+# Tokens use all experts: where two are nearly tied, rounding chooses other ones.
+EXPERTS = replace(SPEC, family="mixtral", extra=(("num_local_experts", 4), ("num_experts_per_tok", 4)))
 WAYS = {
-    "w8a16": (QuantConfig(quant_algo=QuantAlgo.W8A16), "float16"),
-    "w4a16": (QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=64), "float16"),
-    "w4a16 zeros": (QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=32, has_zero_point=True), "bfloat16"),
+    "w8a16": (SPEC, QuantConfig(quant_algo=QuantAlgo.W8A16), "float16"),
+    "w4a16": (SPEC, QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=64), "float16"),
+    "w4a16 zeros": (SPEC, QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=32, has_zero_point=True), "bfloat16"),
+    "w4a16 experts": (EXPERTS, QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=32, has_zero_point=True), "float16"),
 }
 PROMPTS = [np.random.default_rng(length).integers(2, 97, length).tolist() for length in (30, 9, 12)]
 
@@ -54,11 +58,12 @@ PROMPTS = [np.random.default_rng(length).integers(2, 97, length).tolist() for le
 def test_logits_and_bits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests for the base model, LoRA and DoRA: logits in one batch, with a prompt in chunks, and bits alone."""
     emulate(monkeypatch)
-    how, dtype = WAYS[name]
-    model = save_model(SPEC, tmp_path / "model", dtype=getattr(torch, dtype))
+    spec, how, dtype = WAYS[name]
+    model = save_model(spec, tmp_path / "model", dtype=getattr(torch, dtype))
+    modules = ATTENTION_MODULES if spec is EXPERTS else ALL_MODULES
     dequantized = dequantized_model(model, tmp_path / "dequantized", how)
-    lora = save_adapter(model, tmp_path / "lora", seed=1, r=4, target_modules=ALL_MODULES)
-    dora = save_adapter(dequantized, tmp_path / "dora", seed=2, r=3, target_modules=ALL_MODULES, use_dora=True)
+    lora = save_adapter(model, tmp_path / "lora", seed=1, r=4, target_modules=modules)
+    dora = save_adapter(dequantized, tmp_path / "dora", seed=2, r=3, target_modules=modules, use_dora=True)
     convert_checkpoint(model, tmp_path / "checkpoint", dtype=getattr(adaptrt.DType, dtype.upper()), quantization=how)
     build(tmp_path / "checkpoint", SIZES, tmp_path / "engine")
     adapters = (None, lora, dora)

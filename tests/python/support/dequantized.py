@@ -12,7 +12,7 @@ from adaptrt._core import QuantAlgo
 from adaptrt.formats.checkpoint.quantization import QuantConfig
 from adaptrt.formats.checkpoint.quantizer import dequantize_rows, quantize_rows
 
-LINEARS = re.compile(r".*_proj\.weight|lm_head\.weight")
+LINEARS = re.compile(r".*_proj\.weight|.*\.experts\.\d+\.w[123]\.weight|lm_head\.weight")
 
 
 def dequantized_model(model: Path, directory: Path, config: QuantConfig) -> Path:

@@ -77,7 +77,8 @@ struct GatherSlots {
 };
 void enqueue(const GatherSlots& work, void* stream);
 
-/// y[slot] = round(x[row of slot] W[expert of slot]^T), with the order of sums of ProductKernel.
+/// y[slot] = round(x[row of slot] W[expert of slot]^T), with the order of sums of ProductKernel, or of
+/// QuantizedProductKernel.
 struct ExpertProduct {
   DType dtype = DType::kBFloat16;
   std::int64_t slots = 0;
@@ -88,9 +89,14 @@ struct ExpertProduct {
   /// With `entries`, the row of a slot is entries[slot] / entries_per_row, otherwise the slot.
   const std::int32_t* entries = nullptr;
   std::int32_t entries_per_row = 1;
-  const void* x = nullptr;        ///< T [rows, in]
-  const void* weights = nullptr;  ///< T [experts, out, in]
-  void* y = nullptr;              ///< T [slots, out]
+  const void* x = nullptr;  ///< T [rows, in]
+  /// T [experts, out, in], or integers as in QuantizedProductKernel::Inputs
+  const void* weights = nullptr;
+  std::int32_t bits = 0;                ///< of an integer: 8 or 4; 0: the weights are T
+  std::int32_t group_size = 0;          ///< see QuantizedProductKernel::Config
+  const float* scales = nullptr;        ///< [experts, out, groups], with integers
+  const std::uint8_t* zeros = nullptr;  ///< [experts, out, groups] or nullptr
+  void* y = nullptr;                    ///< T [slots, out]
 };
 void enqueue(const ExpertProduct& work, void* stream);
 

@@ -7,18 +7,63 @@
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/product/launch_checks.h"
 #include "cuda/kernels/product/portable_kernel.h"
+#include "cuda/kernels/product/quantized_kernel.h"
 #include "cuda/kernels/product/tiles.h"
 #include "cuda/kernels/rows/checks.h"
 
 namespace adaptrt::cuda {
 namespace {
 
+/// Columns of weights that one instruction multiplies.
+constexpr std::int32_t kColumnsTogether = 16;
+
+/// The product of one expert, as the kernel of its kind of weights sees it.
+template <typename T, int kBits>
+struct ExpertMatrix {
+  using Product = product::Quantized<T, kBits>;
+
+  __device__ static typename Product::Parameters of(const ExpertProduct& work, std::int32_t expert,
+                                                    std::int32_t tokens) {
+    const int group_size = work.group_size == 0 ? work.in_size : work.group_size;
+    const int groups = (work.in_size + group_size - 1) / group_size;
+    const std::int64_t outputs = std::int64_t{expert} * work.out_size;
+    return {.x = work.x,
+            .weights = static_cast<const unsigned char*>(work.weights) + outputs * work.in_size * kBits / 8,
+            .scales = work.scales + outputs * groups,
+            .zeros = work.zeros == nullptr ? nullptr : work.zeros + outputs * groups,
+            .y = work.y,
+            .in = work.in_size,
+            .out = work.out_size,
+            .tokens = tokens,
+            .groups = groups,
+            .group_steps = group_size / kColumnsTogether};
+  }
+};
+
+/// Weights that are not quantised.
+template <typename T>
+struct ExpertMatrix<T, 0> {
+  using Product = product::Portable<T>;
+
+  __device__ static typename Product::Parameters of(const ExpertProduct& work, std::int32_t expert,
+                                                    std::int32_t tokens) {
+    const auto size = static_cast<std::int64_t>(work.in_size) * work.out_size;
+    return {.x = work.x,
+            .weights = static_cast<const T*>(work.weights) + expert * size,
+            .y = work.y,
+            .in = work.in_size,
+            .out = work.out_size,
+            .tokens = tokens};
+  }
+};
+
 /// A block multiplies some outputs of an expert with a tile of its slots. The grid's y has more tiles than
 /// there can be; blocks without slots return at once.
-template <typename T>
+template <typename T, int kBits>
 class ExpertTiles {
  public:
-  using Product = product::Portable<T>;
+  using Matrix = ExpertMatrix<T, kBits>;
+  using Product = typename Matrix::Product;
   struct Parameters {
     ExpertProduct work;
     Divisor entries_per_row;
@@ -41,19 +86,9 @@ class ExpertTiles {
         parameters.has_tile_per_slot ? tile : begin + (tile - first_tile_of(work, expert)) * Product::kTokens;
     if (first >= end || (first - begin) % Product::kTokens != 0) return;
     __syncthreads();  // before the product overwrites the search result
-    const auto size = static_cast<std::int64_t>(work.in_size) * work.out_size;
-    const typename Product::Parameters product{.x = work.x,
-                                               .weights = static_cast<const T*>(work.weights) + expert * size,
-                                               .y = work.y,
-                                               .in = work.in_size,
-                                               .out = work.out_size,
-                                               .tokens = end};
-    Product::multiply_tile(
-        product, first,
-        [&](int slot) {
-          return work.entries == nullptr ? slot : parameters.entries_per_row.quotient(work.entries[slot]);
-        },
-        [](float sum, int /*output*/) { return sum; });
+    Product::multiply_tile(Matrix::of(work, expert, end), first, [&](int slot) {
+      return work.entries == nullptr ? slot : parameters.entries_per_row.quotient(work.entries[slot]);
+    });
   }
 
   /// Number of tiles of the grid.
@@ -87,9 +122,25 @@ class ExpertTiles {
   }
 };
 
+template <typename Kernel>
+void launch_tiles(const ExpertProduct& work, void* stream) {
+  const std::int64_t tiles = Kernel::count_tiles(work);
+  launch<Kernel>(
+      {.x = static_cast<std::uint32_t>(product::divide_up(work.out_size, Kernel::Product::kOutputs)),
+       .y = static_cast<std::uint32_t>(tiles),
+       .shared_bytes = Kernel::kSharedBytes,
+       .overlaps_previous = true},
+      {.work = work,
+       .entries_per_row = Divisor(work.entries_per_row),
+       .has_tile_per_slot = tiles == work.slots},
+      stream);
+}
+
 }  // namespace
 
 void enqueue(const ExpertProduct& work, void* stream) {
+  const bool is_quantized = work.bits != 0;
+  const std::int32_t unit = work.bits == 4 ? 2 * kColumnsTogether : kColumnsTogether;
   rows::Checks()
       .type(work.dtype)
       .count("slots", work.slots,
@@ -98,19 +149,19 @@ void enqueue(const ExpertProduct& work, void* stream) {
       .vectors("in_size", work.in_size, 8)
       .vectors("out_size", work.out_size, 8)
       .positive("entries_per_row", work.entries_per_row)
+      .condition(work.bits == 0 || work.bits == 8 || work.bits == 4, "bits is none of 0, 4 and 8")
+      .condition(!is_quantized || work.in_size % unit == 0, "in_size does not fit the integers")
+      .condition(work.group_size >= 0 && work.group_size % kColumnsTogether == 0,
+                 "group_size is not a multiple of 16")
       .done("ExpertProduct");
   with_element_type(work.dtype, [&]<typename T>(TypeTag<T>) {
-    using Kernel = ExpertTiles<T>;
-    const std::int64_t tiles = Kernel::count_tiles(work);
-    launch<Kernel>(
-        {.x = static_cast<std::uint32_t>(product::divide_up(work.out_size, Kernel::Product::kOutputs)),
-         .y = static_cast<std::uint32_t>(tiles),
-         .shared_bytes = Kernel::kSharedBytes,
-         .overlaps_previous = true},
-        {.work = work,
-         .entries_per_row = Divisor(work.entries_per_row),
-         .has_tile_per_slot = tiles == work.slots},
-        stream);
+    if (work.bits == 8) {
+      launch_tiles<ExpertTiles<T, 8>>(work, stream);
+    } else if (work.bits == 4) {
+      launch_tiles<ExpertTiles<T, 4>>(work, stream);
+    } else {
+      launch_tiles<ExpertTiles<T, 0>>(work, stream);
+    }
   });
 }
 

@@ -38,16 +38,12 @@ class Portable {
   static __device__ void run(const Parameters& p) {
     allow_next_kernel();
     wait_for_previous_kernel();
-    multiply_tile(
-        p, static_cast<int>(blockIdx.y) * kTokens, [](int token) { return token; },
-        [](float sum, int /*output*/) { return sum; });
+    multiply_tile(p, static_cast<int>(blockIdx.y) * kTokens, [](int token) { return token; });
   }
 
   /// Multiplies the block's outputs for tokens from `first_token` on. row_of(token): row of x.
-  /// finish(sum, output): value of y.
-  template <typename RowOf, typename Finish>
-  static __device__ void multiply_tile(const Parameters& p, int first_token, const RowOf& row_of,
-                                       const Finish& finish) {
+  template <typename RowOf>
+  static __device__ void multiply_tile(const Parameters& p, int first_token, const RowOf& row_of) {
     const int first_output = static_cast<int>(blockIdx.x) * kOutputs;
     T* buffers = reinterpret_cast<T*>(shared_memory());
     const int blocks = (p.in + kColumns - 1) / kColumns;
@@ -63,7 +59,7 @@ class Portable {
       load(p, buffers + next % kStages * kStageElements, first_output, first_token, next, row_of);
       multiply(sums, buffers + block % kStages * kStageElements);
     }
-    store(p, sums, first_output, first_token, finish);
+    store(p, sums, first_output, first_token);
   }
 
  private:
@@ -114,9 +110,8 @@ class Portable {
     }
   }
 
-  template <typename Finish>
   static __device__ void store(const Parameters& p, const float (&sums)[kTokens / 8][4], int first_output,
-                               int first_token, const Finish& finish) {
+                               int first_token) {
     const int thread = static_cast<int>(threadIdx.x);
     const int output = first_output + thread / kWarpSize * 16 + thread % kWarpSize / 4;
     ADAPTRT_UNROLL
@@ -127,7 +122,7 @@ class Portable {
         const int token = first_token + tokens * 8 + thread % 4 * 2 + i % 2;
         if (row < p.out && token < p.tokens) {
           const std::int64_t at = static_cast<std::int64_t>(token) * p.out + row;
-          const float value = finish(sums[tokens][i], row);
+          const float value = sums[tokens][i];
           if constexpr (std::is_same_v<Output, float>) {
             static_cast<float*>(p.y)[at] = value;
           } else {

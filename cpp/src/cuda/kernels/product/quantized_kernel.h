@@ -57,10 +57,15 @@ class Quantized {
   static __device__ void run(const Parameters& p) {
     allow_next_kernel();
     wait_for_previous_kernel();
+    multiply_tile(p, static_cast<int>(blockIdx.y) * kTokens, [](int token) { return token; });
+  }
+
+  /// Multiplies the block's outputs for tokens from `first_token` on. row_of(token): row of x.
+  template <typename RowOf>
+  static __device__ void multiply_tile(const Parameters& p, int first_token, const RowOf& row_of) {
     const int first_output = static_cast<int>(blockIdx.x) * kOutputs;
-    const int first_token = static_cast<int>(blockIdx.y) * kTokens;
     const int blocks = (p.in + kColumns - 1) / kColumns;
-    for (int block = 0; block < kStages - 1; ++block) load(p, first_output, first_token, block);
+    for (int block = 0; block < kStages - 1; ++block) load(p, first_output, first_token, block, row_of);
     Sums sums;
     int group = 0;
     int steps_left = p.group_steps;
@@ -69,7 +74,7 @@ class Quantized {
       wait_copies<kStages - 2>();
       // Also protects the stage that is loaded next until all warps have read it.
       __syncthreads();
-      load(p, first_output, first_token, block + kStages - 1);
+      load(p, first_output, first_token, block + kStages - 1, row_of);
       const int columns = p.in - block * kColumns < kColumns ? p.in - block * kColumns : kColumns;
       for (int column = 0; column < columns; column += 16) {
         if (steps_left == 0) {
@@ -127,7 +132,9 @@ class Quantized {
   }
 
   /// Starts copying columns of the tile; zeros outside of the matrices.
-  static __device__ void load(const Parameters& p, int first_output, int first_token, int block) {
+  template <typename RowOf>
+  static __device__ void load(const Parameters& p, int first_output, int first_token, int block,
+                              const RowOf& row_of) {
     unsigned char* to = stage(block);
     const auto* weights = static_cast<const unsigned char*>(p.weights);
     for (int i = static_cast<int>(threadIdx.x); i < kOutputs * kWeightVectors; i += kThreads) {
@@ -145,7 +152,7 @@ class Quantized {
       const int row = i / kTokenVectors;
       const int column = block * kColumns + i % kTokenVectors * 8;
       const bool valid = column < p.in && first_token + row < p.tokens;
-      const std::int64_t from = static_cast<std::int64_t>(first_token + row) * p.in + column;
+      const std::int64_t from = valid ? std::int64_t{row_of(first_token + row)} * p.in + column : 0;
       copy_async_16(to + row * kTokenBytes + i % kTokenVectors * 16, valid ? x + from : x, valid);
     }
     commit_copies();
