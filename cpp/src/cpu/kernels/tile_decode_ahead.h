@@ -11,6 +11,7 @@
 #include "codebook_gemm.h"
 #include "quantized_gemm.h"
 #include "tile_gemm.h"
+#include "tile_groups.h"
 #include "tile_product.h"
 
 namespace adaptrt {
@@ -30,21 +31,27 @@ template <class Packed>
 class QuantizedSteps {
  public:
   QuantizedSteps(const QuantizedGemm& gemm, const QuantizedPanel& panel)
-      : decoder_(decoder_of<Packed>(gemm.quantization)), weights_(panel.weights) {}
+      : decoder_(decoder_of<Packed>(gemm.quantization)),
+        weights_(panel.weights),
+        group_size_(group_size_of(gemm)) {}
 
   /// Address of the words of an input, which must be the first of a word.
   [[nodiscard]] const std::byte* source(std::int64_t input) const {
     return weights_ + input / kWordInputs * kWordLines<Packed> * kLineBytes;
   }
 
-  static constexpr std::int64_t step_inputs() { return kStepInputs; }
-  static constexpr bool leaves_lines() { return false; }
+  /// The groups of half a step alternate between two places, so that each place has zeros in the same half.
+  [[nodiscard]] std::int64_t step_inputs() const {
+    return is_half_step(group_size_) ? group_size_ : kStepInputs;
+  }
+  [[nodiscard]] bool leaves_lines() const { return is_half_step(group_size_); }
 
   /// Writes inputs [begin, end), at most a step, to `out`.
   void decode(std::int64_t begin, std::int64_t end, std::byte* out, StepPrefetch* prefetch) const {
     constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
     static_assert(kPanelColumns % kGroup == 0);
     const std::int64_t units = (end - begin + Packed::kInterleave - 1) / Packed::kInterleave;
+    out += first_line_of(group_size_, begin) * kStepLine;
     for (std::int64_t column = 0; column < kPanelColumns; column += kGroup) {
       expand_columns<Packed, kTileVectors>(decoder_, source(begin) + column * Packed::kColumnBytes,
                                            kPanelColumns, units, Simd::kLanes, out + column * kExpandedBytes,
@@ -58,6 +65,7 @@ class QuantizedSteps {
   static_assert(kStepInputs % kWordInputs == 0);
   Packed decoder_;
   const std::byte* weights_;
+  std::int64_t group_size_;
 };
 
 /// The same for a panel with a codebook.

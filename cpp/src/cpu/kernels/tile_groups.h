@@ -21,95 +21,141 @@ namespace {
 inline constexpr std::int64_t kPairStretch = 8;
 inline constexpr int kGroupsTogether = 4;
 
+/// True if a step has two groups of `size` inputs. Each is a step of its own then, in which the inputs of the
+/// other one are zeros, so that the rows' packed steps are used as they are.
+inline bool is_half_step(std::int64_t size) {
+  return 2 * size == kStepInputs;
+}
+
+/// Line of a step from which on the weights from `input` on are decoded, for groups of `size` inputs.
+inline std::int64_t first_line_of(std::int64_t size, std::int64_t input) {
+  return is_half_step(size) ? input % kStepInputs / 2 : 0;
+}
+
 /// Consecutive rows whose sums are computed together.
 struct GroupRows {
   std::int64_t first;
   std::int64_t count;
 };
 
-/// The zero points or the minimums of a group, for one vector of columns.
-class GroupOffset {
- public:
-  GroupOffset() = default;
-  GroupOffset(const Quantization& how, const GroupView& group, std::int64_t column, std::int64_t lanes)
-      : has_zeros_(group.zeros != nullptr), has_minimums_(group.minimums != nullptr) {
-    if (has_zeros_) offset_ = load_zeros(how, group.zeros, column, lanes);
-    if (!has_minimums_) return;
-    offset_ = load_scales(how, group.minimums, column, lanes);
-    middle_ = static_cast<float>(middle_of_minimums(how));
-  }
+/// The part of a group's products that does not depend on its integers: none, or the sum of the activations
+/// times the zero point or the minimum.
+enum class GroupOffset { kNone, kZeroPoint, kMinimum };
 
-  /// True if add_group() reads a_sum.
-  [[nodiscard]] bool is_needed() const { return has_zeros_ || has_minimums_; }
-
-  /// Returns `before` plus the group's products, with the bits of quantized_tile. `sum` is the sum of the
-  /// decoded integers' products, and a_sum that of the activations.
-  [[nodiscard]] Simd::Vec add_group(Simd::Vec sum, Simd::Vec scale, float a_sum, bool is_first,
-                                    Simd::Vec before) const {
-    if (has_zeros_) sum = Simd::fma(Simd::set(-a_sum), offset_, sum);
-    if (has_minimums_) sum = Simd::fma(Simd::set(a_sum), Simd::set(middle_), sum);
-    const Simd::Vec total = is_first ? Simd::mul(sum, scale) : Simd::fma(sum, scale, before);
-    return has_minimums_ ? Simd::fma(Simd::set(-a_sum), offset_, total) : total;
-  }
-
- private:
-  bool has_zeros_ = false;
-  bool has_minimums_ = false;
-  float middle_ = 0.0F;
-  Simd::Vec offset_ = Simd::zero();
-};
-
-/// Adds one group to the output, for some rows: multiplies its sums by the scale, and subtracts the share of
-/// the zero point or the minimum. Rows of sums are sums_stride apart.
-inline void finish_group(const QuantizedGemm& gemm, const GroupView& group, std::int64_t index,
-                         std::int64_t first_row, std::int64_t rows, const float* sums,
-                         std::int64_t sums_stride) {
-  const std::int64_t groups = group_count(gemm.quantization, gemm.call.k);
-  for (std::int64_t column = 0; column < gemm.call.width; column += Simd::kLanes) {
-    const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.call.width - column);
-    const Simd::Vec scale = load_scales(gemm.quantization, group.scales, column, lanes);
-    const GroupOffset offset(gemm.quantization, group, column, lanes);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      const std::int64_t row = first_row + r;
-      float* to = gemm.call.out + row * gemm.call.out_stride + column;
-      const Simd::Vec before = index == 0 ? Simd::zero() : Simd::load(to, lanes);
-      const Simd::Vec sum = Simd::load(sums + r * sums_stride + column, lanes);
-      const float a_sum = offset.is_needed() ? gemm.a_sums[row * groups + index] : 0.0F;
-      Simd::store(to, offset.add_group(sum, scale, a_sum, index == 0, before), lanes);
-    }
+/// Calls body(std::integral_constant<GroupOffset, ...>) for the offset that weights have.
+template <class Body>
+void with_offset(const Quantization& how, const Body& body) {
+  if (how.zero_points) {
+    body(std::integral_constant<GroupOffset, GroupOffset::kZeroPoint>());
+  } else if (how.minimums) {
+    body(std::integral_constant<GroupOffset, GroupOffset::kMinimum>());
+  } else {
+    body(std::integral_constant<GroupOffset, GroupOffset::kNone>());
   }
 }
 
-/// The same for kGroups groups from number `first` on, and for columns that are whole vectors. The sums of
-/// consecutive groups are group_stride apart.
-template <int kGroups>
-void finish_groups(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::int64_t first, GroupRows rows,
-                   const float* sums, std::int64_t sums_stride, std::int64_t group_stride,
-                   InputRange columns) {
-  const std::int64_t groups = group_count(gemm.quantization, gemm.call.k);
-  for (std::int64_t column = columns.begin; column < columns.end;
-       column += Simd::kLanes, sums += Simd::kLanes) {
-    Simd::Vec scales[kGroups];
-    GroupOffset offsets[kGroups];
-    ADAPTRT_UNROLL
-    for (int i = 0; i < kGroups; ++i) {
-      const GroupView group = group_of(gemm, panel, first + i);
-      scales[i] = load_scales(gemm.quantization, group.scales, column, Simd::kLanes);
-      offsets[i] = GroupOffset(gemm.quantization, group, column, Simd::kLanes);
+/// The scales of a group, and its zero points or minimums, for one vector of columns.
+template <GroupOffset kOffset>
+struct GroupTerms {
+  Simd::Vec scale;
+  Simd::Vec negated_offset;
+
+  static GroupTerms load(const Quantization& how, const GroupView& group, std::int64_t column,
+                         std::int64_t lanes) {
+    GroupTerms terms{load_scales(how, group.scales, column, lanes), Simd::zero()};
+    if constexpr (kOffset == GroupOffset::kZeroPoint) {
+      terms.negated_offset = negated(load_zeros(how, group.zeros, column, lanes));
+    } else if constexpr (kOffset == GroupOffset::kMinimum) {
+      terms.negated_offset = negated(load_scales(how, group.minimums, column, lanes));
     }
-    for (std::int64_t r = 0; r < rows.count; ++r) {
-      const std::int64_t row = rows.first + r;
-      float* out = gemm.call.out + row * gemm.call.out_stride + column;
-      Simd::Vec value = first == 0 ? Simd::zero() : Simd::load(out);
-      ADAPTRT_UNROLL
-      for (int i = 0; i < kGroups; ++i) {
-        const Simd::Vec sum = Simd::load(sums + i * group_stride + r * sums_stride);
-        const float a_sum = offsets[i].is_needed() ? gemm.a_sums[row * groups + first + i] : 0.0F;
-        value = offsets[i].add_group(sum, scales[i], a_sum, first + i == 0, value);
-      }
-      Simd::store(out, value);
+    return terms;
+  }
+
+  /// Returns `before` plus the group's products, with the bits of quantized_tile. `sum` is the sum of the
+  /// decoded integers' products, and a_sum that of the activations. `middle` is middle_of_minimums().
+  [[nodiscard]] Simd::Vec add_group(Simd::Vec sum, Simd::Vec a_sum, Simd::Vec middle,
+                                    Simd::Vec before) const {
+    if constexpr (kOffset == GroupOffset::kZeroPoint) sum = Simd::fma(a_sum, negated_offset, sum);
+    if constexpr (kOffset == GroupOffset::kMinimum) sum = Simd::fma(a_sum, middle, sum);
+    const Simd::Vec total = Simd::fma(sum, scale, before);
+    return kOffset == GroupOffset::kMinimum ? Simd::fma(a_sum, negated_offset, total) : total;
+  }
+
+ private:
+  static Simd::Vec negated(Simd::Vec x) { return Simd::sub(Simd::set(-0.0F), x); }
+};
+
+/// Sums of consecutive groups that finish_groups adds to the output.
+struct SumsOfGroups {
+  const float* data;
+  std::int64_t stride;        ///< between rows
+  std::int64_t group_stride;  ///< between groups
+};
+
+/// Adds kGroups groups from number `first` on to the output, for some rows and for kVectors vectors of
+/// columns from `column` on; the last vector has last_lanes columns. Multiplies their sums by the scales, and
+/// subtracts the shares of the zero points or the minimums.
+template <GroupOffset kOffset, int kGroups, int kVectors>
+void finish_groups(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::int64_t first, GroupRows rows,
+                   SumsOfGroups sums, std::int64_t column, std::int64_t last_lanes) {
+  using Terms = GroupTerms<kOffset>;
+  const std::int64_t groups = group_count(gemm.quantization, gemm.call.k);
+  const std::int64_t out_stride = gemm.call.out_stride;
+  const auto lanes_of = [&](int v) { return v == kVectors - 1 ? last_lanes : Simd::kLanes; };
+  Terms terms[kGroups][kVectors];
+  ADAPTRT_UNROLL
+  for (int i = 0; i < kGroups; ++i) {
+    const GroupView group = group_of(gemm, panel, first + i);
+    ADAPTRT_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      terms[i][v] = Terms::load(gemm.quantization, group, column + v * Simd::kLanes, lanes_of(v));
     }
   }
+  const Simd::Vec middle = Simd::set(
+      kOffset == GroupOffset::kMinimum ? static_cast<float>(middle_of_minimums(gemm.quantization)) : 0.0F);
+  // The first group's sums are added to negative zeros, which does not change their bits.
+  const bool is_first = first == 0;
+  const float* a_sums = kOffset == GroupOffset::kNone ? nullptr : gemm.a_sums + rows.first * groups + first;
+  float* out = gemm.call.out + rows.first * out_stride + column;
+  const float* of_row = sums.data;
+  for (std::int64_t r = 0; r < rows.count; ++r) {
+    Simd::Vec values[kVectors];
+    ADAPTRT_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      values[v] = is_first ? Simd::set(-0.0F) : Simd::load(out + v * Simd::kLanes, lanes_of(v));
+    }
+    ADAPTRT_UNROLL
+    for (int i = 0; i < kGroups; ++i) {
+      const Simd::Vec a_sum = kOffset == GroupOffset::kNone ? Simd::zero() : Simd::set(a_sums[i]);
+      ADAPTRT_UNROLL
+      for (int v = 0; v < kVectors; ++v) {
+        const Simd::Vec sum = Simd::load(of_row + i * sums.group_stride + v * Simd::kLanes, lanes_of(v));
+        values[v] = terms[i][v].add_group(sum, a_sum, middle, values[v]);
+      }
+    }
+    ADAPTRT_UNROLL
+    for (int v = 0; v < kVectors; ++v) Simd::store(out + v * Simd::kLanes, values[v], lanes_of(v));
+    of_row += sums.stride;
+    out += out_stride;
+    if constexpr (kOffset != GroupOffset::kNone) a_sums += groups;
+  }
+}
+
+/// Adds one group to the output, for some rows and all columns. Rows of sums are sums_stride apart.
+inline void finish_group(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::int64_t index,
+                         GroupRows rows, const float* sums, std::int64_t sums_stride) {
+  constexpr int kVectors = 2;
+  with_offset(gemm.quantization, [&]<GroupOffset kOffset>(std::integral_constant<GroupOffset, kOffset>) {
+    std::int64_t column = 0;
+    const auto at = [&] { return SumsOfGroups{sums + column, sums_stride, 0}; };
+    for (; column + kVectors * Simd::kLanes <= gemm.call.width; column += kVectors * Simd::kLanes) {
+      finish_groups<kOffset, 1, kVectors>(gemm, panel, index, rows, at(), column, Simd::kLanes);
+    }
+    for (; column < gemm.call.width; column += Simd::kLanes) {
+      const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.call.width - column);
+      finish_groups<kOffset, 1, 1>(gemm, panel, index, rows, at(), column, lanes);
+    }
+  });
 }
 
 /// decode_steps or decode_pairs for some Packed.
@@ -132,11 +178,11 @@ inline void multiply_one_group(const QuantizedGemm& gemm, const QuantizedPanel& 
                     &nothing);
   }
   if (inputs.end == gemm.call.k) {
-    finish_group(gemm, group_of(gemm, panel, 0), 0, 0, gemm.call.rows, gemm.call.out, gemm.call.out_stride);
+    finish_group(gemm, panel, 0, {0, gemm.call.rows}, gemm.call.out, gemm.call.out_stride);
   }
 }
 
-/// Product with a panel of several groups of inputs, whose scales differ. A step has inputs of only one
+/// Product with a panel of several groups of inputs, whose scales differ. A step has weights of only one
 /// group, so that the groups' sums are separate. Groups are decoded once for all rows; groups larger than a
 /// stretch are decoded again for each kPackedRows rows. For many rows, pairs of tiles of columns are stored
 /// separately, and stay in the first-level cache while all rows are multiplied by them.
@@ -158,7 +204,7 @@ class GroupedProduct {
       return;
     }
     const bool in_pairs = gemm_.call.rows >= kCopiedRows && gemm_.call.width == kPanelColumns &&
-                          gemm_.a_steps != nullptr && size_ % kStepInputs == 0 && steps_ <= kPairStretch;
+                          gemm_.a_steps != nullptr && has_packed_steps() && steps_ <= kPairStretch;
     const std::int64_t stretch = in_pairs ? kPairStretch : stretch_steps(gemm_.call.rows);
     const std::int64_t together = std::max<std::int64_t>(1, stretch / steps_);
     for (std::int64_t first = inputs.begin / size_; first < end; first += together) {
@@ -182,7 +228,7 @@ class GroupedProduct {
       for (std::int64_t index = first; index < end; ++index) {
         const GroupView group = group_of(gemm_, panel_, index);
         multiply(rows, group.first, group.end, place(index), false);
-        finish_group(gemm_, group, index, rows.first, rows.count, sums_, kPanelColumns);
+        finish_group(gemm_, panel_, index, rows, sums_, kPanelColumns);
       }
     }
   }
@@ -230,16 +276,22 @@ class GroupedProduct {
 
   /// Finishes groups [first, end) of a pair of tiles of columns, from `column` on.
   void finish_pair(std::int64_t first, std::int64_t end, GroupRows rows, std::int64_t column) {
-    const InputRange columns{column, column + kPairColumns};
-    const auto finish = [&]<int kGroups>(std::integral_constant<int, kGroups>) {
-      const float* sums = sums_;
+    constexpr int kVectors =
+        static_cast<int>(std::min<std::int64_t>(2, kPairColumns / static_cast<std::int64_t>(Simd::kLanes)));
+    const float* sums = sums_;
+    const auto finish = [&]<GroupOffset kOffset, int kGroups>(std::integral_constant<GroupOffset, kOffset>,
+                                                              std::integral_constant<int, kGroups>) {
       for (; first + kGroups <= end; first += kGroups, sums += kGroups * kPairSums) {
-        finish_groups<kGroups>(gemm_, panel_, first, rows, sums, kPairColumns, kPairSums, columns);
+        for (std::int64_t v = 0; v < kPairColumns; v += kVectors * Simd::kLanes) {
+          finish_groups<kOffset, kGroups, kVectors>(
+              gemm_, panel_, first, rows, {sums + v, kPairColumns, kPairSums}, column + v, Simd::kLanes);
+        }
       }
     };
-    if (end - first == kGroupsTogether) return finish(std::integral_constant<int, kGroupsTogether>());
-    if (end - first == 2) return finish(std::integral_constant<int, 2>());
-    finish(std::integral_constant<int, 1>());
+    with_offset(gemm_.quantization, [&](auto offset) {
+      finish(offset, std::integral_constant<int, kGroupsTogether>());
+      finish(offset, std::integral_constant<int, 1>());
+    });
   }
 
   void multiply_large(std::int64_t index) {
@@ -252,7 +304,7 @@ class GroupedProduct {
         decode_(gemm_, panel_, begin, end, decoded_);
         multiply(rows, begin, end, decoded_, begin > group.first);
       }
-      finish_group(gemm_, group, index, rows.first, rows.count, sums_, kPanelColumns);
+      finish_group(gemm_, panel_, index, rows, sums_, kPanelColumns);
     }
   }
 
@@ -262,13 +314,19 @@ class GroupedProduct {
     const StepActivations a{all.rows + rows.first * all.stride, all.stride,
                             all.steps == nullptr ? nullptr : all.steps + rows.first * kTileLine,
                             all.step_bytes};
+    if (is_half_step(size_)) {
+      begin -= begin % kStepInputs;
+      end = std::min(begin + kStepInputs, gemm_.call.k);
+    }
     // If steps of groups are not steps of the packed rows, multiply_inputs packs the rows again.
-    const bool fits = size_ % kStepInputs == 0;
     StepPrefetch nothing;
-    multiply_inputs({a.rows, a.stride, fits ? a.steps : nullptr, a.step_bytes}, begin, end,
+    multiply_inputs({a.rows, a.stride, has_packed_steps() ? a.steps : nullptr, a.step_bytes}, begin, end,
                     {weights, kStepLine, kStepBytes}, {sums_, kPanelColumns, continues}, rows.count,
                     gemm_.call.width, &nothing);
   }
+
+  /// True if the steps of a group are steps of the packed rows.
+  [[nodiscard]] bool has_packed_steps() const { return size_ % kStepInputs == 0 || is_half_step(size_); }
 
   const QuantizedGemm& gemm_;
   const QuantizedPanel panel_;
@@ -289,7 +347,7 @@ void multiply_by_groups(const QuantizedGemm& gemm, const QuantizedPanel& panel, 
   if (group_count(gemm.quantization, gemm.call.k) == 1) {
     multiply(inputs, TileSums{gemm.call.out, gemm.call.out_stride, inputs.begin > 0});
     if (inputs.end < gemm.call.k) return;
-    finish_group(gemm, group_of(gemm, panel, 0), 0, 0, gemm.call.rows, gemm.call.out, gemm.call.out_stride);
+    finish_group(gemm, panel, 0, {0, gemm.call.rows}, gemm.call.out, gemm.call.out_stride);
     return;
   }
   alignas(kCacheLine) float sums[kTileHeight * kPanelColumns];
@@ -297,7 +355,7 @@ void multiply_by_groups(const QuantizedGemm& gemm, const QuantizedPanel& panel, 
        ++index) {
     const GroupView group = group_of(gemm, panel, index);
     multiply(InputRange{group.first, group.end}, TileSums{sums, kPanelColumns, false});
-    finish_group(gemm, group, index, 0, gemm.call.rows, sums, kPanelColumns);
+    finish_group(gemm, panel, index, {0, gemm.call.rows}, sums, kPanelColumns);
     first = group.end;
   }
 }

@@ -61,6 +61,7 @@ void decode_steps(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::i
   const std::int64_t units = (end - begin + Packed::kInterleave - 1) / Packed::kInterleave;
   const std::int64_t steps = steps_of(end - begin);
   if (gemm.call.width < kPanelColumns || units % kTileHeight != 0) std::memset(out, 0, steps * kStepBytes);
+  out += first_line_of(group_size_of(gemm), begin) * kStepLine;
   const std::byte* words =
       panel.weights + begin / kWordInputs * kWordLines<Packed> * gemm.call.width * Packed::kColumnBytes;
   std::int64_t column = 0;
@@ -86,6 +87,7 @@ void decode_pairs(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::i
       static_cast<int>(std::min<std::int64_t>(kTileVectors, kPairColumns / Simd::kLanes));
   const auto decoder = decoder_of<Packed>(gemm.quantization);
   const std::int64_t units = (end - begin + Packed::kInterleave - 1) / Packed::kInterleave;
+  const std::int64_t first_line = first_line_of(group_size_of(gemm), begin);
   const std::byte* words =
       panel.weights + begin / kWordInputs * kWordLines<Packed> * kPanelColumns * Packed::kColumnBytes;
   for (std::int64_t pair = 0; pair < kPanelColumns;
@@ -93,7 +95,8 @@ void decode_pairs(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::i
     if (units % kTileHeight != 0) std::memset(out, 0, steps_of(end - begin) * kPairStepBytes);
     for (std::int64_t column = 0; column < kPairColumns; column += kVectors * Simd::kLanes) {
       expand_columns<Packed, kVectors>(decoder, words + (pair + column) * Packed::kColumnBytes, kPanelColumns,
-                                       units, Simd::kLanes, out + column * kExpandedBytes, kPairLine);
+                                       units, Simd::kLanes,
+                                       out + first_line * kPairLine + column * kExpandedBytes, kPairLine);
     }
   }
 }
@@ -146,10 +149,11 @@ template <class Panel>
 void tile_quantized_gemm_of(const QuantizedGemm& gemm) {
   const InputRange inputs = part_of(gemm.call.part, gemm.call.k);
   const QuantizedPanel panel = parts_of(gemm);
-  const bool has_whole_steps =
-      group_count(gemm.quantization, gemm.call.k) == 1 || group_size_of(gemm) % kStepInputs == 0;
+  const std::int64_t size = group_size_of(gemm);
+  const bool has_steps =
+      group_count(gemm.quantization, gemm.call.k) == 1 || size % kStepInputs == 0 || is_half_step(size);
   // A single row is multiplied faster if the panel is decoded in registers.
-  if (decodes_ahead(gemm) && has_whole_steps && gemm.call.rows > 1) {
+  if (decodes_ahead(gemm) && has_steps && gemm.call.rows > 1) {
     multiply_one_tile<typename Panel::Tiled>(gemm, panel, inputs);
   } else if (gemm.call.rows <= kFewRows) {
     multiply_few_rows<typename Panel::Few>(gemm, panel, inputs);
