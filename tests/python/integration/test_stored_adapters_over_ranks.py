@@ -31,14 +31,10 @@ def run_of(cut: Cut, engine: Path, storage: str) -> EngineRun:
     return engine, [cut.cases()], {"num_threads": 1, "lora_storage": storage}
 
 
-def test_compressed_adapters_change_no_bit(granite: Cut, experts: Cut, tmp_path: Path) -> None:
-    engines = [
-        (granite, granite.engine(2, DType.BFLOAT16)),
-        (granite, granite.engine(2, DType.BFLOAT16, fully_sharded=True)),
-        (granite, granite.engine(1, DType.BFLOAT16, pp_size=2)),
-        (experts, experts.engine(2, DType.BFLOAT16, moe_ep_size=2)),
-    ]
-    runs = [run_of(cut, engine, storage) for cut, engine in engines for storage in ("exact", "compressed")]
+def test_compressed_adapters_change_no_bit(granite: Cut, tmp_path: Path) -> None:
+    sharded = granite.engine(2, DType.BFLOAT16, fully_sharded=True)
+    staged = granite.engine(1, DType.BFLOAT16, pp_size=2)
+    runs = [run_of(granite, engine, storage) for engine in (sharded, staged) for storage in ("exact", "compressed")]
     found = answers_of_runs(2, runs, tmp_path)
     for (exact,), (compressed,) in zip(found[::2], found[1::2], strict=True):
         assert all(one.same_bits(other) for one, other in zip(exact, compressed, strict=True))
