@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from machine import KERNEL_DTYPES, Machine
 from results import Check
@@ -51,6 +52,39 @@ def row_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
     for width in (1, 1021, 4096) if subset else (1, 1021, 4096, 32064, 128256, 151937):
         for count in (1, 5) if subset else (1, 5, 64, 200):
             yield from rows.logits(count, width)
+            yield rows.highest(count, width)
+
+
+def _exp_of_minus(values: np.ndarray) -> np.ndarray:
+    """adaptrt/core/exp_of_minus.h in float32."""
+    single = np.float32
+    clamped = -np.minimum(values, single(87))
+    shifted = clamped * single(1.44269504) + single(12582912.0)
+    n = shifted - single(12582912.0)
+    r = (clamped - n * single(0.693359375)) - n * single(-2.12194440e-4)
+    p = np.full_like(r, single(1) / single(720))
+    for divisor in (120, 24, 6, 2, 1, 1):
+        p = p * r + single(1) / single(divisor)
+    exponent = (shifted.view(np.uint32) - np.uint32(0x4B400000) + np.uint32(127)) << np.uint32(23)
+    result: np.ndarray = np.where(values > 87, single(0), p * exponent.view(np.float32))
+    return result
+
+
+def _sum_of_exponentials(row: np.ndarray) -> float:
+    """sum_of_exponentials() of sample/row_math.h: sums of 256 logits in 16 lanes."""
+    weights = _exp_of_minus(row.max() - row).astype(np.float64)
+    total = 0.0
+    for begin in range(0, len(row), 256):
+        part = weights[begin : begin + 256]
+        complete = len(part) // 16 * 16
+        lanes = np.zeros(16)
+        for group in part[:complete].reshape(-1, 16):
+            lanes += group
+        of_part = 0.0
+        for value in (*lanes, *part[complete:]):
+            of_part += value
+        total += of_part
+    return total
 
 
 @dataclass(frozen=True)
@@ -440,6 +474,42 @@ class _Rows:
             )
             name = f"rows soft cap of logits {rows} x {width}{'' if bias is None else ' with bias'}"
             yield self._check(name, scores, expected, (expected.abs() + 1.0) * 2.0**-20)
+
+    def highest(self, rows: int, width: int) -> Check:
+        """Checks the highest logits and the summaries of rows against the host's sampler, bit by bit."""
+        stride, count = width + 4, min(width, 128)
+        logits = self._random((rows, stride), torch.float32, 20.0)
+        logits[:, width:] = math.nan
+        for row in range(1, rows, 2):  # few different values
+            logits[row, :width] = logits[row, :width].round()
+        summaries = self.machine.poisoned((rows, 3), torch.float64)
+        highest = self.machine.poisoned((rows, count, 2), torch.int32)
+        self.machine.kernels.enqueue_find_highest(
+            rows=rows,
+            width=width,
+            stride=stride,
+            count=count,
+            logits=logits.data_ptr(),
+            summaries=summaries.data_ptr(),
+            highest=highest.data_ptr(),
+            stream=self.machine.stream(),
+        )
+        self.machine.synchronize()
+        host = logits[:, :width].cpu().numpy()
+        order = np.argsort(-host, axis=1, kind="stable")[:, :count].astype(np.int32)
+        found = highest.cpu().numpy()
+        facts = summaries.cpu().numpy()
+        expected = np.zeros((rows, 6), np.int32)
+        expected[:, :2] = np.array([_sum_of_exponentials(row) for row in host])[:, None].view(np.int32)
+        expected[:, 2] = (host.max(axis=1) + np.float32(0)).view(np.int32)
+        expected[:, 3] = (host.min(axis=1) + np.float32(0)).view(np.int32)
+        expected[:, 4] = order[:, 0]
+        passed = (
+            np.array_equal(found[:, :, 1], order)
+            and np.array_equal(found[:, :, 0], np.take_along_axis(host, order, axis=1).view(np.int32))
+            and np.array_equal(facts.view(np.int32)[:, :5], expected[:, :5])
+        )
+        return Check(f"rows highest logits {rows} x {width}", passed, f"seed {self.seed}")
 
     def _padded_logits(self, rows: int, width: int) -> Check:
         """Checks that the padding of a product is left out, and that bias, scale and soft cap apply."""

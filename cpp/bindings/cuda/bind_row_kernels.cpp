@@ -208,6 +208,18 @@ void enqueue_best_tokens(std::int64_t rows, std::int64_t width, Address logits, 
                 at_address<void>(stream));
 }
 
+void enqueue_find_highest(std::int64_t rows, std::int64_t width, std::int64_t stride, std::int64_t count,
+                          Address logits, Address summaries, Address highest, Address stream) {
+  cuda::enqueue(cuda::FindHighest{.rows = rows,
+                                  .width = width,
+                                  .stride = stride,
+                                  .count = count,
+                                  .logits = at_address<const float>(logits),
+                                  .summaries = at_address<RowSummary>(summaries),
+                                  .highest = at_address<TokenLogit>(highest)},
+                at_address<void>(stream));
+}
+
 }  // namespace
 
 // Addresses are device addresses, multiples of 16; 0 is no tensor. See adaptrt/cuda/row_kernels.h for shapes.
@@ -269,6 +281,12 @@ void bind_row_kernels(py::module_& module) {
   module.def("enqueue_best_tokens", &enqueue_best_tokens, py::kw_only(), py::arg("rows"), py::arg("width"),
              py::arg("logits"), py::arg("tokens"), py::arg("stream"),
              "tokens = the index of each row's largest logit, the smallest of equal ones.");
+  module.def(
+      "enqueue_find_highest", &enqueue_find_highest, py::kw_only(), py::arg("rows"), py::arg("width"),
+      py::arg("stride"), py::arg("count"), py::arg("logits"), py::arg("summaries"), py::arg("highest"),
+      py::arg("stream"),
+      "highest [rows, count] = each row's highest logits, as pairs (float32, int32 token). summaries "
+      "[rows]: float64 sum of exponentials, float32 max and min, int32 best token, and 4 unused bytes.");
 }
 
 }  // namespace adaptrt::bindings

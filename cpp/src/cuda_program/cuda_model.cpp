@@ -19,6 +19,11 @@ void CudaModel::load(const StepArrays& step_arrays, const GpuModelArrays& arrays
   DeviceWeights weights(device, stream);
   ops_ = lower(program_, *memory_, pools_, weights);
   ops_.push_back(make_best_tokens(program_, *memory_, arrays.best_tokens));
+  find_highest_ = {.width = program_.vocab_size,
+                   .stride = program_.logits_width(),
+                   .logits = reinterpret_cast<const float*>(arrays.logits),
+                   .summaries = arrays.summaries,
+                   .highest = arrays.highest};
   weights.finish();
   weights_ = weights.take();
 }
@@ -33,6 +38,14 @@ void CudaModel::run(GpuStepKind /*kind*/, const RunShape& shape, Stream& stream)
 
 std::function<void(Stream&)> CudaModel::make_graph_work(const RunShape& shape) {
   return [this, shape](Stream& stream) { enqueue(shape, stream); };
+}
+
+void CudaModel::find_highest(std::int32_t first_row, std::int32_t rows, std::int32_t count, Stream& stream) {
+  cuda::FindHighest work = find_highest_;
+  work.rows = rows;
+  work.count = count;
+  work.logits += first_row * work.stride;
+  cuda::enqueue(work, stream.handle());
 }
 
 void CudaModel::enqueue(const RunShape& shape, Stream& stream) const {
@@ -82,6 +95,7 @@ GpuModelDescription describe(const Program& program) {
       .decode = {.max_tokens = sequences, .max_sequences = sequences, .max_logit_rows = sequences},
       .lora = program.lora,
       .finds_best_tokens = true,
+      .finds_highest_logits = true,
       .skips_unused_adapters = true,
       .has_adapter_start_positions = true,
       .adds_shifts = true};

@@ -1,11 +1,13 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "adaptrt/cuda/row_kernels.h"
 #include "adaptrt/gpu/gpu_model.h"
 #include "adaptrt/gpu/gpu_model_description.h"
 #include "adaptrt/program/program.h"
@@ -26,6 +28,7 @@ class CudaModel final : public GpuModel {
   void set_kv_pools(std::span<const DeviceArray> pools) override;
   void run(GpuStepKind kind, const RunShape& shape, Stream& stream) override;
   [[nodiscard]] std::function<void(Stream&)> make_graph_work(const RunShape& shape) override;
+  void find_highest(std::int32_t first_row, std::int32_t rows, std::int32_t count, Stream& stream) override;
 
  private:
   void enqueue(const RunShape& shape, Stream& stream) const;
@@ -33,6 +36,7 @@ class CudaModel final : public GpuModel {
   Program program_;
   const StepArrays* step_arrays_ = nullptr;
   const std::byte* step_memory_ = nullptr;
+  cuda::FindHighest find_highest_;  ///< for all rows of logits
   std::optional<CudaMemory> memory_;
   KvPoolAddresses pools_;
   std::vector<Allocation> weights_;

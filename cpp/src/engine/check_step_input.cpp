@@ -34,6 +34,8 @@ class StepChecker {
     check_rows("prompt_embedding_rows", input_.prompt_embedding_rows);
     check_rows("best_token_rows", input_.best_token_rows);
     check_best_token_rows();
+    check_rows("highest.rows", input_.highest.rows);
+    check_highest_rows();
     if (!info_.has_logits && !input_.logit_rows.empty())
       add("logit_rows are given; the model has no lm_head");
     if (info_.hidden_size == 0 && !input_.hidden_rows.empty()) {
@@ -103,6 +105,9 @@ class StepChecker {
     check_size("prompt_embeddings", input_.prompt_embeddings,
                static_cast<std::int64_t>(input_.prompt_embedding_rows.size()));
     check_size("best_tokens", input_.best_tokens, static_cast<std::int64_t>(input_.best_token_rows.size()));
+    const HighestRows& highest = input_.highest;
+    check_size("highest.summaries", highest.summaries, std::ssize(highest.rows));
+    check_size("highest.logits", highest.logits, std::ssize(highest.rows) * highest.count);
   }
 
   void check_offsets() {
@@ -158,11 +163,30 @@ class StepChecker {
     if (rows.empty()) return;
     if (!info_.finds_best_tokens) add("best_token_rows are given; the engine does not find best tokens");
     if (!info_.has_logits) add("best_token_rows are given; the model has no lm_head");
-    auto logit_row = input_.logit_rows.begin();
-    for (const std::int32_t row : rows) {
-      logit_row = std::find_if(logit_row, input_.logit_rows.end(), [&](auto other) { return other >= row; });
-      if (logit_row != input_.logit_rows.end() && *logit_row == row) {
-        add("row " + text(row) + " is in logit_rows and in best_token_rows");
+    check_disjoint("logit_rows", input_.logit_rows, "best_token_rows", rows);
+  }
+
+  void check_highest_rows() {
+    const HighestRows& highest = input_.highest;
+    if (highest.empty()) return;
+    if (!info_.finds_highest_logits) add("highest.rows are given; the engine does not find highest logits");
+    if (!info_.has_logits) add("highest.rows are given; the model has no lm_head");
+    const std::int64_t most = std::min<std::int64_t>(kMaxHighestLogits, info_.vocab_size);
+    if (highest.count < 1 || highest.count > most) {
+      add("highest.count is " + text(highest.count) + "; expected 1 to " + text(most));
+    }
+    check_disjoint("logit_rows", input_.logit_rows, "highest.rows", highest.rows);
+    check_disjoint("best_token_rows", input_.best_token_rows, "highest.rows", highest.rows);
+  }
+
+  /// Both lists ascend.
+  void check_disjoint(const std::string& first_name, std::span<const std::int32_t> first,
+                      const std::string& second_name, std::span<const std::int32_t> second) {
+    auto at = first.begin();
+    for (const std::int32_t row : second) {
+      at = std::find_if(at, first.end(), [&](auto other) { return other >= row; });
+      if (at != first.end() && *at == row) {
+        add("row " + text(row) + " is in " + first_name + " and in " + second_name);
       }
     }
   }

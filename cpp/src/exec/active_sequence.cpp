@@ -102,10 +102,19 @@ void ActiveSequence::make_drafts(std::int32_t num_verified, std::int32_t num_rig
   drafts.erase(first_virtual, drafts.end());
 }
 
-bool ActiveSequence::needs_only_best_token() const {
-  return !is_beam && !guide_ && !request_.post_processor().processor && !request_.wants_log_probs() &&
-         request_.num_most_likely() == 0 && !request_.wants_generation_logits() &&
-         sampler_.takes_best_token(tokens.size());
+RowNeed ActiveSequence::row_need() const {
+  if (is_beam || guide_ || request_.post_processor().processor || request_.wants_generation_logits()) {
+    return {};
+  }
+  const std::optional<std::int32_t> of_sampler = sampler_.num_highest_needed(tokens.size());
+  if (!of_sampler) return {};
+  const auto most_likely = static_cast<std::int32_t>(request_.num_most_likely());
+  if (*of_sampler == 1 && !request_.wants_log_probs() && most_likely == 0) {
+    return {.kind = RowNeed::Kind::kBestToken};
+  }
+  const std::int64_t count = std::min<std::int64_t>(std::max(*of_sampler, most_likely), vocab_size_);
+  if (count > kMaxHighestLogits) return {};
+  return {.kind = RowNeed::Kind::kHighest, .num_highest = static_cast<std::int32_t>(count)};
 }
 
 FinishReason ActiveSequence::append(const StopCriteria& stop, const SampledToken& sampled,

@@ -21,6 +21,17 @@ namespace adaptrt {
 
 class ActiveRequest;
 
+/// What of a row of logits is needed to choose the next token and to return log probs.
+struct RowNeed {
+  enum class Kind : std::uint8_t {
+    kLogits,     ///< the whole row
+    kHighest,    ///< num_highest logits and the row's summary (StepInput::highest)
+    kBestToken,  ///< the token of the highest logit (StepInput::best_tokens)
+  };
+  Kind kind = Kind::kLogits;
+  std::int32_t num_highest = 0;
+};
+
 /// One sequence of a request: its tokens and the data returned with them. The scheduler sees its base class.
 class ActiveSequence final : public Sequence {
  public:
@@ -47,9 +58,9 @@ class ActiveSequence final : public Sequence {
     return guide_ ? guide_->mask() : std::span<const std::uint32_t>();
   }
 
-  /// True if its next token, and all later ones, are best tokens (StepInput::best_tokens), and the request
-  /// needs nothing else of their rows. All sequences of a request give the same answer.
-  [[nodiscard]] bool needs_only_best_token() const;
+  /// Returns what it needs of the row of its next token; later rows need at most as much. All sequences of a
+  /// request give the same answer. This is the only place that decides which rows cross from a device.
+  [[nodiscard]] RowNeed row_need() const;
 
   /// Appends the next token, with the logits that it was chosen from and the most likely tokens to return.
   /// `logits` may be nullptr if the request does not return them. Returns why it is the last token;

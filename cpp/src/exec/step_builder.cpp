@@ -19,16 +19,22 @@ void StepBuilder::Rows::add(std::int32_t index, const LogitRow& use) {
   uses.push_back(use);
 }
 
-StepBuilder::StepBuilder(std::int32_t max_rows_with_drafts, bool finds_best_tokens)
-    : finds_best_tokens_(finds_best_tokens) {
+StepBuilder::StepBuilder(std::int32_t max_rows_with_drafts, const EngineInfo& engine)
+    : finds_best_tokens_(engine.finds_best_tokens), finds_highest_logits_(engine.finds_highest_logits) {
   const auto num_rows = static_cast<std::size_t>(max_rows_with_drafts);
   token_ids_.reserve(num_rows);
   positions_.reserve(num_rows);
   rotary_positions_.reserve(num_rows);
   logit_rows_.reserve(num_rows);
-  if (!finds_best_tokens) return;
-  best_token_rows_.reserve(num_rows);
-  best_tokens_.reserve(num_rows);
+  if (finds_best_tokens_) {
+    best_token_rows_.reserve(num_rows);
+    best_tokens_.reserve(num_rows);
+  }
+  if (finds_highest_logits_) {
+    highest_rows_.reserve(num_rows);
+    summaries_.reserve(num_rows);
+    highest_.reserve(num_rows * kMaxHighestLogits);
+  }
 }
 
 StepInput StepBuilder::build(const StepPlan& plan) {
@@ -43,6 +49,8 @@ StepInput StepBuilder::build(const StepPlan& plan) {
   adapter_start_positions_.clear();
   logit_rows_.clear();
   best_token_rows_.clear();
+  highest_rows_.clear();
+  num_highest_ = 0;
   hidden_row_indices_.clear();
   hidden_rows_.clear();
   prompt_embedding_rows_.clear();
@@ -83,6 +91,8 @@ StepInput StepBuilder::build(const StepPlan& plan) {
   }
 
   best_tokens_.assign(best_token_rows_.indices.size(), kUnusableLogits);
+  summaries_.assign(highest_rows_.indices.size(), {.best_token = kUnusableLogits});
+  highest_.assign(summaries_.size() * static_cast<std::size_t>(num_highest_), {});
   if (!token_types_.empty()) token_types_.resize(token_ids_.size());
   StepInput input;
   input.token_ids = token_ids_;
@@ -98,6 +108,8 @@ StepInput StepBuilder::build(const StepPlan& plan) {
   input.logit_rows = logit_rows_.indices;
   input.best_token_rows = best_token_rows_.indices;
   input.best_tokens = best_tokens_;
+  input.highest = {
+      .rows = highest_rows_.indices, .count = num_highest_, .summaries = summaries_, .logits = highest_};
   input.hidden_rows = hidden_row_indices_;
   input.prompt_embedding_rows = prompt_embedding_rows_;
   input.prompt_embeddings = prompt_embeddings_;
@@ -202,9 +214,14 @@ StepBuilder::Rows& StepBuilder::rows_of(const PlannedSequence& entry) {
   const auto* sequence = static_cast<const ActiveSequence*>(entry.sequence);
   const ActiveRequest& request = sequence->request();
   const bool needs_prompt_rows = request.next_prompt_row() < request.end_of_prompt_rows();
-  return finds_best_tokens_ && entry.wants_logits && !needs_prompt_rows && sequence->needs_only_best_token()
-             ? best_token_rows_
-             : logit_rows_;
+  if (!entry.wants_logits || needs_prompt_rows) return logit_rows_;
+  const RowNeed need = sequence->row_need();
+  if (need.kind == RowNeed::Kind::kBestToken && finds_best_tokens_) return best_token_rows_;
+  if (need.kind == RowNeed::Kind::kHighest && finds_highest_logits_) {
+    num_highest_ = std::max(num_highest_, need.num_highest);
+    return highest_rows_;
+  }
+  return logit_rows_;
 }
 
 void StepBuilder::add_logit_rows(const PlannedSequence& entry, std::int32_t first_row) {

@@ -33,9 +33,9 @@ struct HiddenRow {
 /// Converts a plan to the arrays of a StepInput. Reuses their memory in each step.
 class StepBuilder {
  public:
-  /// Steps with at most this many rows of logits allocate nothing for them. `finds_best_tokens` is the
-  /// engine's: if true, rows of which only the best token is needed are best_token_rows.
-  StepBuilder(std::int32_t max_rows_with_drafts, bool finds_best_tokens);
+  /// Steps with at most this many rows of logits allocate nothing for them. Rows of which less is needed are
+  /// not logit_rows if the engine finds that.
+  StepBuilder(std::int32_t max_rows_with_drafts, const EngineInfo& engine);
 
   /// The result is valid until the next call. All sequences of the plan must be ActiveSequences.
   [[nodiscard]] StepInput build(const StepPlan& plan);
@@ -45,6 +45,13 @@ class StepBuilder {
   [[nodiscard]] std::span<const LogitRow> best_token_rows() const { return best_token_rows_.uses; }
   /// StepInput::best_tokens, which the step writes.
   [[nodiscard]] std::span<const std::int32_t> best_tokens() const { return best_tokens_; }
+  /// One for each of the rows of StepInput::highest.
+  [[nodiscard]] std::span<const LogitRow> highest_rows() const { return highest_rows_.uses; }
+  /// What the step writes of row i of these.
+  [[nodiscard]] HighestLogits highest(std::size_t i) const {
+    const auto count = static_cast<std::size_t>(num_highest_);
+    return {.summary = summaries_[i], .highest = std::span(highest_).subspan(i * count, count)};
+  }
   /// One for each entry of StepInput::hidden_rows.
   [[nodiscard]] std::span<const HiddenRow> hidden_rows() const { return hidden_rows_; }
 
@@ -59,7 +66,7 @@ class StepBuilder {
     void add(std::int32_t index, const LogitRow& use);
   };
 
-  /// The kind of a sequence's rows.
+  /// The kind of a sequence's rows. Makes room for its number of highest logits.
   [[nodiscard]] Rows& rows_of(const PlannedSequence& entry);
   void add_tokens(const PlannedSequence& entry);
   void add_position(const PlannedSequence& entry, std::int32_t position);
@@ -100,9 +107,14 @@ class StepBuilder {
   std::vector<std::int32_t> encoder_lengths_;
   std::vector<std::int32_t> cross_block_tables_;
   bool finds_best_tokens_;
+  bool finds_highest_logits_;
   Rows logit_rows_;
   Rows best_token_rows_;
   std::vector<std::int32_t> best_tokens_;
+  Rows highest_rows_;
+  std::int32_t num_highest_ = 0;  // logits of each of these rows
+  std::vector<RowSummary> summaries_;
+  std::vector<TokenLogit> highest_;
   std::vector<std::int32_t> hidden_row_indices_;
   std::vector<HiddenRow> hidden_rows_;
   std::vector<std::int32_t> prompt_embedding_rows_;

@@ -61,7 +61,7 @@ StepLoop::StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t nu
                .num_state_slots = state_slots.num_sequences,
                .num_state_snapshots = state_slots.num_snapshots}),
       scheduler_(config.scheduler_config, limits_of(config, engine.info()), memory_, lora_cache),
-      step_builder_(scheduler_.limits().max_rows_with_drafts, engine.info().finds_best_tokens),
+      step_builder_(scheduler_.limits().max_rows_with_drafts, engine.info()),
       token_step_(engine.info()),
       weight_bytes_read_(engine.weight_placement().value_or(WeightPlacement{}).bytes_read) {}
 
@@ -170,7 +170,7 @@ void StepLoop::step() {
 
 bool StepLoop::run_engine() {
   const StepInput input = step_builder_.build(plan_);
-  token_step_.begin(step_builder_.logit_rows(), step_builder_.best_token_rows(), step_builder_.hidden_rows());
+  token_step_.begin(step_builder_);
   const auto begin = Clock::now();
   Clock::duration sampling{};
   try {
@@ -185,7 +185,7 @@ bool StepLoop::run_engine() {
     engine_.await_step(timed([this](auto... rows) { token_step_.take(rows...); }),
                        timed([this](auto... rows) { token_step_.take_hidden(rows...); }));
     engine_latency_ = Clock::now() - begin - sampling;
-    token_step_.take_best_tokens(step_builder_.best_tokens());
+    token_step_.take_found(step_builder_);
     for (Sequence* sequence : plan_.encoded) {
       static_cast<ActiveSequence*>(sequence)->request().has_encoder_output();
     }

@@ -4,11 +4,9 @@
 
 namespace adaptrt {
 
-void TokenStep::begin(std::span<const LogitRow> rows, std::span<const LogitRow> best_token_rows,
-                      std::span<const HiddenRow> hidden_rows) {
-  rows_ = rows;
-  best_token_rows_ = best_token_rows;
-  hidden_rows_ = hidden_rows;
+void TokenStep::begin(const StepBuilder& step) {
+  rows_ = step.logit_rows();
+  hidden_rows_ = step.hidden_rows();
   outcomes_.clear();
   searches_.clear();
   post_processing_.begin();
@@ -22,8 +20,15 @@ void TokenStep::take(std::int64_t first_row, std::int64_t num_rows, const float*
   }
 }
 
-void TokenStep::take_best_tokens(std::span<const std::int32_t> tokens) {
-  for (std::size_t i = 0; i < tokens.size(); ++i) take_row(best_token_rows_[i], {.best_token = tokens[i]});
+void TokenStep::take_found(const StepBuilder& step) {
+  const auto best_tokens = step.best_tokens();
+  for (std::size_t i = 0; i < best_tokens.size(); ++i) {
+    take_row(step.best_token_rows()[i], {.best_token = best_tokens[i]});
+  }
+  const auto highest_rows = step.highest_rows();
+  for (std::size_t i = 0; i < highest_rows.size(); ++i) {
+    take_row(highest_rows[i], {.highest = step.highest(i)});
+  }
 }
 
 void TokenStep::take_hidden(std::int64_t first_row, std::int64_t num_rows, const float* hidden) {
@@ -122,12 +127,17 @@ void TokenStep::choose(ActiveSequence& sequence, const ComputedRow& row) {
 
 FinishReason TokenStep::sample(ActiveSequence& sequence, const ComputedRow& row) {
   const ActiveRequest& request = sequence.request();
+  const std::span most_likely = std::span(most_likely_).first(request.num_most_likely());
+  if (row.highest) {
+    const SampledToken sampled = sampler_.sample(sequence.sampler(), *row.highest, sequence.tokens,
+                                                 request.wants_log_probs(), most_likely);
+    return sequence.append(request.stop(), sampled, nullptr, most_likely);
+  }
   if (row.logits == nullptr) {
     if (row.best_token == kUnusableLogits) throw StepError(kUnusableLogitsError);
     if (row.best_token == kEveryTokenForbidden) throw StepError(kEveryTokenForbiddenError);
     return sequence.append(request.stop(), {.token = row.best_token}, nullptr, {});
   }
-  const std::span most_likely = std::span(most_likely_).first(request.num_most_likely());
   const SampledToken sampled =
       sampler_.sample(sequence.sampler(), row.logits, sequence.tokens, request.wants_log_probs(), most_likely,
                       {.allowed = sequence.allowed_tokens(), .logits = row.changed_logits});

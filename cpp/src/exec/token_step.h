@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -35,15 +36,14 @@ class TokenStep {
         hidden_size_(engine.hidden_size),
         sampler_(engine.vocab_size, engine.lora.max_extra_tokens) {}
 
-  /// The rows belong to the next step and must outlive it.
-  void begin(std::span<const LogitRow> rows, std::span<const LogitRow> best_token_rows,
-             std::span<const HiddenRow> hidden_rows);
+  /// The step's rows must not change until it is finished.
+  void begin(const StepBuilder& step);
   /// See LogitsSink.
   void take(std::int64_t first_row, std::int64_t num_rows, const float* logits);
   /// See HiddenSink.
   void take_hidden(std::int64_t first_row, std::int64_t num_rows, const float* hidden);
-  /// Takes the best token of each of the step's best_token_rows (StepInput::best_tokens).
-  void take_best_tokens(std::span<const std::int32_t> tokens);
+  /// Takes what the engine found of the step's best_token_rows and highest_rows.
+  void take_found(const StepBuilder& step);
   /// Call it after the last row: samples for requests with post-processors.
   void finish();
   /// One for each sequence whose next token was due, and for each that failed before. Outcomes of a prompt's
@@ -53,10 +53,12 @@ class TokenStep {
   [[nodiscard]] std::span<ActiveRequest* const> searches() const { return searches_; }
 
  private:
-  /// A row as the step computed it: either its logits or its best token.
+  /// A row as the step computed it: its logits, its highest logits or its best token.
   struct ComputedRow {
     const float* logits = nullptr;
-    /// See StepInput::best_tokens; used if `logits` is nullptr.
+    /// Used if `logits` is nullptr.
+    std::optional<HighestLogits> highest = std::nullopt;
+    /// See StepInput::best_tokens; used if there is nothing else.
     std::int32_t best_token = kUnusableLogits;
     /// The logits after the post-processor; nullptr without one.
     const float* changed_logits = nullptr;
@@ -76,7 +78,6 @@ class TokenStep {
   Sampler sampler_;
   PostProcessing post_processing_;
   std::span<const LogitRow> rows_;
-  std::span<const LogitRow> best_token_rows_;
   std::span<const HiddenRow> hidden_rows_;
   std::vector<TokenOutcome> outcomes_;
   std::vector<ActiveRequest*> searches_;

@@ -40,6 +40,17 @@ class GpuEngine final : public Engine {
                                                    sizeof(std::int32_t));
       arrays.best_tokens = reinterpret_cast<std::int32_t*>(best_tokens_.data());
     }
+    if (description_.finds_highest_logits) {
+      const auto allocate = [this](std::size_t bytes) {
+        return FoundArray{.on_device = device_->allocate(static_cast<std::size_t>(max_logit_rows()) * bytes),
+                          .on_host = device_->allocate_pinned(
+                              static_cast<std::size_t>(description_.max_batch_size) * bytes)};
+      };
+      summaries_ = allocate(sizeof(RowSummary));
+      highest_ = allocate(sizeof(TokenLogit) * kMaxHighestLogits);
+      arrays.summaries = reinterpret_cast<RowSummary*>(summaries_.on_device.data());
+      arrays.highest = reinterpret_cast<TokenLogit*>(highest_.on_device.data());
+    }
     if (table_) arrays.adapters = table_->arrays();
     model_->load(arrays_, arrays, *device_, *stream_);
     stream_->synchronize();
@@ -105,9 +116,18 @@ class GpuEngine final : public Engine {
     bool is_decode = false;
     bool has_adapters = true;
     std::size_t max_slice = 1;
-    std::size_t first_row = 0;   ///< of the newest slice
-    std::size_t slice = 0;       ///< rows of the newest slice
-    std::size_t num_logits = 0;  ///< rows of the newest slice whose logits are wanted; they are its first
+    std::size_t first_row = 0;  ///< of the newest slice
+    std::size_t slice = 0;      ///< rows of the newest slice
+    /// Rows of the newest slice whose logits are wanted, which are its first, and of which the highest logits
+    /// are wanted, which come next. Of the rest, the best tokens are wanted.
+    std::size_t num_logits = 0;
+    std::size_t num_highest = 0;
+  };
+
+  /// Results of a kernel, and their copy.
+  struct FoundArray {
+    Allocation on_device;
+    Allocation on_host;
   };
 
   void begin(const StepInput& input) {
@@ -120,8 +140,9 @@ class GpuEngine final : public Engine {
     begun_.max_slice = static_cast<std::size_t>(
         begun_.is_decode ? description_.max_batch_size
                          : std::min(description_.prefill.max_logit_rows, description_.max_batch_size));
-    // The wanted logits come first, so that one copy moves those of a slice.
+    // Rows of one kind are together, so that one copy moves those of a slice.
     rows_.assign(input.logit_rows.begin(), input.logit_rows.end());
+    rows_.insert(rows_.end(), input.highest.rows.begin(), input.highest.rows.end());
     rows_.insert(rows_.end(), input.best_token_rows.begin(), input.best_token_rows.end());
     enqueue_slice(0);
   }
@@ -130,10 +151,8 @@ class GpuEngine final : public Engine {
     for (;;) {
       stream_->synchronize();
       const std::size_t first = begun_.first_row;
-      const auto* best = reinterpret_cast<const std::int32_t*>(host_best_tokens_.data());
-      for (std::size_t row = begun_.num_logits; row < begun_.slice; ++row) {
-        begun_.input.best_tokens[first + row - begun_.input.logit_rows.size()] = best[row];
-      }
+      take_highest();
+      take_best_tokens();
       if (begun_.num_logits > 0) {
         sink(static_cast<std::int64_t>(first), static_cast<std::int64_t>(begun_.num_logits),
              reinterpret_cast<const float*>(host_logits_.data()));
@@ -143,19 +162,54 @@ class GpuEngine final : public Engine {
     }
   }
 
+  void take_highest() const {
+    if (begun_.num_highest == 0) return;
+    const HighestRows& found = begun_.input.highest;
+    const std::size_t first = begun_.first_row + begun_.num_logits - begun_.input.logit_rows.size();
+    const auto count = static_cast<std::size_t>(found.count);
+    std::copy_n(reinterpret_cast<const RowSummary*>(summaries_.on_host.data()), begun_.num_highest,
+                found.summaries.begin() + static_cast<std::ptrdiff_t>(first));
+    std::copy_n(reinterpret_cast<const TokenLogit*>(highest_.on_host.data()), begun_.num_highest * count,
+                found.logits.begin() + static_cast<std::ptrdiff_t>(first * count));
+  }
+
+  void take_best_tokens() const {
+    const StepInput& input = begun_.input;
+    const auto* best = reinterpret_cast<const std::int32_t*>(host_best_tokens_.data());
+    for (std::size_t row = begun_.num_logits + begun_.num_highest; row < begun_.slice; ++row) {
+      input.best_tokens[begun_.first_row + row - input.logit_rows.size() - input.highest.rows.size()] =
+          best[row];
+    }
+  }
+
   /// Enqueues the run of the rows from `first` on, and the copies of its results to the host.
   void enqueue_slice(std::size_t first) {
     const std::span rows = std::span<const std::int32_t>(rows_).subspan(first);
     begun_.first_row = first;
     begun_.slice = std::min(begun_.max_slice, rows.size());
+    // The rows of a kind that ends before row `end`, among the rows of the slice from `begin` on.
+    const auto rows_until = [&](std::size_t end, std::size_t begin) {
+      return std::clamp(end, begin, first + begun_.slice) - begin;
+    };
+    const HighestRows& highest = begun_.input.highest;
     const std::size_t num_logits = begun_.input.logit_rows.size();
-    begun_.num_logits = std::min(begun_.slice, num_logits - std::min(first, num_logits));
+    begun_.num_logits = rows_until(num_logits, first);
+    begun_.num_highest = rows_until(num_logits + highest.rows.size(), first + begun_.num_logits);
     enqueue_run(rows.first(begun_.slice));
     if (begun_.num_logits > 0) {
       stream_->copy_to_host(host_logits_.data(), logits_.data(),
                             logits_bytes(static_cast<std::int64_t>(begun_.num_logits)));
     }
-    if (begun_.num_logits < begun_.slice) {
+    if (begun_.num_highest > 0) {
+      model_->find_highest(static_cast<std::int32_t>(begun_.num_logits),
+                           static_cast<std::int32_t>(begun_.num_highest), highest.count, *stream_);
+      const auto copy = [&](const FoundArray& array, std::size_t row_bytes) {
+        stream_->copy_to_host(array.on_host.data(), array.on_device.data(), begun_.num_highest * row_bytes);
+      };
+      copy(summaries_, sizeof(RowSummary));
+      copy(highest_, static_cast<std::size_t>(highest.count) * sizeof(TokenLogit));
+    }
+    if (begun_.num_logits + begun_.num_highest < begun_.slice) {
       stream_->copy_to_host(host_best_tokens_.data(), best_tokens_.data(),
                             begun_.slice * sizeof(std::int32_t));
     }
@@ -224,6 +278,8 @@ class GpuEngine final : public Engine {
   Allocation host_logits_;
   Allocation best_tokens_;
   Allocation host_best_tokens_;
+  FoundArray summaries_;
+  FoundArray highest_;
   std::optional<AdapterTable> table_;
   std::unique_ptr<GpuModel> model_;
   StepGraphs graphs_;
@@ -231,11 +287,16 @@ class GpuEngine final : public Engine {
   std::unique_ptr<Stream> stream_;
   std::vector<std::int32_t> no_slots_;
   BegunStep begun_;
-  /// Rows of the begun step: logit_rows, followed by best_token_rows.
+  /// Rows of the begun step: logit_rows, the rows of `highest`, best_token_rows.
   std::vector<std::int32_t> rows_;
 };
 
 }  // namespace
+
+void GpuModel::find_highest(std::int32_t /*first_row*/, std::int32_t /*rows*/, std::int32_t /*count*/,
+                            Stream& /*stream*/) {
+  throw StepError("the model does not find highest logits");
+}
 
 std::unique_ptr<Engine> make_gpu_engine(GpuModelDescription description, std::unique_ptr<GpuModel> model,
                                         std::shared_ptr<Device> device, GpuEngineOptions options) {

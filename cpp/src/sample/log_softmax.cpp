@@ -23,9 +23,10 @@ LogSoftmax::LogSoftmax(std::span<const float> logits) : LogSoftmax(logits, usabl
 LogSoftmax::LogSoftmax(std::span<const float> logits, float max)
     : logits_(logits), max_(max), log_sum_(std::log(sum_of_exponentials(logits, max))) {}
 
+LogSoftmax::LogSoftmax(const RowSummary& row) : max_(row.max), log_sum_(std::log(row.sum_of_exponentials)) {}
+
 float LogSoftmax::log_prob(std::int32_t token_id) const {
-  const float logit = logits_[static_cast<std::size_t>(token_id)];
-  return static_cast<float>(double{logit} - double{max_} - log_sum_);
+  return log_prob_of(logits_[static_cast<std::size_t>(token_id)]);
 }
 
 void LogSoftmax::log_probs(std::span<float> values) const {

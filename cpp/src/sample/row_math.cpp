@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "adaptrt/core/error.h"
+#include "adaptrt/core/exp_of_minus.h"
 #include "adaptrt/sample/sampler.h"
 
 namespace adaptrt {
@@ -17,35 +18,17 @@ namespace {
 constexpr std::size_t kLanes = 16;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-/// exp(-x) for x >= 0: the usual reduction to 2^n * exp(r), |r| <= ln(2) / 2, and a Taylor polynomial of
-/// degree 6, whose relative error is below 2^-22 there. Comparisons use the bits as integers, which have the
-/// same order for non-negative floats: float comparisons may trap, which prevents vectorisation.
-inline float exp_of_minus(float x) {
-  constexpr float kLog2E = 1.44269504F;
-  // ln(2) in two parts; n times the first is exact.
-  constexpr float kLn2High = 0.693359375F;
-  constexpr float kLn2Low = -2.12194440e-4F;
-  // Adding it rounds to an integer, which is then in the lowest bits.
-  constexpr float kRounder = 12582912.0F;  // 1.5 * 2^23
-  constexpr std::int32_t kLargest = std::bit_cast<std::int32_t>(87.0F);
-  const auto bits = static_cast<std::int32_t>(std::bit_cast<std::uint32_t>(x) & 0x7fffffffU);
-  // All ones up to kLargest, zero above. `?:` would become a branch.
-  const std::int32_t mask = (bits - kLargest - 1) >> 31;
-  const float clamped = -std::bit_cast<float>((bits & mask) | (kLargest & ~mask));
-  const float shifted = clamped * kLog2E + kRounder;
-  const float n = shifted - kRounder;
-  const float r = (clamped - n * kLn2High) - n * kLn2Low;
-  float p = 1.0F / 720.0F;
-  p = p * r + 1.0F / 120.0F;
-  p = p * r + 1.0F / 24.0F;
-  p = p * r + 1.0F / 6.0F;
-  p = p * r + 0.5F;
-  p = p * r + 1.0F;
-  p = p * r + 1.0F;
-  const std::uint32_t exponent =
-      (std::bit_cast<std::uint32_t>(shifted) - std::bit_cast<std::uint32_t>(kRounder) + 127U) << 23;
-  const float result = p * std::bit_cast<float>(exponent);
-  return std::bit_cast<float>(std::bit_cast<std::int32_t>(result) & mask);
+struct HostArithmetic {
+  static float product(float a, float b) { return a * b; }
+  static float sum(float a, float b) { return a + b; }
+  static float difference(float a, float b) { return a - b; }
+  static std::uint32_t bits(float value) { return std::bit_cast<std::uint32_t>(value); }
+  static float from_bits(std::uint32_t bits) { return std::bit_cast<float>(bits); }
+};
+
+/// Which of -0 and 0 a search for the maximum finds depends on its order; 0 stands for both.
+float without_sign_of_zero(float value) {
+  return value == 0.0F ? 0.0F : value;
 }
 
 }  // namespace
@@ -67,8 +50,8 @@ LogitRange range_of(std::span<const float> logits) {
     for (std::size_t lane = 0; lane < kLanes; ++lane) look_at(logits[i + lane], lane);
   }
   for (; i < logits.size(); ++i) look_at(logits[i], 0);
-  return {.max = *std::ranges::max_element(max),
-          .min = *std::ranges::min_element(min),
+  return {.max = without_sign_of_zero(*std::ranges::max_element(max)),
+          .min = without_sign_of_zero(*std::ranges::min_element(min)),
           .has_nan_or_infinity = std::ranges::any_of(bad, [](std::uint32_t lane) { return lane != 0; })};
 }
 
@@ -95,7 +78,9 @@ std::int64_t first_index_of(std::span<const float> values, float value) {
 }
 
 void exponentiate(std::span<const float> logits, float max, float scale, std::span<float> weights) {
-  for (std::size_t i = 0; i < logits.size(); ++i) weights[i] = exp_of_minus((max - logits[i]) * scale);
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    weights[i] = exp_of_minus<HostArithmetic>((max - logits[i]) * scale);
+  }
 }
 
 double sum_of_exponentials(std::span<const float> logits, float max) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "adaptrt/core/best_token.h"
 #include "adaptrt/sample/philox.h"
 #include "row_math.h"
 
@@ -93,6 +94,7 @@ Sampler::Sampler(std::int64_t vocab_size, std::int64_t max_new_tokens) : vocab_s
   bucket_.reserve(size);
   bucket_counts_.resize(kNumBuckets);
   bucket_weights_.resize(kNumBuckets);
+  by_token_.reserve(kMaxHighestLogits);
 }
 
 SampledToken Sampler::sample(SamplerState& state, const float* logits, std::span<const std::int32_t> tokens,
@@ -109,9 +111,7 @@ SampledToken Sampler::sample(SamplerState& state, const float* logits, std::span
   if (params.greedy) {
     result.token = static_cast<std::int32_t>(first_index_of(row.logits, row.max));
   } else {
-    const Candidates candidates = filter(params, state.current_top_p(tokens), row);
-    const double uniform = uniform_draw(params.seed, tokens.size() - state.prompt_length_);
-    result.token = candidates.token(index_at(candidates.weights, uniform));
+    result.token = draw(state, filter(params, state.current_top_p(tokens), row), tokens.size());
   }
   if (want_log_prob || !most_likely.empty()) {
     const LogSoftmax softmax(raw, raw_range.max);
@@ -119,6 +119,48 @@ SampledToken Sampler::sample(SamplerState& state, const float* logits, std::span
     softmax.find_most_likely(most_likely);
   }
   return result;
+}
+
+SampledToken Sampler::sample(SamplerState& state, const HighestLogits& row,
+                             std::span<const std::int32_t> tokens, bool want_log_prob,
+                             std::span<TokenLogProb> most_likely) {
+  const RowSummary& summary = row.summary;
+  if (summary.best_token == kUnusableLogits) throw StepError(kUnusableLogitsError);
+  if (summary.best_token == kEveryTokenForbidden) throw StepError(kEveryTokenForbiddenError);
+  const SamplingParams& params = state.params();
+  SampledToken result;
+  if (params.greedy) {
+    result.token = summary.best_token;
+  } else {
+    const auto count = std::min(row.highest.size(), static_cast<std::size_t>(params.top_k));
+    by_token_.assign(row.highest.begin(), row.highest.begin() + static_cast<std::ptrdiff_t>(count));
+    std::ranges::sort(by_token_, {}, &TokenLogit::token);
+    for (std::size_t i = 0; i < count; ++i) {
+      ids_[i] = by_token_[i].token;
+      values_[i] = by_token_[i].logit;
+    }
+    const Candidates candidates = filter_by_probability(
+        params, state.current_top_p(tokens), Buckets(summary.max, summary.min),
+        {.values = std::span(values_).first(count), .ids = std::span(ids_).first(count)});
+    result.token = draw(state, candidates, tokens.size());
+  }
+  if (!want_log_prob && most_likely.empty()) return result;
+  const LogSoftmax softmax(summary);
+  if (want_log_prob) {
+    result.log_prob =
+        softmax.log_prob_of(std::ranges::find(row.highest, result.token, &TokenLogit::token)->logit);
+  }
+  for (std::size_t i = 0; i < most_likely.size(); ++i) {
+    most_likely[i] = {.token_id = row.highest[i].token,
+                      .log_prob = softmax.log_prob_of(row.highest[i].logit)};
+  }
+  return result;
+}
+
+std::int32_t Sampler::draw(const SamplerState& state, const Candidates& candidates, std::size_t num_tokens) {
+  const double uniform =
+      uniform_draw(state.params().seed, num_tokens - static_cast<std::size_t>(state.prompt_length_));
+  return candidates.token(index_at(candidates.weights, uniform));
 }
 
 std::vector<TokenProbability> Sampler::distribution(SamplerState& state, const float* logits,
@@ -227,41 +269,49 @@ void Sampler::forbid_all_but(std::span<const std::uint32_t> allowed, std::span<f
   }
 }
 
+template <typename Keep>
+Sampler::Remaining Sampler::keep_if(const Remaining& remaining, const Keep& keep) {
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < remaining.values.size(); ++i) {
+    if (!keep(i)) continue;
+    ids_[kept] = remaining.ids.empty() ? static_cast<std::int32_t>(i) : remaining.ids[i];
+    values_[kept] = remaining.values[i];
+    weights_[kept] = weights_[i];
+    ++kept;
+  }
+  return {.values = std::span(values_).first(kept), .ids = std::span(ids_).first(kept)};
+}
+
+Sampler::Remaining Sampler::keep_up_to(const Remaining& remaining, const Place& last) {
+  return keep_if(remaining, [&](std::size_t i) {
+    return !last.is_before({remaining.values[i], static_cast<std::int64_t>(i)});
+  });
+}
+
 Sampler::Candidates Sampler::filter(const SamplingParams& params, double top_p, const ProcessedRow& row) {
   const Buckets buckets(row.max, row.min);
-  std::span<const float> values = row.logits;
-  std::span<float> weights = std::span(weights_).first(values.size());
-  bool all_left = true;
-  // Keeps the order of ids, so that equal values are still ordered by id.
-  const auto keep_if = [&](const auto& keep) {
-    std::size_t kept = 0;
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      if (!keep(i)) continue;
-      ids_[kept] = all_left ? static_cast<std::int32_t>(i) : ids_[i];
-      values_[kept] = values[i];
-      weights_[kept] = weights_[i];
-      ++kept;
-    }
-    all_left = false;
-    values = std::span(values_).first(kept);
-    weights = std::span(weights_).first(kept);
-  };
-  const auto keep_up_to = [&](const Place& last) {
-    keep_if([&](std::size_t i) { return !last.is_before({values[i], static_cast<std::int64_t>(i)}); });
-  };
-
-  if (params.top_k > 0 && std::cmp_less(params.top_k, values.size())) {
-    keep_up_to(place_of_rank(values, buckets, params.top_k));
+  Remaining remaining{.values = row.logits};
+  if (params.top_k > 0 && std::cmp_less(params.top_k, row.logits.size())) {
+    remaining = keep_up_to(remaining, place_of_rank(row.logits, buckets, params.top_k));
   }
+  return filter_by_probability(params, top_p, buckets, remaining);
+}
+
+Sampler::Candidates Sampler::filter_by_probability(const SamplingParams& params, double top_p,
+                                                   const Buckets& buckets, Remaining remaining) {
   // Positive and finite, so that -infinity stays -infinity and 0 stays 0.
   const auto scale = static_cast<float>(
       std::clamp(1.0 / params.temperature, double{std::numeric_limits<float>::min()}, double{kLargest}));
-  exponentiate(values, row.max, scale, weights);
-  if (top_p < 1.0) keep_up_to(place_of_share(values, weights, buckets, top_p));
-  if (params.min_p > 0.0) keep_if([&](std::size_t i) { return double{weights[i]} >= params.min_p; });
-  return {.ids = all_left ? std::span<const std::int32_t>()
-                          : std::span<const std::int32_t>(ids_).first(weights.size()),
-          .weights = weights};
+  const std::span<float> weights(weights_);
+  exponentiate(remaining.values, buckets.max, scale, weights.first(remaining.values.size()));
+  if (top_p < 1.0) {
+    const auto of_values = weights.first(remaining.values.size());
+    remaining = keep_up_to(remaining, place_of_share(remaining.values, of_values, buckets, top_p));
+  }
+  if (params.min_p > 0.0) {
+    remaining = keep_if(remaining, [&](std::size_t i) { return double{weights[i]} >= params.min_p; });
+  }
+  return {.ids = remaining.ids, .weights = weights.first(remaining.values.size())};
 }
 
 Sampler::Place Sampler::place_of_rank(std::span<const float> values, const Buckets& buckets,

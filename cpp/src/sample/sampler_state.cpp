@@ -63,8 +63,10 @@ bool SamplerState::changes_logits(std::size_t num_tokens) const {
          params_.no_repeat_ngram_size != 0 || forbids_end(num_tokens);
 }
 
-bool SamplerState::takes_best_token(std::size_t num_tokens) const {
-  return params_.greedy && vocabulary_change_ == 0 && !changes_logits(num_tokens);
+std::optional<std::int32_t> SamplerState::num_highest_needed(std::size_t num_tokens) const {
+  if (vocabulary_change_ != 0 || changes_logits(num_tokens)) return std::nullopt;
+  if (params_.greedy) return 1;
+  return params_.top_k > 0 ? std::optional(params_.top_k) : std::nullopt;
 }
 
 void SamplerState::follow(const SamplerState& other) {

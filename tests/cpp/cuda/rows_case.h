@@ -55,9 +55,17 @@ class Tensor {
   static constexpr std::size_t kAlignment = 16;
   static constexpr std::size_t kRest = 16;
 
+  /// NaN; integers of all ones, also within structs.
   static T poison() {
-    if constexpr (std::is_same_v<T, float>) return std::numeric_limits<float>::quiet_NaN();
-    return static_cast<T>(-1);
+    if constexpr (std::is_same_v<T, float>) {
+      return std::numeric_limits<float>::quiet_NaN();
+    } else if constexpr (std::is_integral_v<T>) {
+      return static_cast<T>(-1);
+    } else {
+      T element;
+      std::memset(static_cast<void*>(&element), 0xff, sizeof(T));
+      return element;
+    }
   }
 
   std::size_t size_;

@@ -1,10 +1,12 @@
 #include <algorithm>
+#include <bit>
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -12,6 +14,7 @@
 #include "adaptrt/cuda/row_kernels.h"
 #include "print_dtype.h"
 #include "rows_case.h"
+#include "support/found_highest.h"
 
 namespace adaptrt::cuda::rows_test {
 namespace {
@@ -290,6 +293,105 @@ BOOST_AUTO_TEST_CASE(rows_with_nan_or_infinity_have_no_best_token) {
       }
     }
   }
+}
+
+/// Runs the kernel on `rows` rows, and compares it with the host bit by bit.
+void check_highest(const Tensor<float>& logits, std::int64_t rows, std::int64_t width, std::int64_t stride,
+                   std::int64_t count) {
+  Tensor<TokenLogit> highest(rows * count);
+  Tensor<RowSummary> summaries(rows + 1);
+  enqueue(FindHighest{.rows = rows,
+                      .width = width,
+                      .stride = stride,
+                      .count = count,
+                      .logits = logits.data(),
+                      .summaries = summaries.data(),
+                      .highest = highest.data()},
+          nullptr);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const adaptrt::testing::FoundHighest expected(
+        std::span(logits.data() + row * stride, static_cast<std::size_t>(width)),
+        static_cast<std::size_t>(count));
+    const RowSummary& found = summaries[row];
+    BOOST_TEST_INFO_SCOPE("row " << row << " of " << width << ", highest " << count);
+    BOOST_TEST(found.best_token == expected.summary.best_token);
+    if (expected.summary.best_token < 0) continue;
+    BOOST_TEST(found.max == expected.summary.max);
+    BOOST_TEST(std::signbit(found.max) == std::signbit(expected.summary.max));
+    BOOST_TEST(found.min == expected.summary.min);
+    BOOST_TEST(found.sum_of_exponentials == expected.summary.sum_of_exponentials);
+    std::int64_t wrong = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+      const TokenLogit& one = highest[row * count + i];
+      const TokenLogit& other = expected.highest[static_cast<std::size_t>(i)];
+      const bool is_same = one.token == other.token && std::bit_cast<std::uint32_t>(one.logit) ==
+                                                           std::bit_cast<std::uint32_t>(other.logit);
+      wrong += static_cast<std::int64_t>(!is_same);
+    }
+    BOOST_TEST(wrong == 0);
+  }
+  BOOST_TEST(highest.rest_is_unchanged());
+  BOOST_TEST(std::isnan(summaries[rows].max));
+}
+
+BOOST_AUTO_TEST_CASE(highest_logits_and_summaries_have_the_bits_of_the_host) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    for (const std::int64_t width : {1, 3, 8, 250, 1021, 5001, 20004}) {
+      constexpr std::int64_t kRows = 8;
+      const std::int64_t stride = width + (width % 2 == 0 ? 4 : 1);
+      Tensor<float> logits(kRows * stride);  // NaN between the rows
+      for (std::int64_t row = 0; row < kRows; ++row) {
+        for (std::int64_t i = 0; i < width; ++i) {
+          float& logit = logits[row * stride + i];
+          logit = random.real(-20, 20);
+          // Few values, all equal, both zeros, mostly forbidden, descending, a wide range.
+          if (row == 1) logit = static_cast<float>(random.integer(-3, 3));
+          if (row == 2) logit = -2.5F;
+          if (row == 3) logit = random.integer(0, 1) == 0 ? -0.0F : 0.0F;
+          if (row == 4 && i % 400 != 7 % width) logit = -kInfinity;
+          if (row == 5) logit = -static_cast<float>(i) / 16.0F;
+          if (row == 6) logit *= 0x1p100F;
+        }
+        if (row == 7) std::fill_n(logits.data() + row * stride, width, -kInfinity);
+      }
+      for (const std::int64_t count : {1, 2, 20, 127, 128}) {
+        const bool is_slow = width > 10000 && count != 20;
+        if (count <= width && !is_slow) check_highest(logits, kRows, width, stride, count);
+      }
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(the_highest_logits_may_all_be_of_one_thread) {
+  constexpr std::int64_t kWidth = 4096 * 130;
+  Tensor<float> logits(kWidth);
+  for (std::int64_t i = 0; i < kWidth; ++i) logits[i] = static_cast<float>(i % 4096 == 40 ? i : -(i % 77));
+  check_highest(logits, 1, kWidth, kWidth, 128);
+}
+
+BOOST_AUTO_TEST_CASE(rows_with_nan_or_infinity_have_no_highest_logits) {
+  FreshRandom random;
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::quiet_NaN(),
+                          std::numeric_limits<float>::infinity()}) {
+    for (const std::int64_t width : {1, 1021, 20004}) {
+      auto logits = random_floats(3 * width, &random);
+      logits[width + random.integer(0, static_cast<int>(width) - 1)] = bad;
+      check_highest(logits, 3, width, width, 1);
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(wrong_sizes_of_searches_are_refused) {
+  const auto refuses = [](const FindHighest& work, const std::string& text) {
+    BOOST_CHECK_EXCEPTION(enqueue(work, nullptr), ConfigError, says(text));
+  };
+  refuses({.rows = 1, .width = 8, .stride = 8, .count = 9}, "count is 9; expected 1 to 8");
+  refuses({.rows = 1, .width = 800, .stride = 800, .count = 129}, "count is 129; expected 1 to 128");
+  refuses({.rows = 1, .width = 8, .stride = 8, .count = 0}, "count is 0; expected 1 to 8");
+  refuses({.rows = 1, .width = 8, .stride = 7, .count = 1}, "stride is below width");
+  refuses({.rows = -1, .width = 8, .stride = 8, .count = 1}, "rows is -1");
 }
 
 BOOST_AUTO_TEST_CASE(a_zero_equals_a_negative_zero) {

@@ -17,6 +17,7 @@
 #include "cpu/random_model.h"
 #include "cpu/step_arrays.h"
 #include "cuda_program/rows_of_model.h"
+#include "support/found_highest.h"
 #include "support/host_device.h"
 
 namespace adaptrt::testing {
@@ -297,6 +298,38 @@ BOOST_AUTO_TEST_CASE(best_tokens_are_those_of_the_logits) {
   for (std::size_t row = 0; row < rows.size(); ++row) {
     const auto begin = logits.begin() + static_cast<std::ptrdiff_t>(row * 64);
     BOOST_TEST(best[row] == std::max_element(begin, begin + 64) - begin);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(highest_logits_are_those_of_the_logits) {
+  Pair pair(small_model(DType::kFloat16));
+  const std::vector<Piece> pieces{piece_of(0, 0, 12, nullptr), piece_of(1, 0, 4, nullptr)};
+  const auto logits = logits_of_pieces(*pair.gpu, pieces);
+  StepArrays arrays(pieces);
+  // The last row is one of logits, and comes first in the run.
+  std::vector<std::int32_t> rows = std::exchange(arrays.logit_rows, {});
+  const std::size_t last = rows.size() - 1;
+  arrays.logit_rows = {rows.back()};
+  rows.pop_back();
+  StepInput input = arrays.input();
+  constexpr std::size_t kCount = 5;
+  std::vector<RowSummary> summaries(rows.size());
+  std::vector<TokenLogit> highest(kCount * rows.size());
+  input.highest = {.rows = rows, .count = kCount, .summaries = summaries, .logits = highest};
+  const auto row_at = [&](std::size_t row) { return std::span(logits).subspan(row * 64, 64); };
+  pair.gpu->step(input, [&](std::int64_t first, std::int64_t count, const float* of_row) {
+    BOOST_TEST(first == 0);
+    BOOST_TEST(count == 1);
+    BOOST_TEST(std::ranges::equal(std::span(of_row, 64), row_at(last)));
+  });
+  for (std::size_t row = 0; row < rows.size(); ++row) {
+    const FoundHighest expected(row_at(row), kCount);
+    BOOST_TEST(summaries[row].best_token == expected.summary.best_token);
+    BOOST_TEST(summaries[row].sum_of_exponentials == expected.summary.sum_of_exponentials);
+    for (std::size_t i = 0; i < kCount; ++i) {
+      BOOST_TEST(highest[row * kCount + i].token == expected.highest[i].token);
+      BOOST_TEST(highest[row * kCount + i].logit == expected.highest[i].logit);
+    }
   }
 }
 

@@ -20,20 +20,23 @@ struct Fixture {
     info.max_seq_len = 8;
     info.tokens_per_block = 4;
     info.finds_best_tokens = true;
+    info.finds_highest_logits = true;
   }
 
   void check() {
-    checker.check({.token_ids = tokens,
-                   .positions = tokens,
-                   .sequence_offsets = offsets,
-                   .prompt_lengths = prompts,
-                   .block_tables = tables,
-                   .max_blocks_per_sequence = 1,
-                   .adapters = adapters,
-                   .logit_rows = logit_rows,
-                   .best_token_rows = rows,
-                   .best_tokens = best},
-                  info, 1);
+    checker.check(
+        {.token_ids = tokens,
+         .positions = tokens,
+         .sequence_offsets = offsets,
+         .prompt_lengths = prompts,
+         .block_tables = tables,
+         .max_blocks_per_sequence = 1,
+         .adapters = adapters,
+         .logit_rows = logit_rows,
+         .best_token_rows = rows,
+         .best_tokens = best,
+         .highest = {.rows = highest_rows, .count = count, .summaries = summaries, .logits = highest}},
+        info, 1);
   }
 
   /// Checks that the step is refused with these words.
@@ -54,6 +57,22 @@ struct Fixture {
   std::vector<std::int32_t> logit_rows = {0, 2};
   std::vector<std::int32_t> rows = {1, 3};
   std::vector<std::int32_t> best = {0, 0};
+  std::vector<std::int32_t> highest_rows;
+  std::int32_t count = 0;
+  std::vector<RowSummary> summaries;
+  std::vector<TokenLogit> highest;
+};
+
+/// A step whose last row is one of highest logits.
+struct HighestFixture : Fixture {
+  HighestFixture() {
+    rows = {1};
+    best = {0};
+    highest_rows = {3};
+    count = 10;
+    summaries.resize(1);
+    highest.resize(10);
+  }
 };
 
 BOOST_FIXTURE_TEST_SUITE(best_tokens, Fixture)
@@ -100,6 +119,55 @@ BOOST_AUTO_TEST_CASE(a_row_has_one_kind) {
   refuses("row 2 is in logit_rows and in best_token_rows");
   rows = {0, 1};
   refuses("row 0 is in logit_rows and in best_token_rows");
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+BOOST_FIXTURE_TEST_SUITE(highest_rows, HighestFixture)
+
+BOOST_AUTO_TEST_CASE(all_kinds_of_rows_may_be_in_one_step) {
+  BOOST_CHECK_NO_THROW(check());
+}
+
+BOOST_AUTO_TEST_CASE(only_engines_that_find_highest_logits_take_them) {
+  info.finds_highest_logits = false;
+  refuses("highest.rows are given; the engine does not find highest logits");
+  info.finds_highest_logits = true;
+  info.has_logits = false;
+  refuses("highest.rows are given; the model has no lm_head");
+}
+
+BOOST_AUTO_TEST_CASE(each_row_has_a_place_for_its_results) {
+  summaries.clear();
+  refuses("highest.summaries has 0 elements, not 1");
+  summaries.resize(1);
+  highest.pop_back();
+  refuses("highest.logits has 9 elements, not 10");
+}
+
+BOOST_AUTO_TEST_CASE(there_are_limits_of_the_number_of_logits) {
+  const auto set = [&](std::int32_t of_row) {
+    count = of_row;
+    highest.resize(static_cast<std::size_t>(of_row));
+  };
+  set(0);
+  refuses("highest.count is 0; expected 1 to 10");
+  set(11);
+  refuses("highest.count is 11; expected 1 to 10");
+  info.vocab_size = 1000;
+  set(128);
+  BOOST_CHECK_NO_THROW(check());
+  set(129);
+  refuses("highest.count is 129; expected 1 to 128");
+}
+
+BOOST_AUTO_TEST_CASE(rows_ascend_and_are_in_no_other_list) {
+  highest_rows = {4};
+  refuses("highest.rows do not ascend within the tokens");
+  highest_rows = {2};
+  refuses("row 2 is in logit_rows and in highest.rows");
+  highest_rows = {1};
+  refuses("row 1 is in best_token_rows and in highest.rows");
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -31,6 +31,7 @@ std::int64_t check_steady_steps(std::vector<Request> requests, std::int32_t num_
   options.max_num_tokens = 256;
   options.max_beam_width = 4;
   options.finds_best_tokens = true;
+  options.finds_highest_logits = true;
   ExecutorConfig config;
   config.max_beam_width = 4;
   std::vector<std::int64_t> of_steps;  // allocations from one plan to the next
@@ -71,6 +72,7 @@ BOOST_AUTO_TEST_CASE(a_steady_step_allocates_nothing) {
     request.output_config.return_log_probs = i % 3 == 1;
     request.output_config.top_log_probs = i % 3;
     request.output_config.return_prompt_log_probs = i % 5 == 1;
+    if (i % 5 == 2) request.sampling_config.top_k = 40;
     if (i % 4 == 3) request = guided(std::move(request), "99");
     if (i % 2 == 0) request.lora_config = fake_adapter(static_cast<std::uint64_t>(i + 1));
     requests.push_back(std::move(request));

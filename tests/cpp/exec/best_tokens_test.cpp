@@ -1,4 +1,4 @@
-// Engines that find best tokens: responses are the same as with the rows of logits.
+// Engines that find best tokens and highest logits: responses are the same as with the rows of logits.
 
 #include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
@@ -18,6 +18,7 @@
 
 #include "adaptrt/exec/executor.h"
 #include "crowd_setting.h"
+#include "exec/active_sequence.h"
 #include "fake_engine.h"
 #include "fake_grammar.h"
 #include "sequences.h"
@@ -36,10 +37,10 @@ class FakeProcessor final : public LogitsPostProcessor {
   [[nodiscard]] bool equals(const LogitsPostProcessor& other) const override { return this == &other; }
 };
 
-/// A kind of request, and whether its tokens need nothing but the best tokens of rows.
+/// A kind of request, and what its tokens need of their rows.
 struct Kind {
   const char* name;
-  bool is_best;
+  RowNeed need;
   std::function<void(Request&)> set;
 };
 
@@ -47,67 +48,111 @@ std::ostream& operator<<(std::ostream& out, const Kind& kind) {
   return out << kind.name;
 }
 
+constexpr RowNeed kLogits{};
+constexpr RowNeed kBest{.kind = RowNeed::Kind::kBestToken};
+constexpr RowNeed highest(std::int32_t count) {
+  return {.kind = RowNeed::Kind::kHighest, .num_highest = count};
+}
+
 const std::vector<Kind> kKinds = {
-    {"greedy", true, [](Request&) {}},
-    {"top_k 1", true, [](Request& request) { request.sampling_config.top_k = 1; }},
-    {"temperature 0", true,
+    {"greedy", kBest, [](Request&) {}},
+    {"top_k 1", kBest, [](Request& request) { request.sampling_config.top_k = 1; }},
+    {"temperature 0", kBest,
      [](Request& request) {
        request.sampling_config.top_p = 0.9;
        request.sampling_config.temperature = 0.0;
      }},
-    {"streaming", true, [](Request& request) { request.streaming = true; }},
-    {"end id", true, [](Request& request) { request.end_id = 7; }},
-    {"stop words", true, [](Request& request) { request.stop_words = {{{8}, {1, 2}}}; }},
-    {"min_tokens without end id", true, [](Request& request) { request.sampling_config.min_tokens = 5; }},
-    {"several sequences", true, [](Request& request) { request.num_return_sequences = 3; }},
-    {"an adapter", true, [](Request& request) { request.lora_config = fake_adapter(3); }},
-    {"lookahead", true,
+    {"streaming", kBest, [](Request& request) { request.streaming = true; }},
+    {"end id", kBest, [](Request& request) { request.end_id = 7; }},
+    {"stop words", kBest, [](Request& request) { request.stop_words = {{{8}, {1, 2}}}; }},
+    {"min_tokens without end id", kBest, [](Request& request) { request.sampling_config.min_tokens = 5; }},
+    {"several sequences", kBest, [](Request& request) { request.num_return_sequences = 3; }},
+    {"an adapter", kBest, [](Request& request) { request.lora_config = fake_adapter(3); }},
+    {"lookahead", kBest,
      [](Request& request) {
        request.lookahead_config = {.max_window_size = 6, .max_ngram_size = 4, .max_verification_set_size = 4};
      }},
-    {"drafts", true,
+    {"drafts", kBest,
      [](Request& request) {
        auto drafts = expected_tokens(request.input_token_ids, 4);
        drafts.push_back(1);
        request.external_draft_tokens_config.emplace().tokens = std::move(drafts);
      }},
-    {"sampled", false,
+    {"top_k", highest(20),
      [](Request& request) {
        request.sampling_config.top_k = 20;
        request.sampling_config.temperature = 1.5;
      }},
-    {"repetition penalty", false, [](Request& request) { request.sampling_config.repetition_penalty = 1.5; }},
-    {"presence penalty", false, [](Request& request) { request.sampling_config.presence_penalty = 0.5; }},
-    {"frequency penalty", false, [](Request& request) { request.sampling_config.frequency_penalty = 0.5; }},
-    {"no repeated n-grams", false,
+    {"top_k and top_p", highest(50),
+     [](Request& request) {
+       request.sampling_config.top_k = 50;
+       request.sampling_config.top_p = 0.7;
+       request.sampling_config.top_p_decay = 0.9;
+     }},
+    {"top_k and log probs", highest(3),
+     [](Request& request) {
+       request.sampling_config.top_k = 3;
+       request.output_config.return_log_probs = true;
+     }},
+    {"top_k and more log probs", highest(12),
+     [](Request& request) {
+       request.sampling_config.top_k = 3;
+       request.output_config.top_log_probs = 12;
+     }},
+    {"top_k of all tokens", highest(101), [](Request& request) { request.sampling_config.top_k = 120; }},
+    {"top_k of sequences", highest(9),
+     [](Request& request) {
+       request.sampling_config.top_k = 9;
+       request.num_return_sequences = 3;
+     }},
+    {"top_k with drafts", highest(4),
+     [](Request& request) {
+       request.sampling_config.top_k = 4;
+       request.sampling_config.temperature = 0.01;
+       request.output_config.return_log_probs = true;
+       request.external_draft_tokens_config.emplace().tokens = expected_tokens(request.input_token_ids, 6);
+     }},
+    {"top_p", kLogits, [](Request& request) { request.sampling_config.top_p = 0.7; }},
+    {"min_p", kLogits, [](Request& request) { request.sampling_config.min_p = 0.1; }},
+    {"top_k and a penalty", kLogits,
+     [](Request& request) {
+       request.sampling_config.top_k = 9;
+       request.sampling_config.presence_penalty = 0.5;
+     }},
+    {"repetition penalty", kLogits,
+     [](Request& request) { request.sampling_config.repetition_penalty = 1.5; }},
+    {"presence penalty", kLogits, [](Request& request) { request.sampling_config.presence_penalty = 0.5; }},
+    {"frequency penalty", kLogits, [](Request& request) { request.sampling_config.frequency_penalty = 0.5; }},
+    {"no repeated n-grams", kLogits,
      [](Request& request) { request.sampling_config.no_repeat_ngram_size = 1; }},
-    {"bad words", false, [](Request& request) { request.bad_words = {{{3}}}; }},
-    {"bias", false,
+    {"bad words", kLogits, [](Request& request) { request.bad_words = {{{3}}}; }},
+    {"bias", kLogits,
      [](Request& request) {
        std::vector<float> bias(101);
        bias[3] = 9.0F;
        request.embedding_bias = bias_of(bias);
      }},
-    {"log probs", false, [](Request& request) { request.output_config.return_log_probs = true; }},
-    {"top log probs", false, [](Request& request) { request.output_config.top_log_probs = 2; }},
-    {"generation logits", false,
+    {"log probs", highest(1), [](Request& request) { request.output_config.return_log_probs = true; }},
+    {"top log probs", highest(2), [](Request& request) { request.output_config.top_log_probs = 2; }},
+    {"generation logits", kLogits,
      [](Request& request) { request.output_config.return_generation_logits = true; }},
-    {"a guide", false, [](Request& request) { request = guided(std::move(request), "9"); }},
-    {"a post-processor", false,
+    {"a guide", kLogits, [](Request& request) { request = guided(std::move(request), "9"); }},
+    {"a post-processor", kLogits,
      [](Request& request) {
        request.logits_post_processor = PostProcessorFunction{std::make_shared<FakeProcessor>()};
      }},
-    {"beams", false, [](Request& request) {
+    {"beams", kLogits, [](Request& request) {
        request.sampling_config.beam_width = 2;
        request.sampling_config.beam_search_diversity_rate = 0.0;
      }}};
 
-/// An engine that finds best tokens, or not, and its executor.
+/// An engine that finds best tokens and highest logits, or not, and its executor.
 struct Run {
-  explicit Run(bool finds_best_tokens, const ExecutorConfig& config = {}) {
+  explicit Run(bool finds, const ExecutorConfig& config = {}) {
     FakeEngine::Options options;
     options.max_beam_width = 2;
-    options.finds_best_tokens = finds_best_tokens;
+    options.finds_best_tokens = finds;
+    options.finds_highest_logits = finds;
     ExecutorConfig with_beams = config;
     with_beams.max_beam_width = 2;
     engine = std::make_shared<FakeEngine>(options);
@@ -162,18 +207,38 @@ void check_same(const std::vector<Response>& found, const std::vector<Response>&
 
 BOOST_AUTO_TEST_SUITE(best_tokens)
 
-BOOST_DATA_TEST_CASE(a_request_needs_logits_or_only_best_tokens, boost::unit_test::data::make(kKinds), kind) {
+BOOST_DATA_TEST_CASE(a_request_needs_logits_or_less, boost::unit_test::data::make(kKinds), kind) {
   Request request = make_request(kPrompt, 9);
   kind.set(request);
   const Run with(true);
   const Run without(false);
   check_same(collect(*with.executor, with.executor->enqueue_request(request)),
              collect(*without.executor, without.executor->enqueue_request(request)));
-  BOOST_TEST((with.engine->num_logit_rows() == 0) == kind.is_best);
-  BOOST_TEST((with.engine->num_best_tokens() > 0) == kind.is_best);
-  BOOST_TEST(with.engine->num_logit_rows() + with.engine->num_best_tokens() ==
+  using Need = RowNeed::Kind;
+  BOOST_TEST((with.engine->num_logit_rows() > 0) == (kind.need.kind == Need::kLogits));
+  BOOST_TEST((with.engine->num_best_tokens() > 0) == (kind.need.kind == Need::kBestToken));
+  BOOST_TEST((with.engine->num_highest_rows() > 0) == (kind.need.kind == Need::kHighest));
+  BOOST_TEST(with.engine->max_highest() == kind.need.num_highest);
+  BOOST_TEST(with.engine->num_logit_rows() + with.engine->num_best_tokens() +
+                 with.engine->num_highest_rows() ==
              without.engine->num_logit_rows());
-  BOOST_TEST(without.engine->num_best_tokens() == 0);
+  BOOST_TEST(without.engine->num_best_tokens() + without.engine->num_highest_rows() == 0);
+}
+
+BOOST_AUTO_TEST_CASE(more_than_the_most_highest_logits_are_a_row) {
+  for (const std::int32_t top_k : {kMaxHighestLogits, kMaxHighestLogits + 1}) {
+    FakeEngine::Options options;
+    options.vocab_size = 300;
+    options.finds_highest_logits = true;
+    const auto engine = std::make_shared<FakeEngine>(options);
+    Executor executor(engine, {}, kAvailableMemory, check_every_step);
+    Request request = make_request(kPrompt, 5);
+    request.sampling_config.top_k = top_k;
+    static_cast<void>(collect_result(executor, executor.enqueue_request(request)));
+    const bool is_most = top_k == kMaxHighestLogits;
+    BOOST_TEST(engine->num_highest_rows() == (is_most ? 5 : 0));
+    BOOST_TEST(engine->num_logit_rows() == (is_most ? 0 : 5));
+  }
 }
 
 BOOST_AUTO_TEST_CASE(logits_are_needed_until_the_end_id_is_allowed) {
@@ -243,6 +308,7 @@ BOOST_DATA_TEST_CASE(a_mixed_crowd_gets_the_same_responses, boost::unit_test::da
   }
   BOOST_TEST(with.engine->num_best_tokens() > 100);
   BOOST_TEST(with.engine->num_logit_rows() > 100);
+  BOOST_TEST(with.engine->num_highest_rows() > 50);
 }
 
 /// No token can be chosen after one particular token.

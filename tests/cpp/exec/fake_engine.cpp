@@ -11,6 +11,7 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/sched/invariants.h"
 #include "lora/hooked_pages.h"
+#include "support/found_highest.h"
 
 namespace adaptrt::test {
 namespace {
@@ -95,6 +96,7 @@ FakeEngine::FakeEngine(Options options, Hook hook)
   info_.hidden_size = options.hidden_size;
   info_.has_logits = options.has_logits;
   info_.finds_best_tokens = options.finds_best_tokens;
+  info_.finds_highest_logits = options.finds_highest_logits;
   logits_.resize(static_cast<std::size_t>(options.max_batch_size * options.vocab_size));
   hidden_.resize(static_cast<std::size_t>(options.max_batch_size * options.hidden_size));
 }
@@ -173,6 +175,13 @@ void FakeEngine::step(const StepInput& input, const LogitsSink& sink, const Hidd
   require(input.best_tokens.size() == input.best_token_rows.size(), "best_tokens has another size");
   num_logit_rows_ += std::ssize(input.logit_rows);
   num_best_tokens_ += std::ssize(input.best_token_rows);
+  const HighestRows& highest = input.highest;
+  require(info_.finds_highest_logits || highest.empty(), "highest logits are wanted");
+  require(highest.count <= kMaxHighestLogits, "too many highest logits are wanted");
+  require(highest.summaries.size() == highest.rows.size(), "summaries has another size");
+  require(std::ssize(highest.logits) == std::ssize(highest.rows) * highest.count, "logits has another size");
+  num_highest_rows_ += std::ssize(highest.rows);
+  max_highest_ = std::max(max_highest_.load(), highest.count);
 
   require(input.copies_from.size() == input.copies_to.size(), "copies_to has another size");
   for (std::size_t i = 0; i < input.copies_from.size(); ++i) {
@@ -202,6 +211,15 @@ void FakeEngine::step(const StepInput& input, const LogitsSink& sink, const Hidd
     }
   };
   make_rows(input, input.best_token_rows, info_.vocab_size, logits_, find_best, write_logits);
+  const auto find_highest = [&](std::int64_t first_row, std::int64_t num_rows, const float* logits) {
+    const auto count = static_cast<std::size_t>(highest.count);
+    for (std::int64_t row = first_row; row < first_row + num_rows; ++row, logits += info_.vocab_size) {
+      const auto place = static_cast<std::size_t>(row);
+      highest.summaries[place] = testing::find_highest_logits(
+          {logits, static_cast<std::size_t>(info_.vocab_size)}, highest.logits.subspan(place * count, count));
+    }
+  };
+  make_rows(input, highest.rows, info_.vocab_size, logits_, find_highest, write_logits);
   make_rows(input, input.hidden_rows, info_.hidden_size, hidden_, hidden_sink, write_hidden);
 }
 

@@ -41,6 +41,7 @@ class FakeEngine : public Engine {
     bool has_states = false;
     /// See EngineInfo.
     bool finds_best_tokens = false;
+    bool finds_highest_logits = false;
   };
   /// Called at the start of each step, on the executor's thread, with the number of earlier steps; may throw
   /// or wait.
@@ -70,6 +71,9 @@ class FakeEngine : public Engine {
   /// Number of rows of logits, and of best tokens, that steps have returned.
   [[nodiscard]] std::int64_t num_logit_rows() const { return num_logit_rows_; }
   [[nodiscard]] std::int64_t num_best_tokens() const { return num_best_tokens_; }
+  [[nodiscard]] std::int64_t num_highest_rows() const { return num_highest_rows_; }
+  /// The most logits that a step wanted of such a row.
+  [[nodiscard]] std::int32_t max_highest() const { return max_highest_; }
 
   /// Returns the logits after `history`, computed directly from the tokens.
   [[nodiscard]] static std::vector<float> logits_after(const std::vector<TokenId>& history,
@@ -110,6 +114,8 @@ class FakeEngine : public Engine {
   std::atomic<std::int64_t> num_tokens_ = 0;
   std::atomic<std::int64_t> num_logit_rows_ = 0;
   std::atomic<std::int64_t> num_best_tokens_ = 0;
+  std::atomic<std::int64_t> num_highest_rows_ = 0;
+  std::atomic<std::int32_t> max_highest_ = 0;
 };
 
 /// Greedy tokens of a request that runs alone.

@@ -46,6 +46,18 @@ class SummingModel final : public GpuModel {
     log_.shapes.push_back(shape);
     enqueue(shape, stream);
   }
+  /// Of row i, the largest logit is its sum, and logit k of the highest is the sum minus k.
+  void find_highest(std::int32_t first_row, std::int32_t rows, std::int32_t count, Stream& stream) override {
+    submit(host_stream(stream.handle()), [this, first_row, rows, count] {
+      for (std::int32_t row = 0; row < rows; ++row) {
+        const float sum = reinterpret_cast<const float*>(arrays_.logits)[(first_row + row) * kVocabSize];
+        arrays_.summaries[row] = {.max = sum, .best_token = static_cast<std::int32_t>(sum)};
+        for (std::int32_t k = 0; k < count; ++k) {
+          arrays_.highest[row * count + k] = {.logit = sum - static_cast<float>(k), .token = k};
+        }
+      }
+    });
+  }
   [[nodiscard]] std::function<void(Stream&)> make_graph_work(const RunShape& shape) override {
     ++log_.graph_works;
     log_.shapes.push_back(shape);
@@ -119,6 +131,7 @@ GpuModelDescription small_model() {
 GpuModelDescription model_with_best_tokens() {
   GpuModelDescription model = small_model();
   model.finds_best_tokens = true;
+  model.finds_highest_logits = true;
   return model;
 }
 
@@ -151,31 +164,47 @@ struct Fixture {
     return sums;
   }
 
-  /// Runs a step. `wanted` says of each token whether its logits (l), its best token (b) or nothing (any
-  /// other letter) is wanted. Returns the sums of both kinds of rows, each in the order of the tokens.
+  /// Runs a step. `wanted` says of each token whether its logits (l), its highest logits (h), its best token
+  /// (b) or nothing (any other letter) is wanted. Returns the sums of all kinds of rows, each in the order of
+  /// the tokens.
   struct Sums {
     std::vector<float> logits;
     std::vector<std::int32_t> best_tokens;
+    std::vector<float> highest;
   };
   [[nodiscard]] Sums sums_of(const std::vector<Piece>& pieces, const std::string& wanted) const {
     StepArrays arrays(pieces);
     BOOST_TEST_REQUIRE(arrays.tokens.size() == wanted.size());
     arrays.logit_rows.clear();
     std::vector<std::int32_t> best_rows;
+    std::vector<std::int32_t> highest_rows;
     for (std::size_t token = 0; token < wanted.size(); ++token) {
       if (wanted[token] == 'l') arrays.logit_rows.push_back(static_cast<std::int32_t>(token));
       if (wanted[token] == 'b') best_rows.push_back(static_cast<std::int32_t>(token));
+      if (wanted[token] == 'h') highest_rows.push_back(static_cast<std::int32_t>(token));
     }
     Sums sums{.logits = std::vector<float>(arrays.logit_rows.size(), -1.0F),
-              .best_tokens = std::vector<std::int32_t>(best_rows.size(), -1)};
+              .best_tokens = std::vector<std::int32_t>(best_rows.size(), -1),
+              .highest = {}};
+    constexpr std::size_t kCount = 3;
+    std::vector<RowSummary> summaries(highest_rows.size());
+    std::vector<TokenLogit> highest(kCount * summaries.size());
     StepInput input = arrays.input();
     input.best_token_rows = best_rows;
     input.best_tokens = sums.best_tokens;
+    input.highest = {.rows = highest_rows, .count = kCount, .summaries = summaries, .logits = highest};
     engine->step(input, [&](std::int64_t first, std::int64_t rows, const float* logits) {
       for (std::int64_t row = 0; row < rows; ++row) {
         sums.logits.at(static_cast<std::size_t>(first + row)) = logits[row * kVocabSize];
       }
     });
+    for (std::size_t row = 0; row < summaries.size(); ++row) {
+      sums.highest.push_back(summaries[row].max);
+      for (std::size_t k = 0; k < kCount; ++k) {
+        BOOST_TEST(highest[row * kCount + k].logit == summaries[row].max - static_cast<float>(k));
+        BOOST_TEST(highest[row * kCount + k].token == static_cast<std::int32_t>(k));
+      }
+    }
     return sums;
   }
 
@@ -244,6 +273,36 @@ BOOST_AUTO_TEST_CASE(best_tokens_come_with_logits_of_other_rows) {
   }
 }
 
+BOOST_AUTO_TEST_CASE(rows_of_all_kinds_come_together) {
+  for (const bool cuda_graphs : {false, true}) {
+    const Fixture f(cuda_graphs, model_with_best_tokens());
+    BOOST_TEST(f.engine->info().finds_highest_logits);
+    const std::vector<Piece> prefill{{.tokens = {1, 2}, .prompt_length = 2, .blocks = {5}},
+                                     {.tokens = {3, 4, 5}, .prompt_length = 3, .blocks = {2}}};
+    const auto check = [&](const std::vector<Piece>& pieces, const std::string& wanted,
+                           const std::vector<float>& logits, const std::vector<float>& highest,
+                           const std::vector<std::int32_t>& best) {
+      BOOST_TEST_INFO_SCOPE(wanted);
+      const Fixture::Sums sums = f.sums_of(pieces, wanted);
+      BOOST_TEST(sums.logits == logits, boost::test_tools::per_element());
+      BOOST_TEST(sums.highest == highest, boost::test_tools::per_element());
+      BOOST_TEST(sums.best_tokens == best, boost::test_tools::per_element());
+    };
+    check(prefill, "-h--b", {}, {3}, {12});
+    check(prefill, "bhlhb", {3}, {3, 7}, {1, 12});  // two slices: four rows and one
+    check(prefill, "hlhlh", {3, 7}, {1, 3, 12}, {});
+    check(prefill, "hhhhh", {}, {1, 3, 3, 7, 12}, {});
+    check(prefill, "lllhl", {1, 3, 3, 12}, {7}, {});
+    check(prefill, "lllbh", {1, 3, 3}, {12}, {7});
+    const std::vector<Piece> decode{next_token(6, 2, {5}), next_token(7, 3, {2}), next_token(1, 0, {0})};
+    for (int time = 0; time < 3; ++time) {
+      check(decode, "bhl", {1}, {19}, {9});
+      check(decode, "hhh", {}, {9, 19, 1}, {});
+      check(decode, "-h-", {}, {19}, {});
+    }
+  }
+}
+
 BOOST_AUTO_TEST_CASE(only_wanted_results_are_copied_to_the_host) {
   const Fixture f(true, model_with_best_tokens());
   const std::vector<Piece> decode{next_token(6, 0, {5}), next_token(7, 0, {2})};
@@ -256,12 +315,17 @@ BOOST_AUTO_TEST_CASE(only_wanted_results_are_copied_to_the_host) {
   BOOST_TEST(copies_of("bb") == 1);
   BOOST_TEST(copies_of("ll") == 1);
   BOOST_TEST(copies_of("bl") == 2);
+  BOOST_TEST(copies_of("hh") == 2);
+  BOOST_TEST(copies_of("hb") == 3);
 }
 
 BOOST_AUTO_TEST_CASE(a_model_without_best_tokens_refuses_them) {
   const Fixture f;
   BOOST_CHECK_EXCEPTION((void)f.sums_of({next_token(6, 0, {5})}, "b"), StepError, [](const StepError& error) {
     return std::string(error.what()).find("best_token_rows are given") != std::string::npos;
+  });
+  BOOST_CHECK_EXCEPTION((void)f.sums_of({next_token(6, 0, {5})}, "h"), StepError, [](const StepError& error) {
+    return std::string(error.what()).find("highest.rows are given") != std::string::npos;
   });
 }
 

@@ -51,30 +51,34 @@ BOOST_AUTO_TEST_CASE(the_lowest_token_of_equal_logits_wins) {
   }
 }
 
-BOOST_AUTO_TEST_CASE(a_request_takes_the_best_token_if_nothing_changes_its_rows) {
-  const auto takes = [](const SamplingConfig& config, const TokenConstraints& constraints = {},
-                        std::size_t num_generated = 0, std::int32_t vocabulary_change = 0) {
+BOOST_AUTO_TEST_CASE(a_request_needs_the_highest_logits_if_nothing_changes_its_rows) {
+  constexpr std::int32_t kAll = -1;
+  const auto needed = [&](const SamplingConfig& config, const TokenConstraints& constraints = {},
+                          std::size_t num_generated = 0, std::int32_t vocabulary_change = 0) {
     return SamplerState(resolve(config), constraints, 2, 10, vocabulary_change)
-        .takes_best_token(2 + num_generated);
+        .num_highest_needed(2 + num_generated)
+        .value_or(kAll);
   };
-  BOOST_TEST(takes({}));
-  BOOST_TEST(takes({.top_k = 1, .temperature = 2.0}));
-  BOOST_TEST(takes({.top_p = 0.5, .temperature = 0.0}));
-  BOOST_TEST(!takes({.top_k = 2}));
-  BOOST_TEST(!takes({.min_p = 0.5}));
-  BOOST_TEST(!takes({.repetition_penalty = 1.1}));
-  BOOST_TEST(!takes({.presence_penalty = 0.1}));
-  BOOST_TEST(!takes({.frequency_penalty = -0.1}));
-  BOOST_TEST(!takes({.no_repeat_ngram_size = 3}));
-  BOOST_TEST(!takes({}, {.bad_words = {{1, 2}}}));
-  BOOST_TEST(!takes({}, {.embedding_bias = std::make_shared<const std::vector<float>>(4)}));
-  BOOST_TEST(takes({}, {.end_id = 1, .stop_ids = {2}}));
-  BOOST_TEST(takes({.min_tokens = 3}));
-  BOOST_TEST(!takes({.min_tokens = 3}, {.end_id = 1}, 2));
-  BOOST_TEST(!takes({.min_tokens = 3}, {.stop_ids = {1}}, 2));
-  BOOST_TEST(takes({.min_tokens = 3}, {.end_id = 1, .stop_ids = {1}}, 3));
-  BOOST_TEST(!takes({}, {}, 0, 1));
-  BOOST_TEST(!takes({}, {}, 0, -1));
+  BOOST_TEST(needed({}) == 1);
+  BOOST_TEST(needed({.top_k = 1, .temperature = 2.0}) == 1);
+  BOOST_TEST(needed({.top_k = 9, .top_p = 0.5, .temperature = 0.0}) == 1);
+  BOOST_TEST(needed({.top_k = 2}) == 2);
+  BOOST_TEST(needed({.top_k = 50, .top_p = 0.5, .temperature = 2.0, .min_p = 0.1}) == 50);
+  BOOST_TEST(needed({.top_p = 0.5}) == kAll);
+  BOOST_TEST(needed({.top_k = 0, .min_p = 0.5}) == kAll);
+  BOOST_TEST(needed({.repetition_penalty = 1.1}) == kAll);
+  BOOST_TEST(needed({.top_k = 5, .presence_penalty = 0.1}) == kAll);
+  BOOST_TEST(needed({.frequency_penalty = -0.1}) == kAll);
+  BOOST_TEST(needed({.no_repeat_ngram_size = 3}) == kAll);
+  BOOST_TEST(needed({.top_k = 5}, {.bad_words = {{1, 2}}}) == kAll);
+  BOOST_TEST(needed({}, {.embedding_bias = std::make_shared<const std::vector<float>>(4)}) == kAll);
+  BOOST_TEST(needed({}, {.end_id = 1, .stop_ids = {2}}) == 1);
+  BOOST_TEST(needed({.min_tokens = 3}) == 1);
+  BOOST_TEST(needed({.top_k = 5, .min_tokens = 3}, {.end_id = 1}, 2) == kAll);
+  BOOST_TEST(needed({.min_tokens = 3}, {.stop_ids = {1}}, 2) == kAll);
+  BOOST_TEST(needed({.top_k = 5, .min_tokens = 3}, {.end_id = 1, .stop_ids = {1}}, 3) == 5);
+  BOOST_TEST(needed({}, {}, 0, 1) == kAll);
+  BOOST_TEST(needed({.top_k = 5}, {}, 0, -1) == kAll);
 }
 
 BOOST_AUTO_TEST_CASE(virtual_tokens_of_a_prompt_have_no_logits) {

@@ -210,13 +210,14 @@ BOOST_AUTO_TEST_CASE(every_field_of_an_engine_arrives) {
   fill(info, last);
   Recording engine(info);
   const Served served(engine);
-  // An engine of another process has no second level of the KV cache, takes no embeddings and finds no best
-  // tokens.
+  // An engine of another process has no second level of the KV cache, takes no embeddings, and finds no best
+  // tokens or highest logits.
   info.kv_identity.clear();
   info.prompt_embedding_size = 0;
   info.num_coordinates = 0;
   info.joint_column = -1;
   info.finds_best_tokens = false;
+  info.finds_highest_logits = false;
   BOOST_TEST(described(served.remote->info()) == described(info), boost::test_tools::per_element());
   BOOST_TEST(described(info).size() > 50U);
 }

@@ -4,6 +4,7 @@
 
 #include "adaptrt/core/best_token.h"
 #include "adaptrt/core/dtype.h"
+#include "adaptrt/core/highest_logits.h"
 #include "adaptrt/program/ops.h"
 #include "adaptrt/program/xielu.h"
 
@@ -208,5 +209,18 @@ struct BestTokens {
   std::int32_t* tokens = nullptr;  ///< [rows]
 };
 void enqueue(const BestTokens& work, void* stream);
+
+/// The highest logits of each row, in their order, and the row's summary. A row with a NaN or +infinity, or
+/// only -infinity, has only a summary.
+struct FindHighest {
+  std::int64_t rows = 0;
+  std::int64_t width = 0;           ///< at most 2^30
+  std::int64_t stride = 0;          ///< from row to row
+  std::int64_t count = 0;           ///< logits to find, at most the width and kMaxHighestLogits
+  const float* logits = nullptr;    ///< [rows, stride]
+  RowSummary* summaries = nullptr;  ///< [rows]
+  TokenLogit* highest = nullptr;    ///< [rows, count]
+};
+void enqueue(const FindHighest& work, void* stream);
 
 }  // namespace adaptrt::cuda

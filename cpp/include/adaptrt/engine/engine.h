@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "adaptrt/core/best_token.h"
+#include "adaptrt/core/highest_logits.h"
 #include "adaptrt/core/thread_pool.h"
 #include "adaptrt/engine/communicator.h"
 #include "adaptrt/engine/step_profile.h"
@@ -72,6 +73,8 @@ struct EngineInfo {
   std::size_t state_bytes = 0;
   /// True if the engine takes StepInput::best_token_rows.
   bool finds_best_tokens = false;
+  /// True if the engine takes StepInput::highest.
+  bool finds_highest_logits = false;
 
   /// Width of a row of logits: vocab_size, followed by room for the most new tokens of any adapter. Values
   /// after the new tokens of the row's adapter are undefined.
@@ -104,6 +107,18 @@ struct EncoderInputs {
 
   [[nodiscard]] bool empty() const { return token_ids.empty(); }
   [[nodiscard]] std::int64_t count() const { return static_cast<std::int64_t>(adapters.size()); }
+};
+
+/// Rows of which the host needs only the highest logits. The engine writes its results before step() or
+/// await_step() returns.
+struct HighestRows {
+  std::span<const std::int32_t> rows = {};  // [B], ascending indices into the T tokens
+  /// Logits to find of each row: 1 to kMaxHighestLogits, at most vocab_size.
+  std::int32_t count = 0;
+  std::span<RowSummary> summaries = {};  // [B]
+  std::span<TokenLogit> logits = {};     // [B, count]
+
+  [[nodiscard]] bool empty() const { return rows.empty(); }
 };
 
 /// T tokens of S sequences, one after the other; prefill chunks and decodes together. Spans are read only
@@ -139,6 +154,8 @@ struct StepInput {
   /// [A] Before step() or await_step() returns, the engine writes the index of the largest of each row's
   /// vocab_size logits, the smallest index of equal ones (-0 equals 0); or a value of core/best_token.h.
   std::span<std::int32_t> best_tokens = {};
+  /// For engines that find highest logits (otherwise empty). None of the rows is in another list of rows.
+  HighestRows highest = {};
   // For engines with states (otherwise empty). A step advances the state in a sequence's slot over all tokens
   // that the sequence has in the step. A sequence whose first position in the step is 0 starts with zeros,
   // whatever its slot holds.

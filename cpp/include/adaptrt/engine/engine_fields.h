@@ -51,7 +51,8 @@ constexpr auto sent_fields_of(const EngineInfo* /*type*/) {
 }
 
 /// All fields. Those that are not sent have an effect only in the engine's own process: an engine of another
-/// process has no second level of the KV cache, takes no embeddings and finds no best tokens.
+/// process has no second level of the KV cache, takes no embeddings, and finds no best tokens or highest
+/// logits.
 constexpr auto fields_of(const EngineInfo* type) {
   using C = EngineInfo;
   return std::tuple_cat(
@@ -70,7 +71,10 @@ constexpr auto fields_of(const EngineInfo* type) {
                        "numbers from 0 on attend to each other in both directions. -1: there is none."},
                  Field{"finds_best_tokens", &C::finds_best_tokens,
                        "True if the engine finds the most likely tokens on its device, so that their rows of "
-                       "logits need not be copied to the host."}});
+                       "logits need not be copied to the host."},
+                 Field{"finds_highest_logits", &C::finds_highest_logits,
+                       "True if the engine finds the highest logits of rows on its device, for top_k and log "
+                       "probs."}});
 }
 static_assert(lists_every_member<EngineInfo>());
 
@@ -91,8 +95,8 @@ struct StepInputArray {
   StepAxis axis;
 };
 
-/// All int32 arrays except prompt_embedding_rows, best_token_rows and best_tokens, which only an engine of
-/// one process takes.
+/// All int32 arrays except prompt_embedding_rows, best_token_rows, best_tokens and those of highest, which
+/// only an engine of one process takes.
 inline constexpr std::array kStepInputArrays = {
     StepInputArray{&StepInput::token_ids, StepAxis::kTokens},
     StepInputArray{&StepInput::positions, StepAxis::kTokens},
@@ -112,8 +116,8 @@ inline constexpr std::array kStepInputArrays = {
     StepInputArray{&StepInput::encoder_lengths, StepAxis::kSequences},
     StepInputArray{&StepInput::cross_block_tables, StepAxis::kCrossBlocks}};
 /// Number of the other members of StepInput: two widths of tables, adapters, encoder inputs,
-/// prompt_embedding_rows, prompt_embeddings, best_token_rows and best_tokens.
-inline constexpr std::size_t kOtherStepMembers = 8;
+/// prompt_embedding_rows, prompt_embeddings, best_token_rows, best_tokens and highest.
+inline constexpr std::size_t kOtherStepMembers = 9;
 static_assert(kStepInputArrays.size() + kOtherStepMembers == num_members<StepInput>());
 
 /// The int32 arrays of encoder inputs.

@@ -44,6 +44,8 @@ constexpr auto fields_of(const GpuModelDescription* /*type*/) {
       RequiredField{"lora", &C::lora, "Adapters that the engine accepts."},
       Field{"finds_best_tokens", &C::finds_best_tokens,
             "True if the model finds the largest logit of each row on the device."},
+      Field{"finds_highest_logits", &C::finds_highest_logits,
+            "True if the model finds the highest logits of rows on the device."},
       Field{"skips_unused_adapters", &C::skips_unused_adapters,
             "True if the model does less work in steps without adapters."},
       Field{"has_adapter_start_positions", &C::has_adapter_start_positions,

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "adaptrt/core/highest_logits.h"
 #include "adaptrt/device/device.h"
 #include "adaptrt/gpu/step_arrays.h"
 
@@ -35,6 +36,10 @@ struct GpuModelArrays {
   /// [logit rows], written in every run like the logits (see StepInput::best_tokens); nullptr unless
   /// GpuModelDescription::finds_best_tokens.
   std::int32_t* best_tokens = nullptr;
+  /// Results of find_highest(): [logit rows] and [logit rows, kMaxHighestLogits]; nullptr unless
+  /// GpuModelDescription::finds_highest_logits.
+  RowSummary* summaries = nullptr;
+  TokenLogit* highest = nullptr;
 };
 
 /// Kinds of steps, each with limits of its own (GpuModelDescription).
@@ -60,6 +65,10 @@ class GpuModel {
   /// Returns what a graph of decode steps of this shape captures: a function that enqueues a run. The graph
   /// keeps it for as long as it may be launched. Throws StepError.
   [[nodiscard]] virtual std::function<void(Stream&)> make_graph_work(const RunShape& shape) = 0;
+  /// Enqueues the search for the `count` highest logits of rows [first_row, first_row + rows) of the run
+  /// before. Writes the summaries of `rows` rows and [rows, count] logits to the beginning of their arrays.
+  /// Called only with GpuModelDescription::finds_highest_logits. Throws StepError.
+  virtual void find_highest(std::int32_t first_row, std::int32_t rows, std::int32_t count, Stream& stream);
 };
 
 }  // namespace adaptrt

@@ -45,6 +45,8 @@ struct GpuModelDescription {
   LoraLayout lora;
   /// True if the model writes GpuModelArrays::best_tokens.
   bool finds_best_tokens = false;
+  /// True if the model has find_highest().
+  bool finds_highest_logits = false;
   /// True if the model does less work in runs without RunShape::has_adapters.
   bool skips_unused_adapters = false;
   /// True if the model reads StepPlaces::adapter_offsets, and adapters may begin at a position of a sequence.

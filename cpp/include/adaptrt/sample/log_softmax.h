@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <span>
 
+#include "adaptrt/core/highest_logits.h"
+
 namespace adaptrt {
 
 struct TokenLogProb {
@@ -21,7 +23,13 @@ class LogSoftmax {
   explicit LogSoftmax(std::span<const float> logits);
   /// The same for logits that are known to be valid, with the maximum `max`.
   LogSoftmax(std::span<const float> logits, float max);
+  /// The same for a row of which only facts are known, so that only log_prob_of() may be called.
+  explicit LogSoftmax(const RowSummary& row);
 
+  /// Returns -infinity for that logit.
+  [[nodiscard]] float log_prob_of(float logit) const {
+    return static_cast<float>(double{logit} - double{max_} - log_sum_);
+  }
   /// Returns -infinity for a token with that logit.
   [[nodiscard]] float log_prob(std::int32_t token_id) const;
   /// Writes log_prob() of every token: one value per logit.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "adaptrt/core/error.h"
+#include "adaptrt/core/highest_logits.h"
 #include "adaptrt/sample/log_softmax.h"
 #include "adaptrt/sample/sampling_config.h"
 
@@ -47,10 +48,10 @@ class SamplerState {
   [[nodiscard]] const SamplingParams& params() const { return params_; }
   [[nodiscard]] const TokenConstraints& constraints() const { return constraints_; }
 
-  /// True if Sampler::sample() without RowChanges returns the highest logit of the engine's row after
-  /// `num_tokens` prompt and generated tokens. It then needs nothing else of the row and changes no state,
-  /// and this also holds for all later tokens.
-  [[nodiscard]] bool takes_best_token(std::size_t num_tokens) const;
+  /// Returns how many of the highest logits of the engine's row Sampler::sample() without RowChanges needs
+  /// after `num_tokens` prompt and generated tokens; nullopt if it needs the whole row. If it needs one, the
+  /// token is that logit's, and no state changes. Later tokens need at most as many.
+  [[nodiscard]] std::optional<std::int32_t> num_highest_needed(std::size_t num_tokens) const;
 
   /// Copies the state of `other`, a sampler of the same request with different tokens. Allocates nothing.
   void follow(const SamplerState& other);
@@ -131,6 +132,12 @@ class Sampler {
                                     std::span<const std::int32_t> tokens, bool want_log_prob,
                                     std::span<TokenLogProb> most_likely = {}, const RowChanges& changes = {});
 
+  /// The same without RowChanges, from the highest logits of the row. It has at least
+  /// num_highest_needed() of them or all, and at least as many as `most_likely`.
+  [[nodiscard]] SampledToken sample(SamplerState& state, const HighestLogits& row,
+                                    std::span<const std::int32_t> tokens, bool want_log_prob,
+                                    std::span<TokenLogProb> most_likely = {});
+
   /// For beam search: fills `best` with the tokens of the highest scores after `tokens`, best first, equal
   /// scores ordered by id. Returns their number, which is smaller than `best` if the other tokens are
   /// forbidden. As in transformers' beam search, the score is the log prob after sample()'s processing of
@@ -168,6 +175,12 @@ class Sampler {
     float max = 0.0F;
     float min = 0.0F;  // minimum of the finite logits
   };
+  /// Logits of the tokens that have passed the filters so far, ordered by id; of all tokens if `ids` is
+  /// empty.
+  struct Remaining {
+    std::span<const float> values;
+    std::span<const std::int32_t> ids = {};
+  };
   /// Tokens that pass the filters, as views of the scratch memory; all tokens if `ids` is empty.
   struct Candidates {
     std::span<const std::int32_t> ids;
@@ -189,6 +202,17 @@ class Sampler {
   /// Forbids all tokens except `allowed` in a row of processed_.
   void forbid_all_but(std::span<const std::uint32_t> allowed, std::span<float> row);
   [[nodiscard]] Candidates filter(const SamplingParams& params, double top_p, const ProcessedRow& row);
+  /// The filters after top_k.
+  [[nodiscard]] Candidates filter_by_probability(const SamplingParams& params, double top_p,
+                                                 const Buckets& buckets, Remaining remaining);
+  /// Keeps those of `remaining` for which keep(i) is true, and their weights. The result is in scratch
+  /// memory, where `remaining` may be, too. It keeps the order of ids, so that equal values are still ordered
+  /// by id.
+  template <typename Keep>
+  [[nodiscard]] Remaining keep_if(const Remaining& remaining, const Keep& keep);
+  [[nodiscard]] Remaining keep_up_to(const Remaining& remaining, const Place& last);
+  [[nodiscard]] static std::int32_t draw(const SamplerState& state, const Candidates& candidates,
+                                         std::size_t num_tokens);
   [[nodiscard]] Place place_of_rank(std::span<const float> values, const Buckets& buckets, std::int64_t rank);
   [[nodiscard]] Place place_of_share(std::span<const float> values, std::span<const float> weights,
                                      const Buckets& buckets, double share);
@@ -199,6 +223,7 @@ class Sampler {
 
   std::int64_t vocab_size_;
   std::vector<TokenLogProb> highest_;  // scratch of score_tokens()
+  std::vector<TokenLogit> by_token_;   // highest logits, ordered by token
   // Scratch memory, with the size of the largest row:
   std::vector<float> processed_;  // logits after the constraints
   std::vector<float> values_;     // logits of the remaining tokens, ordered by id

@@ -26,6 +26,7 @@ set(ADAPTRT_CUDA_ROW_SOURCES
     rows/embedding.cu
     rows/finish.cu
     rows/finish_logits.cu
+    rows/find_highest.cu
     rows/gated_add.cu
     rows/head_norms.cu
     rows/layer_norm.cu

@@ -131,6 +131,17 @@ inline std::uint32_t __float_as_uint(float value) {
   return std::bit_cast<std::uint32_t>(value);
 }
 
+// Without contraction, a host's operations are rounded to nearest too.
+inline float __fmul_rn(float x, float y) {
+  return x * y;
+}
+inline float __fadd_rn(float x, float y) {
+  return x + y;
+}
+inline float __fsub_rn(float x, float y) {
+  return x - y;
+}
+
 // A GPU's results of these differ by a few units in the last place.
 inline float __expf(float x) {
   return std::exp(x);

@@ -1,14 +1,14 @@
 #include <cstdint>
-#include <limits>
 
 #include "adaptrt/cuda/row_kernels.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/rows/checks.h"
+#include "cuda/kernels/rows/row_values.h"
 
 namespace adaptrt::cuda {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+using rows::kInfinity;
 
 /// The best token so far. If a value is NaN or +infinity, the value is +infinity and the index
 /// kUnusableLogits, which wins over all other ones.
@@ -32,7 +32,7 @@ struct Best {
   }
 };
 
-/// One block per row. kWidth: floats of a load, 4, or 1 if the width is not a multiple of 4.
+/// One block per row. kWidth: see RowValues.
 template <int kWidth>
 class BestTokensRows {
  public:
@@ -40,24 +40,18 @@ class BestTokensRows {
   static constexpr int kThreads = 1024;
   static constexpr int kBlocksPerMultiprocessor = 1;
   static constexpr int kWarps = kThreads / kWarpSize;
+  static_assert(kWarps == kWarpSize, "one warp takes the results of all warps");
   static constexpr std::size_t kSharedBytes = kWarps * sizeof(Best);
 
   __device__ static void run(const BestTokens& work) {
     allow_next_kernel();
     wait_for_previous_kernel();
     const float* row = work.logits + static_cast<std::int64_t>(blockIdx.x) * work.width;
-    const auto loads = static_cast<std::int32_t>(work.width / kWidth);
     const auto thread = static_cast<std::int32_t>(threadIdx.x);
     Best best{-kInfinity, kEveryTokenForbidden};
-    for (std::int32_t first = thread; first < loads; first += kLoads * kThreads) {
-      // These loads are in flight together.
-      Values values[kLoads];
-      ADAPTRT_UNROLL
-      for (int load = 0; load < kLoads; ++load)
-        values[load] = load_values(row, first + load * kThreads, loads);
-      ADAPTRT_UNROLL
-      for (int load = 0; load < kLoads; ++load) take(&best, values[load], first + load * kThreads);
-    }
+    constexpr int kLoads = 8;
+    rows::RowValues<kThreads, kWidth, kLoads>(row, work.width)
+        .for_each([&best](float value, std::int32_t at) { best.take_later(value, at); });
     auto* shared = reinterpret_cast<Best*>(shared_memory());
     best.take_from_warp();
     if (thread % kWarpSize == 0) shared[thread / kWarpSize] = best;
@@ -66,28 +60,6 @@ class BestTokensRows {
     best = shared[thread];
     best.take_from_warp();
     if (thread == 0) work.tokens[blockIdx.x] = best.index;
-  }
-
- private:
-  static_assert(kWarps == kWarpSize, "one warp takes the results of all warps");
-  static constexpr int kLoads = 8;
-
-  struct alignas(kWidth * sizeof(float)) Values {
-    float values[kWidth];
-  };
-
-  /// Values that are not larger than any, from the end of the row on.
-  __device__ static Values load_values(const float* row, std::int32_t i, std::int32_t loads) {
-    if (i < loads) return reinterpret_cast<const Values*>(row)[i];
-    Values none;
-    ADAPTRT_UNROLL
-    for (int k = 0; k < kWidth; ++k) none.values[k] = -kInfinity;
-    return none;
-  }
-
-  __device__ static void take(Best* best, const Values& values, std::int32_t i) {
-    ADAPTRT_UNROLL
-    for (int k = 0; k < kWidth; ++k) best->take_later(values.values[k], i * kWidth + k);
   }
 };
 

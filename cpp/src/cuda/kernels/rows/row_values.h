@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "cuda/kernels/platform.h"
+
+namespace adaptrt::cuda::rows {
+
+inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+/// The float32 values of a row, distributed over the threads of a block. kWidth: floats of a load, 4, or 1 if
+/// the row's address or width is not a multiple of 4. kLoads: loads that are in flight together.
+template <int kThreads, int kWidth, int kLoads>
+class RowValues {
+ public:
+  __device__ RowValues(const float* row, std::int64_t width)
+      : row_(row), loads_(static_cast<std::int32_t>(width / kWidth)) {}
+
+  /// Calls function(value, index) for each of this thread's values, with ascending indices. Some calls have
+  /// -infinity and an index beyond the row.
+  template <typename Function>
+  __device__ void for_each(const Function& function) const {
+    for (auto first = static_cast<std::int32_t>(threadIdx.x); first < loads_; first += kLoads * kThreads) {
+      Values values[kLoads];
+      ADAPTRT_UNROLL
+      for (int load = 0; load < kLoads; ++load) values[load] = load_values(first + load * kThreads);
+      ADAPTRT_UNROLL
+      for (int load = 0; load < kLoads; ++load) {
+        ADAPTRT_UNROLL
+        for (int k = 0; k < kWidth; ++k) {
+          function(values[load].values[k], (first + load * kThreads) * kWidth + k);
+        }
+      }
+    }
+  }
+
+ private:
+  struct alignas(kWidth * sizeof(float)) Values {
+    float values[kWidth];
+  };
+
+  __device__ Values load_values(std::int32_t i) const {
+    if (i < loads_) return reinterpret_cast<const Values*>(row_)[i];
+    Values none;
+    ADAPTRT_UNROLL
+    for (int k = 0; k < kWidth; ++k) none.values[k] = -kInfinity;
+    return none;
+  }
+
+  const float* row_;
+  std::int32_t loads_;
+};
+
+}  // namespace adaptrt::cuda::rows
