@@ -24,6 +24,8 @@ class CudaEngine(CompiledEngine):
 
     device_index: int = 0
     """Number of the GPU that runs it."""
+    weight_memory: int = 0
+    """Bytes that weights may take on the GPU; layers that do not fit are copied there ahead of use. 0: no limit."""
 
     def base_weights(self) -> EngineBase:
         """Returns the weights in the engine file."""
@@ -35,12 +37,7 @@ class CudaEngine(CompiledEngine):
 
     def with_weight_memory(self, num_bytes: int | None) -> CudaEngine:
         """See LoadedEngine.with_weight_memory."""
-        if num_bytes:
-            raise ConfigError(
-                f"weight_memory is {num_bytes}; accepted: None and 0, {self.directory} is a CUDA engine, all of whose "
-                "weights are on the GPU"
-            )
-        return self
+        return self if num_bytes is None else replace(self, weight_memory=num_bytes)
 
     def with_device(self, index: int | None) -> CudaEngine:
         """See LoadedEngine.with_device."""
@@ -50,14 +47,15 @@ class CudaEngine(CompiledEngine):
         """Starts the engine on its GPU.
 
         Raises ConfigError for kernels of the CPU, if this install or this machine cannot run CUDA engines, if there is
-        no such GPU, and if it has too little memory.
+        no such GPU, if it has too little memory, and for a weight_memory that is too small.
         """
         if config.kernels:
             raise ConfigError(
                 f"{self.directory}: kernels is '{config.kernels}'; expected '': a CUDA engine runs on a GPU"
             )
         cuda = import_cuda(str(self.directory))
-        engine: _core.Engine = cuda.CudaEngine(self.program, cuda.CudaDevice(self.device_index))
+        device = cuda.CudaDevice(self.device_index)
+        engine: _core.Engine = cuda.CudaEngine(self.program, device, weight_memory=self.weight_memory)
         return engine
 
 
@@ -77,4 +75,5 @@ def cuda_engine_in_memory(subject: Path, config: EngineConfig, engine: bytes | b
 
 def _checked(directory: Path, config: EngineConfig, storage: EngineFile, adapters: Mapping[str, Path]) -> CudaEngine:
     program = checked_program(directory, config, storage)
-    return CudaEngine(directory, config, adapters, program, storage)
+    weight_memory = config.build_config.weight_memory or 0
+    return CudaEngine(directory, config, adapters, program, storage, weight_memory=weight_memory)

@@ -85,8 +85,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--weight_memory", type=byte_size, metavar="SIZE",
         help="maximum memory for weights, such as 4GiB, unless the executor sets another one; weights that do not "
-        "fit are read from the engine file when they are used (ReLU-gated MLPs: only the active neurons); "
-        f"needs backend {NATIVE} (default: all weights are mapped)",
+        "fit are read from the engine file when they are used (ReLU-gated MLPs: only the active neurons), or, for a "
+        "GPU, copied there from host memory (default: all weights are mapped, or on the GPU)",
     )  # fmt: skip
     output.add_argument(
         "--usage_text", type=Path, metavar="FILE",

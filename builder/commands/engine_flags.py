@@ -51,7 +51,8 @@ def add_weight_memory(group: Any) -> None:
     group.add_argument(
         "--weight_memory", type=weight_memory, metavar="SIZE",
         help="maximum memory for weights, such as 4GiB or all; weights that do not fit are read from the engine "
-        "file when they are used (default: the engine's own setting; 0: all weights are mapped)",
+        "file when they are used, or, for a GPU, copied there from host memory (default: the engine's own setting; "
+        "0: all weights are mapped, or on the GPU)",
     )  # fmt: skip
 
 

@@ -286,8 +286,6 @@ def _weight_memory_problems(config: BuildConfig, checkpoint: CheckpointConfig) -
         found.append(f"weight_memory is {config.weight_memory}; it must be at least 1")
     if config.weight_memory > MOST_WEIGHT_MEMORY:
         found.append(f"weight_memory is {config.weight_memory}; it must be at most {MOST_WEIGHT_MEMORY}")
-    if config.backend == CUDA:
-        found.append(f"weight_memory needs backend {NATIVE} or {TENSORRT}")
     if config.tensorrt_config is not None and config.tensorrt_config.weights == EXTERNAL:
         found.append(
             f"weight_memory needs weights {CONSTANTS}: TensorRT streams the constants of a plan, but not its inputs"

@@ -105,7 +105,7 @@ class CudaServed(CudaEngine):
     def start(self, config: adaptrt.ExecutorConfig, *, beside: _core.Engine | None = None) -> _core.Engine:
         """Makes an engine on a new device."""
         assert self.machine is not None
-        return start_engine(self.machine, self.program, cuda_graphs=self.cuda_graphs)
+        return start_engine(self.machine, self.program, cuda_graphs=self.cuda_graphs, weight_memory=self.weight_memory)
 
 
 class Case:
@@ -320,11 +320,51 @@ def _bit_checks(case: Case, plan: Plan) -> Iterator[Check]:
     yield Check(f"{case.name}: requests were preempted", paused > 0, f"at most {paused} at a time")
     yield _same(f"{case.name}: bits after preemption", roomy, pressed)
     yield from _reuse_checks(case, plan)
+    yield from _streaming_checks(case, plan)
+    yield _selection_check(case, plan)
     # The last chunk has one token, or two: in the other step, a token of another request is computed too.
     long = case.model.ask((case.model.sizes.max_num_tokens + 1, None, 4), seed=31)
     whole, _ = case.answers(case.cuda, case.config(), [long])
     chunked, _ = case.answers(case.cuda, case.config(), [[*case.model.ask((1, None, 2), seed=32), *long]])
     yield _same(f"{case.name}: bits of a prompt whose last chunk has one token", whole, chunked[1:])
+
+
+def _streaming_checks(case: Case, plan: Plan) -> Iterator[Check]:
+    """Checks layers that are copied to the device ahead of use."""
+    if case.model.spec.num_hidden_layers <= 2:  # they all fit where two of them fit
+        return
+    expected, _ = case.answers(case.cuda, case.config(), [plan.measured])
+    try:
+        case.answers(case.cuda, case.config(weight_memory=1), [])
+    except ConfigError as error:
+        least = int(str(error).split("expected at least ")[1].split(":")[0])
+    else:
+        yield Check(f"{case.name}: a weight_memory of one byte", False, "it was accepted")
+        return
+    limited, _ = case.answers(case.cuda, case.config(weight_memory=least), [plan.measured])
+    yield _same(f"{case.name}: bits with layers copied ahead of use", expected, limited)
+
+
+def _selection_check(case: Case, plan: Plan) -> Check:
+    """Checks that tokens and log probs from highest logits are those from whole rows."""
+    sampling = [{}, {"top_k": 50, "temperature": 1.5}, {"top_k": 128, "top_p": 0.9, "temperature": 2.0}]
+    found = []
+    with adaptrt.Executor(case.cuda, adaptrt.ModelType.DECODER_ONLY, case.config()) as executor:
+        for with_logits in (True, False):
+            ids = [
+                executor.enqueue_request(
+                    make_request(
+                        asked.prompt,
+                        asked.max_tokens,
+                        with_logits=with_logits,
+                        sampling_config=adaptrt.SamplingConfig(**sampling[number % len(sampling)], seed=number),
+                    )
+                )
+                for number, asked in enumerate(plan.measured)
+            ]
+            found.append([collect(executor, request_id) for request_id in ids])
+    different = [n for n, (row, other) in enumerate(zip(*found, strict=True)) if not row.same_log_probs(other)]
+    return Check(f"{case.name}: tokens from highest logits", not different, f"different: {different}")
 
 
 def _reuse_checks(case: Case, plan: Plan) -> Iterator[Check]:

@@ -4,9 +4,10 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <utility>
 
-#include "device_weights.h"
 #include "row_ops.h"
+#include "weight_sections.h"
 
 namespace adaptrt {
 
@@ -16,16 +17,41 @@ void CudaModel::load(const StepArrays& step_arrays, const GpuModelArrays& arrays
   step_memory_ = arrays.step_memory;
   memory_.emplace(program_, arrays, device);
   pools_.resize(static_cast<std::size_t>(program_.num_layers));
-  DeviceWeights weights(device, stream);
-  ops_ = lower(program_, *memory_, pools_, weights);
+  ops_ = load_weights(device, stream).ops;
   ops_.push_back(make_best_tokens(program_, *memory_, arrays.best_tokens));
   find_highest_ = {.width = program_.vocab_size,
                    .stride = program_.logits_width(),
                    .logits = reinterpret_cast<const float*>(arrays.logits),
                    .summaries = arrays.summaries,
                    .highest = arrays.highest};
-  weights.finish();
-  weights_ = weights.take();
+}
+
+LoweredProgram CudaModel::load_weights(Device& device, Stream& stream) {
+  ResidentWeights resident(device, stream);
+  const auto finish = [&](LoweredProgram lowered) {
+    resident.finish();
+    weights_ = resident.take();
+    return lowered;
+  };
+  if (weight_memory_ == 0) return finish(lower(program_, *memory_, pools_, resident));
+  MeasuredWeights measured;
+  static_cast<void>(lower(program_, *memory_, pools_, measured));
+  const WeightSizes& sizes = measured.sizes();
+  const std::vector<bool> is_streamed = streamed_sections(sizes, weight_memory_);
+  std::vector<std::size_t> section_bytes;
+  for (std::size_t i = 0; i < is_streamed.size(); ++i) {
+    if (is_streamed[i]) section_bytes.push_back(sizes.sections[i]);
+  }
+  if (section_bytes.empty()) return finish(lower(program_, *memory_, pools_, resident));
+  ring_.emplace(device, section_bytes);
+  StreamedWeights weights(is_streamed, resident, *ring_);
+  LoweredProgram lowered = lower(program_, *memory_, pools_, weights);
+  for (std::size_t i = 0; i < is_streamed.size(); ++i) {
+    if (is_streamed[i]) {
+      streamed_.push_back({.begin = lowered.sections[i], .end = lowered.sections[i + 1]});
+    }
+  }
+  return finish(std::move(lowered));
 }
 
 void CudaModel::set_kv_pools(std::span<const DeviceArray> pools) {
@@ -48,7 +74,7 @@ void CudaModel::find_highest(std::int32_t first_row, std::int32_t rows, std::int
   cuda::enqueue(work, stream.handle());
 }
 
-void CudaModel::enqueue(const RunShape& shape, Stream& stream) const {
+void CudaModel::enqueue(const RunShape& shape, Stream& stream) {
   const StepPlaces places = step_arrays_->places(shape);
   const auto at = [this](const StepArray& array) {
     return reinterpret_cast<const std::int32_t*>(step_memory_ + array.offset);
@@ -69,7 +95,17 @@ void CudaModel::enqueue(const RunShape& shape, Stream& stream) const {
                     .row_adapter_slots = at_optional(places.row_adapter_slots),
                     .row_adapter_offsets = at_optional(places.row_adapter_offsets),
                     .stream = stream.handle()};
-  for (const auto& op : ops_) op->enqueue(run);
+  std::size_t next = 0;
+  const auto enqueue_until = [&](std::size_t end) {
+    for (; next < end; ++next) ops_[next]->enqueue(run);
+  };
+  for (std::size_t section = 0; section < streamed_.size(); ++section) {
+    enqueue_until(streamed_[section].begin);
+    ring_->begin(section, stream);
+    enqueue_until(streamed_[section].end);
+    ring_->end(section, stream);
+  }
+  enqueue_until(ops_.size());
 }
 
 GpuModelDescription describe(const Program& program) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -14,6 +15,7 @@
 #include "cuda_memory.h"
 #include "cuda_op.h"
 #include "lowering.h"
+#include "weight_ring.h"
 
 namespace adaptrt {
 
@@ -21,19 +23,31 @@ namespace adaptrt {
 class CudaModel final : public GpuModel {
  public:
   /// `program` must be valid and without problems_on_cuda(). Its weights are read by load() only.
-  explicit CudaModel(const Program& program) : program_(program) {}
+  /// `weight_memory`: see make_cuda_engine.
+  CudaModel(const Program& program, std::size_t weight_memory)
+      : program_(program), weight_memory_(weight_memory) {}
 
   void load(const StepArrays& step_arrays, const GpuModelArrays& arrays, Device& device,
             Stream& stream) override;
   void set_kv_pools(std::span<const DeviceArray> pools) override;
   void run(GpuStepKind kind, const RunShape& shape, Stream& stream) override;
   [[nodiscard]] std::function<void(Stream&)> make_graph_work(const RunShape& shape) override;
+  [[nodiscard]] bool can_be_captured() const override { return !ring_; }
   void find_highest(std::int32_t first_row, std::int32_t rows, std::int32_t count, Stream& stream) override;
 
  private:
-  void enqueue(const RunShape& shape, Stream& stream) const;
+  void enqueue(const RunShape& shape, Stream& stream);
+  /// Lowers the program, with its weights on the device and in the ring.
+  [[nodiscard]] LoweredProgram load_weights(Device& device, Stream& stream);
+
+  /// Ops whose weights are a section of the ring.
+  struct StreamedOps {
+    std::size_t begin = 0;
+    std::size_t end = 0;
+  };
 
   Program program_;
+  std::size_t weight_memory_;
   const StepArrays* step_arrays_ = nullptr;
   const std::byte* step_memory_ = nullptr;
   cuda::FindHighest find_highest_;  ///< for all rows of logits
@@ -41,6 +55,8 @@ class CudaModel final : public GpuModel {
   KvPoolAddresses pools_;
   std::vector<Allocation> weights_;
   CudaOps ops_;
+  std::vector<StreamedOps> streamed_;
+  std::optional<WeightRing> ring_;
 };
 
 /// Returns the sizes of a program's model, from which the engine's session follows.

@@ -40,7 +40,7 @@ std::size_t bytes_of_padding(std::int64_t rows, const PanelMatrix& matrix) {
 
 }  // namespace
 
-DeviceWeights::DeviceWeights(Device& device, Stream& stream, std::size_t staging_bytes)
+ResidentWeights::ResidentWeights(Device& device, Stream& stream, std::size_t staging_bytes)
     : device_(device), stream_(stream), copies_(device, stream, staging_bytes) {}
 
 const void* DeviceWeights::matrices(std::span<const LinearPart> parts) {
@@ -82,20 +82,19 @@ const float* DeviceWeights::vector(const VectorView& vector) {
 
 const float* DeviceWeights::biases(std::span<const LinearPart> parts) {
   if (std::ranges::all_of(parts, [](const LinearPart& part) { return part.bias.size == 0; })) return nullptr;
-  std::size_t elements = 0;
-  for (const LinearPart& part : parts) elements += static_cast<std::size_t>(part.weight.n);
-  Allocation memory = device_.allocate(elements * sizeof(float));
-  stream_.fill_zero(memory.data(), memory.bytes());
-  std::byte* next = memory.data();
+  std::int64_t widest = 0;
+  for (const LinearPart& part : parts) widest = std::max(widest, part.weight.n);
+  const std::vector<float> zeros(static_cast<std::size_t>(widest));
+  std::vector<Piece> pieces;
   for (const LinearPart& part : parts) {
-    copies_.copy(next, bytes_of(part.bias));
-    next += static_cast<std::size_t>(part.weight.n) * sizeof(float);
+    pieces.push_back(part.bias.size > 0
+                         ? bytes_of(part.bias)
+                         : std::as_bytes(std::span(zeros).first(static_cast<std::size_t>(part.weight.n))));
   }
-  memory_.push_back(std::move(memory));
-  return reinterpret_cast<const float*>(memory_.back().data());
+  return reinterpret_cast<const float*>(copy(pieces, 0));
 }
 
-const std::byte* DeviceWeights::copy(std::span<const Piece> pieces, std::size_t padding) {
+const std::byte* ResidentWeights::copy(std::span<const Piece> pieces, std::size_t padding) {
   std::vector<std::pair<const std::byte*, std::size_t>> key;
   std::size_t bytes = 0;
   for (const Piece& piece : pieces) {

@@ -22,12 +22,20 @@ struct QuantizedMatrices {
   const std::uint8_t* zeros = nullptr;  ///< nullptr without zero points
 };
 
-/// Copies of weights on the device. A weight that two ops share is copied once. Errors are those of
-/// Device::allocate and Stream.
+/// Number of a section of a program; see lower().
+inline constexpr std::int32_t kNoSection = -1;
+
+/// Addresses of weights on the device, for the ops that read them. Errors are those of Device::allocate and
+/// Stream.
 class DeviceWeights {
  public:
-  /// staging_bytes: see StagedCopies.
-  DeviceWeights(Device& device, Stream& stream, std::size_t staging_bytes = StagedCopies::kHalfBytes);
+  DeviceWeights() = default;
+  DeviceWeights(const DeviceWeights&) = delete;
+  DeviceWeights& operator=(const DeviceWeights&) = delete;
+  virtual ~DeviceWeights() = default;
+
+  /// From now on, weights are of ops of this section; kNoSection at first.
+  virtual void enter(std::int32_t /*section*/) {}
 
   /// Returns the matrices [n, k] of a linear layer's parts, one below the other, as one matrix, and then the
   /// rows of zeros of padded_rows().
@@ -41,16 +49,31 @@ class DeviceWeights {
   /// Returns the parts' biases, one behind the other, with zeros for parts without; nullptr if none has any.
   [[nodiscard]] const float* biases(std::span<const LinearPart> parts);
 
+  /// Bytes on the host. Only those of weights stay there; others are zeros.
+  using Piece = std::span<const std::byte>;
+
+ private:
+  /// Places pieces one behind the other, and `padding` bytes of zeros behind them. Returns their address on
+  /// the device.
+  [[nodiscard]] virtual const std::byte* copy(std::span<const Piece> pieces, std::size_t padding) = 0;
+};
+
+/// Copies weights to the device, where they stay. A weight that two ops share is copied once.
+class ResidentWeights final : public DeviceWeights {
+ public:
+  /// staging_bytes: see StagedCopies.
+  ResidentWeights(Device& device, Stream& stream, std::size_t staging_bytes = StagedCopies::kHalfBytes);
+
+  [[nodiscard]] const std::byte* place(std::span<const Piece> pieces, std::size_t padding) {
+    return copy(pieces, padding);
+  }
   /// Waits until all copies are complete, and frees the staging memory.
   void finish() { copies_.finish(); }
   /// Moves the copies out. Call finish() first.
   [[nodiscard]] std::vector<Allocation> take() { return std::move(memory_); }
 
  private:
-  using Piece = std::span<const std::byte>;
-
-  /// Copies pieces one behind the other, and `padding` bytes of zeros behind them.
-  [[nodiscard]] const std::byte* copy(std::span<const Piece> pieces, std::size_t padding);
+  [[nodiscard]] const std::byte* copy(std::span<const Piece> pieces, std::size_t padding) override;
 
   Device& device_;
   Stream& stream_;

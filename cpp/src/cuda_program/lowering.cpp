@@ -1,6 +1,9 @@
 #include "lowering.h"
 
+#include <cstddef>
+#include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "adaptrt/core/error.h"
 #include "adaptrt/program/op_buffers.h"
@@ -18,11 +21,13 @@ class Lowering {
            DeviceWeights& weights)
       : program_(program), memory_(memory), pools_(pools), weights_(weights) {}
 
-  CudaOps run() {
+  LoweredProgram run() {
     for (const Op& op : program_.body) lower_one(op);
+    weights_.enter(kNoSection);
+    sections_.push_back(ops_.size());
     is_head_ = true;
     for (const Op& op : program_.head) lower_one(op);
-    return std::move(ops_);
+    return {.ops = std::move(ops_), .sections = std::move(sections_)};
   }
 
  private:
@@ -46,6 +51,8 @@ class Lowering {
   void lower_one(const ExpertsOp& op) { ops_.push_back(make_experts(op, program_, memory_, weights_)); }
   void lower_one(const GatedAddOp& op) { ops_.push_back(make_gated_add(op, program_, memory_)); }
   void lower_one(const AttentionOp& op) {
+    weights_.enter(static_cast<std::int32_t>(sections_.size()));
+    sections_.push_back(ops_.size());
     ops_.push_back(make_attention(op, program_, memory_, pools_, weights_));
   }
 
@@ -103,6 +110,7 @@ class Lowering {
   const KvPoolAddresses& pools_;
   DeviceWeights& weights_;
   CudaOps ops_;
+  std::vector<std::size_t> sections_;
   bool is_head_ = false;
   /// The residual stream to which memory.addend() is to be added.
   BufferId waiting_ = kNoBuffer;
@@ -110,8 +118,8 @@ class Lowering {
 
 }  // namespace
 
-CudaOps lower(const Program& program, const CudaMemory& memory, const KvPoolAddresses& pools,
-              DeviceWeights& weights) {
+LoweredProgram lower(const Program& program, const CudaMemory& memory, const KvPoolAddresses& pools,
+                     DeviceWeights& weights) {
   return Lowering(program, memory, pools, weights).run();
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
-#include <span>
+#include <cstddef>
+#include <vector>
 
 #include "adaptrt/gpu/gpu_model.h"
 #include "adaptrt/program/program.h"
@@ -13,13 +14,23 @@ namespace adaptrt {
 /// KV pool of each layer: [blocks, 2, kv_heads, tokens_per_block, head_dim]. Filled before the first run.
 using KvPoolAddresses = std::vector<std::byte*>;
 
+/// The ops of a program, in order of execution.
+struct LoweredProgram {
+  CudaOps ops;
+  /// First op of each section, and the end of the last one.
+  std::vector<std::size_t> sections;
+};
+
 /// Makes the ops of a program, in order of execution, and copies their weights to the device. `memory` and
 /// `pools` must outlive the ops.
 ///
 /// The output of a linear layer that is added to a residual stream is kept in memory.addend() until the next
 /// op that reads the stream, or the next such layer. A norm adds it itself, which saves one pass over the
 /// stream.
-[[nodiscard]] CudaOps lower(const Program& program, const CudaMemory& memory, const KvPoolAddresses& pools,
-                            DeviceWeights& weights);
+///
+/// A section begins with each attention of the body, and the last one ends with the body. The weights of
+/// other ops belong to no section.
+[[nodiscard]] LoweredProgram lower(const Program& program, const CudaMemory& memory,
+                                   const KvPoolAddresses& pools, DeviceWeights& weights);
 
 }  // namespace adaptrt

@@ -53,6 +53,7 @@ class GpuEngine final : public Engine {
     }
     if (table_) arrays.adapters = table_->arrays();
     model_->load(arrays_, arrays, *device_, *stream_);
+    options_.cuda_graphs = options_.cuda_graphs && model_->can_be_captured();
     stream_->synchronize();
     info_ = description_.engine_info(kv_pools_.block_bytes());
   }

@@ -284,6 +284,39 @@ BOOST_AUTO_TEST_CASE(graphs_change_no_bit) {
   }
 }
 
+BOOST_AUTO_TEST_CASE(streamed_layers_change_no_bit) {
+  ModelOptions options = small_model(DType::kBFloat16);
+  options.num_layers = 5;
+  options.biases = true;
+  Pair resident(options);
+  std::size_t free_bytes = 0;
+  for (const std::size_t weight_memory : {250'000U, 130'000U, 90'000U}) {
+    BOOST_TEST_INFO_SCOPE("weight_memory " << weight_memory);
+    RandomModel model(options);
+    RowsOfModel rows(model);
+    const auto device = std::make_shared<HostDevice>(std::size_t{1} << 32, StreamTime::kLate);
+    const auto engine = make_cuda_engine(rows.program, device, {}, weight_memory);
+    engine->allocate_kv_blocks(kNumBlocks);
+    // A smaller limit leaves more of the device free.
+    BOOST_TEST(device->memory().free_bytes > free_bytes);
+    free_bytes = device->memory().free_bytes;
+    const std::int64_t before = device->calls("wait");
+    for (const auto& [first, count] : {std::pair{0, 20}, {20, 1}, {21, 1}}) {
+      const std::vector<Piece> pieces{piece_of(0, first, count, nullptr), piece_of(1, first, 1, nullptr)};
+      BOOST_TEST(logits_of_pieces(*engine, pieces) == logits_of_pieces(*resident.gpu, pieces),
+                 boost::test_tools::per_element());
+    }
+    BOOST_TEST((device->calls("wait") > before) == (weight_memory < 250'000U));
+  }
+  RandomModel model(options);
+  RowsOfModel rows(model);
+  BOOST_CHECK_EXCEPTION(
+      static_cast<void>(make_cuda_engine(rows.program, std::make_shared<HostDevice>(), {}, 40'000)),
+      ConfigError, [](const ConfigError& error) {
+        return std::string(error.what()).find("weight_memory is 40000; expected at least ") == 0;
+      });
+}
+
 BOOST_AUTO_TEST_CASE(best_tokens_are_those_of_the_logits) {
   Pair pair(small_model(DType::kFloat16));
   const std::vector<Piece> pieces{piece_of(0, 0, 12, nullptr), piece_of(1, 0, 4, nullptr)};

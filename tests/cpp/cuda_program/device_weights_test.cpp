@@ -32,7 +32,7 @@ BOOST_AUTO_TEST_SUITE(device_weights)
 BOOST_AUTO_TEST_CASE(weights_are_copied_in_pieces) {
   HostDevice device(std::size_t{1} << 20, StreamTime::kLate);
   const auto stream = device.make_stream();
-  DeviceWeights weights(device, *stream, 16);
+  ResidentWeights weights(device, *stream, 16);
   std::vector<std::uint16_t> first(3 * 8);
   std::vector<std::uint16_t> second(2 * 8);
   std::iota(first.begin(), first.end(), std::uint16_t{1});
@@ -61,7 +61,7 @@ BOOST_AUTO_TEST_CASE(weights_are_copied_in_pieces) {
 BOOST_AUTO_TEST_CASE(matrices_end_with_rows_of_zeros) {
   HostDevice device(std::size_t{1} << 20);
   const auto stream = device.make_stream();
-  DeviceWeights weights(device, *stream, 16);
+  ResidentWeights weights(device, *stream, 16);
   std::vector<std::uint16_t> values(9 * 8);
   std::iota(values.begin(), values.end(), std::uint16_t{1});
   const std::vector<LinearPart> head{{matrix_of(values, 9, 8), {}}};
@@ -76,7 +76,7 @@ BOOST_AUTO_TEST_CASE(matrices_end_with_rows_of_zeros) {
 BOOST_AUTO_TEST_CASE(quantised_parts_are_joined) {
   HostDevice device(std::size_t{1} << 20);
   const auto stream = device.make_stream();
-  DeviceWeights weights(device, *stream, 16);
+  ResidentWeights weights(device, *stream, 16);
   // [n][k / 2] integers, [n][2] scales, [n][2] zero points, for k of 32 in groups of 16.
   const auto bytes_of = [](std::int64_t n, int first) {
     std::vector<std::byte> bytes;
@@ -127,7 +127,7 @@ BOOST_AUTO_TEST_CASE(quantised_parts_are_joined) {
 BOOST_AUTO_TEST_CASE(there_may_be_no_bias_and_no_vector) {
   HostDevice device(std::size_t{1} << 20);
   const auto stream = device.make_stream();
-  DeviceWeights weights(device, *stream, 16);
+  ResidentWeights weights(device, *stream, 16);
   const std::vector<std::uint16_t> values(8);
   const std::vector<LinearPart> parts{{matrix_of(values, 1, 8), {}}};
   BOOST_TEST(weights.biases(parts) == nullptr);
@@ -137,7 +137,7 @@ BOOST_AUTO_TEST_CASE(there_may_be_no_bias_and_no_vector) {
 BOOST_AUTO_TEST_CASE(staging_memory_is_given_back) {
   HostDevice device(std::size_t{1} << 20);
   const auto stream = device.make_stream();
-  DeviceWeights weights(device, *stream, 16);
+  ResidentWeights weights(device, *stream, 16);
   BOOST_TEST(device.num_allocations() == 2U);
   weights.finish();
   BOOST_TEST(device.num_allocations() == 0U);

@@ -213,6 +213,53 @@ def test_bits_are_the_same_with_and_without_graphs(served: Served, monkeypatch: 
         assert first.same_bits(second)
 
 
+SAMPLING = (
+    {},
+    {"top_k": 20, "temperature": 1.5, "seed": 3},
+    {"top_k": 50, "top_p": 0.8, "temperature": 2.0, "seed": 4},
+    {"top_k": 40, "min_p": 0.05, "seed": 5},
+)
+
+
+def test_tokens_and_log_probs_are_those_of_whole_rows(llama: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that return logits get whole rows; the others what the device finds in them."""
+    emulate(monkeypatch)
+    prompts = [ask(10, None, length).prompt for length in range(1, 1 + len(SAMPLING))]
+    with adaptrt.Executor(llama.engine, adaptrt.ModelType.DECODER_ONLY, config()) as executor:
+
+        def served_with(*, with_logits: bool) -> list[Answer]:
+            ids = [
+                executor.enqueue_request(
+                    make_request(prompt, 5, with_logits=with_logits, sampling_config=adaptrt.SamplingConfig(**sampling))
+                )
+                for prompt, sampling in zip(prompts, SAMPLING, strict=True)
+            ]
+            return [collect(executor, request_id) for request_id in ids]
+
+        for row, found in zip(served_with(with_logits=True), served_with(with_logits=False), strict=True):
+            assert row.same_log_probs(found)
+            assert row.generation_logits.size > 0
+            assert found.generation_logits.size == 0
+
+
+def test_bits_are_the_same_if_layers_are_copied_ahead_of_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = save_model(dataclasses.replace(SPEC, num_hidden_layers=4), tmp_path / "model", dtype=torch.bfloat16)
+    save_adapter(model, tmp_path / "adapter-0", seed=0, r=4)
+    build(Checkpoint.of_model(model), SIZES, tmp_path / "engine")
+    deep, crowd = Served(tmp_path, "bfloat16"), (ask(18, 0, 3), ask(5, None, 2))
+    emulated = emulate(monkeypatch)
+    with pytest.raises(adaptrt.ConfigError, match="weight_memory is 1; expected at least") as refused:
+        answers(deep, [crowd], config(weight_memory=1))
+    least = int(str(refused.value).split("expected at least ")[1].split(":")[0])
+    all_on_gpu = answers(deep, [crowd])
+    assert emulated.devices[-1].calls("wait") == 0
+    limited = answers(deep, [crowd], config(weight_memory=least))
+    assert emulated.devices[-1].calls("wait") > 0
+    assert emulated.devices[-1].calls("capture") == 0
+    for first, second in zip(all_on_gpu, limited, strict=True):
+        assert first.same_bits(second)
+
+
 @pytest.mark.parametrize("served", ["mistral-bfloat16"], indirect=True)
 def test_a_reused_prompt_has_the_same_bits(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     emulate(monkeypatch)

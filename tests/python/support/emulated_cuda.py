@@ -27,8 +27,10 @@ class EmulatedCuda:
         self.devices.append(adaptrt_cuda_emulated.CudaDevice(0, total_bytes=self._total_bytes))
         return self.devices[-1]
 
-    def CudaEngine(self, program: _core.Program, device: Any) -> _core.Engine:
-        engine: _core.Engine = adaptrt_cuda_emulated.CudaEngine(program, device, cuda_graphs=self._cuda_graphs)
+    def CudaEngine(self, program: _core.Program, device: Any, *, weight_memory: int = 0) -> _core.Engine:
+        engine: _core.Engine = adaptrt_cuda_emulated.CudaEngine(
+            program, device, cuda_graphs=self._cuda_graphs, weight_memory=weight_memory
+        )
         return engine
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -163,7 +162,7 @@ def refusal(config: BuildConfig, checkpoint: Path | Checkpoint, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"weight_memory": 1 << 20}, "weight_memory needs backend native or tensorrt"),
+        ({"weight_memory": 0}, "weight_memory is 0; it must be at least 1"),
         ({"compress_weights": True}, "compress_weights needs backend native"),
         ({"sparse_predictors": Path("predictors")}, "sparse_predictors needs backend native"),
         ({"sparse_mlp": "enable"}, "sparse_mlp needs backend native"),
@@ -180,9 +179,9 @@ def test_an_option_is_refused_by_name(root: Path, tmp_path: Path, change: dict[s
 
 
 def test_all_problems_are_listed_at_once(root: Path, tmp_path: Path) -> None:
-    config = replace(WITH_LORA, weight_memory=9, compress_weights=True)
+    config = replace(WITH_LORA, compress_weights=True)
     found = refusal(config, root / "checkpoint", tmp_path, quality=object(), usage=object())
-    for name in ("weight_memory", "compress_weights", "quality_text", "usage_text"):
+    for name in ("compress_weights", "quality_text", "usage_text"):
         assert f"{name} needs backend native" in found
 
 
@@ -424,8 +423,8 @@ class Started:
     def CudaDevice(self, index: int) -> str:
         return f"device {index}"
 
-    def CudaEngine(self, *arguments: Any) -> Any:
-        self.calls.append(arguments)
+    def CudaEngine(self, *arguments: Any, weight_memory: int) -> Any:
+        self.calls.append((*arguments, weight_memory))
         return SimpleNamespace()
 
 
@@ -436,7 +435,22 @@ def test_the_engine_starts_on_the_gpu_that_is_chosen(root: Path, monkeypatch: py
     assert isinstance(engine, CudaEngine)
     engine.start(adaptrt.ExecutorConfig())
     engine.with_device(2).start(adaptrt.ExecutorConfig())
-    assert started.calls == [(engine.program, "device 0"), (engine.program, "device 2")]
+    assert started.calls == [(engine.program, "device 0", 0), (engine.program, "device 2", 0)]
+
+
+def test_the_engine_starts_with_a_limit_of_its_weights(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = Started()
+    monkeypatch.setattr(cuda_engine, "import_cuda", lambda subject: started)
+    engine = load_engine(root / "cuda", weight_memory=1000)
+    engine.start(adaptrt.ExecutorConfig())
+    engine.with_weight_memory(None).start(adaptrt.ExecutorConfig())
+    engine.with_weight_memory(0).start(adaptrt.ExecutorConfig())
+    build(root / "checkpoint", replace(WITH_LORA, weight_memory=500), tmp_path / "limited")
+    for weight_memory in (None, 700):
+        load_engine(tmp_path / "limited", weight_memory=weight_memory).start(adaptrt.ExecutorConfig())
+    assert [call[-1] for call in started.calls] == [1000, 1000, 0, 500, 700]
 
 
 @pytest.mark.parametrize(
@@ -453,21 +467,10 @@ def test_other_choices_of_gpus_are_refused(root: Path, backend: str, ids: list[i
         adaptrt.Executor(root / backend, adaptrt.ModelType.DECODER_ONLY, config)
 
 
-@pytest.mark.parametrize(
-    ("start", "complaint"),
-    [
-        (
-            lambda engine: engine.start(adaptrt.ExecutorConfig(kernels="portable")),
-            "kernels is 'portable'; expected '': a CUDA engine runs on a GPU",
-        ),
-        (lambda engine: engine.with_weight_memory(5), "weight_memory is 5; accepted: None and 0"),
-    ],
-)
-def test_options_of_the_cpu_are_refused(root: Path, start: Callable[[Any], Any], complaint: str) -> None:
+def test_kernels_of_the_cpu_are_refused(root: Path) -> None:
     engine = load_engine(root / "cuda")
-    assert engine.with_weight_memory(None) is engine.with_weight_memory(0) is engine
-    with pytest.raises(ConfigError, match=re.escape(complaint)):
-        start(engine)
+    with pytest.raises(ConfigError, match="kernels is 'portable'; expected '': a CUDA engine runs on a GPU"):
+        engine.start(adaptrt.ExecutorConfig(kernels="portable"))
 
 
 def test_an_install_without_the_kernels_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <memory>
 
 #include "adaptrt/core/error.h"
@@ -16,9 +17,14 @@ namespace adaptrt {
 /// Makes the engine that runs a program with row-major matrices on an NVIDIA GPU. Weights are copied to the
 /// device, so the program's matrices are not needed afterwards. See make_gpu_engine for the steps.
 ///
+/// `weight_memory`: bytes that weights may take on the device; 0: no limit. If they need more, layers stay in
+/// pinned host memory and are copied to the device ahead of use, in every step. Results have the same bits.
+/// Steps then run without graphs.
+///
 /// Throws EngineError with all problems of Program::validate() and problems_on_cuda(), ConfigError if the
-/// device has no memory left, StepError if the device fails.
+/// device has no memory left or `weight_memory` is too small, StepError if the device fails.
 [[nodiscard]] std::unique_ptr<Engine> make_cuda_engine(const Program& program, std::shared_ptr<Device> device,
-                                                       GpuEngineOptions options);
+                                                       GpuEngineOptions options,
+                                                       std::size_t weight_memory = 0);
 
 }  // namespace adaptrt
