@@ -20,24 +20,49 @@ namespace {
 /// Bytes ahead of their use at which pieces are prefetched.
 inline constexpr std::int64_t kPiecesAhead = 3 * kStreamAhead / 4;
 
-/// Expands a panel's pieces one after another and prefetches the following ones.
-class PieceReader {
+/// Prefetches the pieces that follow the ones in use.
+class PiecesAhead {
  public:
   /// `next`: the pieces to prefetch after the panel's; nullptr for none.
-  PieceReader(const MatrixPanel& panel, const std::byte* next)
-      : panel_(panel),
-        expander_(CompressedPanel{.table = panel.table}),
-        piece_(panel.pieces),
-        ahead_(panel.pieces + kPiecesAhead),
+  PiecesAhead(const MatrixPanel& panel, const std::byte* next)
+      : ahead_(panel.pieces + kPiecesAhead),
         end_(panel.pieces + panel.num_pieces * kCompressedPieceBytes),
-        next_(next) {
+        next_(next == nullptr ? panel.pieces : next) {
     if (ahead_ >= end_) continue_with_next();
+  }
+
+  /// Must be called with each piece.
+  void at_piece() {
+    Prefetch lines{ahead_, 0};
+    prefetch_lines<static_cast<int>(kCompressedPieceBytes / kCacheLine)>(&lines);
+    ahead_ += kCompressedPieceBytes;
+    if (ahead_ == end_) continue_with_next();
+  }
+
+ private:
+  void continue_with_next() {
+    end_ = nullptr;
+    // Prefetching cached lines costs almost no time.
+    ahead_ = next_;
+  }
+
+  const std::byte* ahead_;
+  const std::byte* end_;
+  const std::byte* next_;
+};
+
+/// Expands a panel's pieces one after another, and calls `ahead` with each.
+template <class Ahead>
+class PieceReader {
+ public:
+  PieceReader(const MatrixPanel& panel, Ahead ahead)
+      : panel_(panel), expander_(CompressedPanel{.table = panel.table}), piece_(panel.pieces), ahead_(ahead) {
     find_outlier();
   }
 
   /// Expands the next piece to `out`, kPiecePanelBytes bytes.
   void expand(std::byte* out) {
-    prefetch();
+    ahead_.at_piece();
     expander_.expand(piece_, out, kPieceVectorBytes);
     piece_ += kCompressedPieceBytes;
     for (; left_ < kPieceElements; ++outlier_, find_outlier()) {
@@ -60,7 +85,7 @@ class PieceReader {
       }
       return;
     }
-    prefetch();
+    ahead_.at_piece();
     expander_.expand(piece_, words);
     piece_ += kCompressedPieceBytes;
     left_ -= kPieceElements;
@@ -69,19 +94,6 @@ class PieceReader {
 
  private:
   static constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max() / 2;
-
-  void prefetch() {
-    Prefetch lines{ahead_, 0};
-    prefetch_lines<static_cast<int>(kCompressedPieceBytes / kCacheLine)>(&lines);
-    ahead_ += kCompressedPieceBytes;
-    if (ahead_ == end_) continue_with_next();
-  }
-
-  void continue_with_next() {
-    end_ = nullptr;
-    // Prefetching cached lines costs almost no time.
-    ahead_ = next_ == nullptr ? piece_ : next_;
-  }
 
   /// Sets left_ to the distance of the next outlier from the next piece's first element.
   void find_outlier() {
@@ -95,16 +107,14 @@ class PieceReader {
   MatrixPanel panel_;
   PieceExpander expander_;
   const std::byte* piece_;
-  const std::byte* ahead_;
-  const std::byte* end_;
-  const std::byte* next_;
+  Ahead ahead_;
   std::int64_t outlier_ = 0;
   std::int64_t first_ = 0;  ///< element of the panel at which the next piece begins
   std::int64_t left_ = kNone;
 };
 
 inline void expand_panel_of_matrix(const MatrixPanel& panel, const std::byte* next, std::byte* out) {
-  PieceReader reader(panel, next);
+  PieceReader reader(panel, PiecesAhead(panel, next));
   for (std::int64_t i = 0; i < panel.num_pieces; ++i, out += kPiecePanelBytes) reader.expand(out);
 }
 
@@ -148,7 +158,7 @@ void matrix_panel_tile(const PanelGemm& gemm, const MatrixPanel& panel) {
       for (int v = 0; v < kVectors; ++v) sums[chain][r][v] = Simd::zero();
     }
   }
-  PieceReader reader(panel, gemm.call.next_panel);
+  PieceReader reader(panel, PiecesAhead(panel, gemm.call.next_panel));
   typename Weights::B words[4];
   const auto multiply = [&](int chain) __attribute__((always_inline)) {
     ADAPTRT_UNROLL
@@ -238,7 +248,7 @@ void matrix_panel_parts(const PanelGemm& gemm, const MatrixPanel& panel) {
   const auto whole = [](const A* from) __attribute__((always_inline)) { return Weights::broadcast(from); };
   const auto last = [](const A* from)
                         __attribute__((always_inline)) { return Weights::broadcast_last(from); };
-  PieceReader reader(panel, gemm.call.next_panel);
+  PieceReader reader(panel, PiecesAhead(panel, gemm.call.next_panel));
   std::int64_t steps = gemm.call.k / Weights::kInterleave;
   const bool odd = gemm.call.k % Weights::kInterleave != 0;
   for (std::int64_t piece = 0; piece < panel.num_pieces; piece += part.pieces) {

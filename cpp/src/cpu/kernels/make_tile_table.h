@@ -7,6 +7,7 @@
 #include "tile_attention.h"
 #include "tile_columns.h"
 #include "tile_compressed.h"
+#include "tile_compressed_matrix.h"
 #include "tile_gemm.h"
 #include "tile_int8.h"
 #include "tile_quantized.h"
@@ -38,7 +39,7 @@ inline KernelTable make_tile_table(const char* name, const KernelTable& vectors)
   table.gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_gemm;
   table.compressed_gemm = &tile_compressed_gemm<Simd::kLanes == kPieceOutputs>;
   table.compressed_rows = kTiledRows;
-  table.matrix_panel_gemm = nullptr;
+  table.matrix_panel_gemm = &tile_matrix_panel_gemm<Simd::kLanes == kPieceOutputs>;
   table.codebook_gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_codebook_gemm;
   table.codebook_rows[static_cast<std::size_t>(DType::kBFloat16)] = kTiledRows;
   table.gathered_gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_gathered_gemm;
