@@ -48,6 +48,7 @@ constexpr Shape kShapes[] = {
     {.head_dim = 20, .rows_per_position = 3, .tokens_per_block = 23, .biased = true},
     {.rows_per_position = 8, .sinks = 4.0F},
     {.head_dim = 20, .rows_per_position = 3, .tokens_per_block = 40, .sliding_window = 33, .sinks = 40.0F},
+    {.head_dim = 96, .rows_per_position = 5, .length = 200, .key_growth = 12.0F, .softcap = 30.0F},
 };
 
 /// The keys and values of one head, and queries of every position.
@@ -246,7 +247,7 @@ class Head {
 
 auto all_kinds() {
   return kernel_tables() * data::make({0, 1, 2}) * data::make({false, true}) *
-         data::make({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
+         data::make({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11});
 }
 
 /// Stride of the rows that are compared with float64, which takes most of the time.

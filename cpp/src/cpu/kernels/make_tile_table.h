@@ -4,7 +4,7 @@
 
 #include "adaptrt/cpu/kernel_table.h"
 #include "streamed_rows.h"
-#include "tile_attention.h"
+#include "tile_attention_pipeline.h"
 #include "tile_columns.h"
 #include "tile_compressed.h"
 #include "tile_compressed_matrix.h"

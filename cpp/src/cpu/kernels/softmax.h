@@ -184,13 +184,19 @@ inline void take_vectors(const AttentionTile& tile, Count vectors, Block* block)
   }
 }
 
-/// Turns the scores of a block of rows into probabilities, and updates row_sum and row_max.
+/// Scales, caps, biases and masks the scores of a block of rows.
 template <bool kScaled, class Block>
-inline void take_scores(const AttentionTile& tile, Block* block) {
+inline void finish_scores(const AttentionTile& tile, Block* block) {
   if constexpr (kScaled) scale_scores(tile, block);
   if (tile.softcap > 0.0F) cap_scores(tile, block);
   if (tile.bias != nullptr) add_bias(tile, block);
   apply_mask(tile, block);
+}
+
+/// Turns the scores of a block of rows into probabilities, and updates row_sum and row_max.
+template <bool kScaled, class Block>
+inline void take_scores(const AttentionTile& tile, Block* block) {
+  finish_scores<kScaled>(tile, block);
   if (block->num_groups == kTileGroups) {
     take_vectors<kScaled>(tile, std::integral_constant<std::int64_t, kVectorsPerTile>(), block);
   } else {

@@ -180,6 +180,26 @@ inline void mask_odd_group(AttendedRows* block) {
   }
 }
 
+/// Sets the number, the positions and the groups of the rows of a block, whose first row has number `row`.
+inline void place_block(const AttentionTile& tile, std::int64_t row, AttendedRows* block) {
+  block->row = row;
+  block->rows = std::min<std::int64_t>(kAttendedRows, tile.rows - row);
+  block->first_position = tile.first_position + row / tile.rows_per_position;
+  block->last_position = tile.first_position + (row + block->rows - 1) / tile.rows_per_position;
+  block->num_groups = groups_until(tile, block->last_position + tile.look_ahead);
+}
+
+/// Attention of a block of rows, which has been placed, to one tile.
+template <bool kScaled>
+void attend_block(const AttentionTile& tile, const TileScores& scores, const TileValues& values,
+                  AttendedRows* block) {
+  if (block->num_groups == 0) return;
+  scores.compute(block);
+  take_scores<kScaled>(tile, block);
+  mask_odd_group(block);
+  values.add(*block);
+}
+
 template <bool kScaled>
 void attend_in_tiles(const FetchingTile& tile) {
   fetch_next(tile);
@@ -187,35 +207,8 @@ void attend_in_tiles(const FetchingTile& tile) {
   const TileValues values(tile);
   AttendedRows block;
   for (std::int64_t row = 0; row < tile.rows; row += kAttendedRows) {
-    block.row = row;
-    block.rows = std::min<std::int64_t>(kAttendedRows, tile.rows - row);
-    block.first_position = tile.first_position + row / tile.rows_per_position;
-    block.last_position = tile.first_position + (row + block.rows - 1) / tile.rows_per_position;
-    block.num_groups = groups_until(tile, block.last_position + tile.look_ahead);
-    if (block.num_groups == 0) continue;
-    scores.compute(&block);
-    take_scores<kScaled>(tile, &block);
-    mask_odd_group(&block);
-    values.add(block);
-  }
-}
-
-void tile_attend(const AttentionRows& rows, const KeyTiles& tiles) {
-  if (rows.rows <= kFewAttendedRows) {
-    attend_few_rows(rows, tiles);
-    return;
-  }
-  Tiles::configure();
-  for (std::int64_t first = 0; first < tiles.attended; first += kTileGroups) {
-    const FetchingTile tile(rows, tiles, first);
-    if (tile.is_int8) {
-      const WidenedGroups<BFloat16Weights> widened(tile);
-      AttentionRows of_scratch = rows;
-      of_scratch.slots = kTileSlots;
-      attend_in_tiles<true>({of_scratch, widened.tiles(tile.num_groups), 0});
-    } else {
-      attend_in_tiles<false>(tile);
-    }
+    place_block(tile, row, &block);
+    attend_block<kScaled>(tile, scores, values, &block);
   }
 }
 
