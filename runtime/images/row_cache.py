@@ -32,7 +32,7 @@ class RowCache:
     def rows(self, keys: Sequence[Hashable], make: Callable[[Sequence[int]], Sequence[FloatArray]]) -> list[FloatArray]:
         """Returns the rows of each key. make: returns those of the keys at these places, which are not there.
 
-        A call waits while others make the same rows, after it has made what nobody makes. If they fail, the call tries
+        A call first makes the rows that no other call makes, and then waits for the others. If these fail, it tries
         itself. Raises the errors of make().
         """
         found: dict[Hashable, FloatArray] = {}

@@ -169,7 +169,7 @@ class TowerRunner:
                 made.append(self._finished(running[0]))
                 running.popleft()
         except BaseException:
-            # Nobody else takes their results.
+            # No other call takes their results.
             for number in (number for image in running for number in image.requests):
                 with contextlib.suppress(RequestError):
                     self._result(number)

@@ -53,7 +53,7 @@ class DeviceWeights {
   using Piece = std::span<const std::byte>;
 
  private:
-  /// Places pieces one behind the other, and `padding` bytes of zeros behind them. Returns their address on
+  /// Places pieces one after the other, and `padding` bytes of zeros after them. Returns their address on
   /// the device.
   [[nodiscard]] virtual const std::byte* copy(std::span<const Piece> pieces, std::size_t padding) = 0;
 };

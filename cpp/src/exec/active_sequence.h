@@ -21,7 +21,7 @@ namespace adaptrt {
 
 class ActiveRequest;
 
-/// What of a row of logits is needed to choose the next token and to return log probs.
+/// The part of a row of logits that is needed to choose the next token and to return log probs.
 struct RowNeed {
   enum class Kind : std::uint8_t {
     kLogits,     ///< the whole row

@@ -47,7 +47,7 @@ class StepBuilder {
   [[nodiscard]] std::span<const std::int32_t> best_tokens() const { return best_tokens_; }
   /// One for each of the rows of StepInput::highest.
   [[nodiscard]] std::span<const LogitRow> highest_rows() const { return highest_rows_.uses; }
-  /// What the step writes of row i of these.
+  /// Results of the step for row i of these.
   [[nodiscard]] HighestLogits highest(std::size_t i) const {
     const auto count = static_cast<std::size_t>(num_highest_);
     return {.summary = summaries_[i], .highest = std::span(highest_).subspan(i * count, count)};

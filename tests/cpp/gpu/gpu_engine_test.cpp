@@ -46,7 +46,7 @@ class SummingModel final : public GpuModel {
     log_.shapes.push_back(shape);
     enqueue(shape, stream);
   }
-  /// Of row i, the largest logit is its sum, and logit k of the highest is the sum minus k.
+  /// The largest logit of row i is its sum, and logit k of the highest is the sum minus k.
   void find_highest(std::int32_t first_row, std::int32_t rows, std::int32_t count, Stream& stream) override {
     submit(host_stream(stream.handle()), [this, first_row, rows, count] {
       for (std::int32_t row = 0; row < rows; ++row) {

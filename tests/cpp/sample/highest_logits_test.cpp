@@ -94,7 +94,7 @@ BOOST_AUTO_TEST_CASE(rows_without_a_token_are_errors) {
 }
 
 BOOST_AUTO_TEST_CASE(the_sign_of_a_zero_has_no_effect_on_log_probs) {
-  // Whether the maximum is -0 or 0, a token with either logit has the same log prob.
+  // A token with the logit -0 or 0 has the same log prob, whichever of both is the maximum.
   for (const Row& row :
        {Row{-0.0F, 0.0F, -200.0F}, Row{0.0F, -0.0F, -200.0F}, Row{-0.0F, -200.0F, -200.0F}}) {
     const FoundHighest highest(row, 1);

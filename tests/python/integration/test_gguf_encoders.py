@@ -64,7 +64,7 @@ class Case:
 
 BERT_TARGETS = ["query", "key", "value", "intermediate.dense", "output.dense"]
 LABELS = ("cold", "warm", "hot")
-# As in published models, the padding token is 1.
+# The padding token is 1, as in published models.
 ROBERTA = {**ROBERTA_FIELDS, "pad_token_id": 1, "max_position_embeddings": 202}
 CASES = {
     "bert": Case(Encoder(transformers.BertConfig, BERT_FIELDS, BERT_TARGETS, ""), word_piece,
@@ -181,7 +181,7 @@ def test_embedding_gemma_is_read(dense: bool, tmp_path: Path) -> None:
 
 
 def test_a_decoder_may_state_its_pooling(tmp_path: Path) -> None:
-    """As files of Qwen3-Embedding do."""
+    """Files of Qwen3-Embedding do."""
     from support.families import SIZES
 
     config = transformers.Qwen3Config(**{**SIZES, "head_dim": 20, "tie_word_embeddings": True})

@@ -58,7 +58,7 @@ struct NumberTiles {
   const std::int32_t* entries = nullptr;      ///< see NumberSlots
   const std::int32_t* expert_of = nullptr;    ///< see NumberSlots
   const std::int32_t* token_slots = nullptr;  ///< [slots / top_k]: each token's adapter; -1: the base model
-  SlotTile* tiles = nullptr;  ///< [max_tiles + 1]: the tiles, and behind them the end of the slots
+  SlotTile* tiles = nullptr;  ///< [max_tiles + 1]: the tiles, and after them the end of the slots
 };
 void enqueue(const NumberTiles& work, void* stream);
 

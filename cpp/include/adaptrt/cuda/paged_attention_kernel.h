@@ -23,7 +23,7 @@ struct PagedAttentionConfig {
   bool int8_pool = false;
 };
 
-/// Bytes of a block of an int8 pool: integers [2, num_kv_heads, tokens_per_block, head_dim], and behind them
+/// Bytes of a block of an int8 pool: integers [2, num_kv_heads, tokens_per_block, head_dim], and after them
 /// the scales, float32 [2, num_kv_heads, tokens_per_block].
 [[nodiscard]] constexpr std::int64_t int8_block_bytes(std::int64_t num_kv_heads,
                                                       std::int64_t tokens_per_block, std::int64_t head_dim) {

@@ -15,7 +15,7 @@ namespace adaptrt {
 /// The places of a layout's parts in a slot of AdapterArrays, which has rows() * kNumLoraModules entries.
 ///
 /// A part has the entry of its module in its layer's row. Slices of the vocabulary have the rows with their
-/// numbers. Parts of experts follow behind these rows, in the order of the sites: a row for each expert would
+/// numbers. Parts of experts follow after these rows, in the order of the sites: a row for each expert would
 /// be mostly empty.
 class AdapterEntries {
  public:

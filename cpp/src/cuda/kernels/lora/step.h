@@ -56,7 +56,7 @@ struct Step {
   /// For experts: the tiles, instead of sequence_offsets and adapter_slots. See NumberTiles.
   const SlotTile* tiles;
   int num_tiles;
-  int expert_entries;  ///< entries of an expert, behind which the next expert's follow
+  int expert_entries;  ///< entries of an expert; those of the next one follow
   int num_parts;
   Part parts[kMaxParts];
   void* shrunk;       ///< [parts, tokens, shrunk_stride] of the engine's type
