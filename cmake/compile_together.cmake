@@ -5,6 +5,8 @@ option(ADAPTRT_UNITY_BUILD "Compile several sources of a target at a time" ON)
 
 function(adaptrt_compile_together target at_a_time)
   if(ADAPTRT_UNITY_BUILD)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${at_a_time})
+    # With relative paths (CMake 4.0), a compiler cache finds the objects of another checkout.
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${at_a_time}
+                                               UNITY_BUILD_RELOCATABLE ON)
   endif()
 endfunction()
