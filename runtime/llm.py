@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from contextlib import closing
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, overload
@@ -74,6 +75,8 @@ _MAX_TOKENS: Final = 64
 """Default length of a completion."""
 _MAX_CHAT_TOKENS: Final = 256
 """Default length of an answer to a conversation."""
+_IMAGE_THREADS: Final = 4
+"""Maximum number of prompts whose images are encoded at a time: a step of the tower has so many tiles."""
 _MANY_PROMPTS: Final = 100
 """Number of prompts from which generate() shows its progress on a terminal."""
 
@@ -294,8 +297,10 @@ class LLM(PooledTexts):
             len(listed), sampling_params, sampling_config, self._recommended, max_tokens=max_tokens, stop=stop, n=n
         )
         self._warn_if_idle(sampling_config)
-        prompts_of_ids = (self._prompt_of(given, name) for given, name in zip(listed, held.names, strict=True))
-        completions = self._complete(prompts_of_ids, held.names, options, guided_decoding_params, _MAX_TOKENS, progress)
+        makes = [partial(self._prompt_of, given, name) for given, name in zip(listed, held.names, strict=True)]
+        with_images = [isinstance(given, SeeingText) for given in listed]
+        with closing(_made_in_order(makes, with_images)) as made:
+            completions = self._complete(made, held.names, options, guided_decoding_params, _MAX_TOKENS, progress)
         return completions[0] if is_one else completions
 
     def stream(
@@ -441,11 +446,12 @@ class LLM(PooledTexts):
             n=n,
         )
         self._warn_if_idle(sampling_config)
-        rendered = (
-            self._render(conversation, name, tools, template_variables)
+        makes = [
+            partial(self._render, conversation, name, tools, template_variables)
             for conversation, name in zip(conversations, held.names, strict=True)
-        )
-        completions = self._complete(rendered, held.names, options, guided_decoding_params, _MAX_CHAT_TOKENS, progress)
+        ]
+        with closing(_made_in_order(makes, list(map(has_images, conversations)))) as made:
+            completions = self._complete(made, held.names, options, guided_decoding_params, _MAX_CHAT_TOKENS, progress)
         return completions[0] if is_one else completions
 
     def chat_stream(
@@ -630,6 +636,27 @@ class LLM(PooledTexts):
             return RenderedPrompt(tokens(render(messages)))
         ids, images = self._vision.prompt(take_images(messages), lora, render, tokens, paths=True)
         return RenderedPrompt(ids, images)
+
+
+def _made_in_order(
+    makes: Sequence[Callable[[], RenderedPrompt]], with_images: Sequence[bool]
+) -> Generator[RenderedPrompt, None, None]:
+    """Makes prompts. If several have images, later ones are made in threads meanwhile, so that they share steps of the
+    tower.
+
+    with_images: True for each prompt with images.
+    """
+    if sum(with_images) < 2:
+        yield from (make() for make in makes)
+        return
+    with ThreadPoolExecutor(min(_IMAGE_THREADS, len(makes)), thread_name_prefix="adaptrt-images") as threads:
+        running = [threads.submit(make) for make in makes]
+        try:
+            for one in running:
+                yield one.result()
+        finally:
+            for one in running:
+                one.cancel()
 
 
 def _progress(asked: bool | None, num_prompts: int) -> Progress:

@@ -110,6 +110,39 @@ def test_an_image_is_queued_while_another_is_computed(llm: LLM, monkeypatch: pyt
     assert order == ["queued"] * 3 + ["finished", "queued"] + ["finished"] * 3
 
 
+@pytest.mark.parametrize("form", ["chat", "generate"])
+def test_images_of_several_prompts_are_encoded_together(llm: LLM, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    tower = llm._vision._running()
+    images = [random_image(9, 7, seed) for seed in range(200 + len(form), 203 + len(form))]
+    queued: list[Any] = []
+    all_queued = threading.Event()
+    enqueued, finished = tower._enqueued, tower._finished
+
+    def enqueue(*given: Any) -> Any:
+        queued.append(enqueued(*given))
+        if len(queued) == len(images):
+            all_queued.set()
+        return queued[-1]
+
+    def finish(image: Any) -> Any:
+        assert all_queued.wait(60), "images of other prompts were not queued meanwhile"
+        return finished(image)
+
+    monkeypatch.setattr(tower, "_enqueued", enqueue)
+    monkeypatch.setattr(tower, "_finished", finish)
+    lora = [None, "everything", "tower"]
+    text = "User:<image>red<end_of_utterance>\nAssistant:"
+    if form == "chat":
+        together = llm.chat([question(image, "red") for image in images], GREEDY, lora=lora)
+    else:
+        prompts = [{"prompt": text, "multi_modal_data": {"image": image}} for image in images]
+        together = llm.generate(prompts, GREEDY, lora=lora)
+    monkeypatch.undo()
+    alone = [llm.chat(question(image, "red"), GREEDY, lora=name) for image, name in zip(images, lora, strict=True)]
+    assert [one.token_ids for one in together] == [one.token_ids for one in alone]
+    assert [one.log_probs for one in together] == [one.log_probs for one in alone]
+
+
 def test_images_after_one_that_fails_leave_the_tower(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     tower = llm._vision._running()
     taken: list[int] = []
