@@ -28,6 +28,7 @@ from .compile.tensorrt.compiled_plans import CompiledPlans
 from .compile.tensorrt.process import describe_package
 from .compile.tensorrt.targets import resolve_targets, target_problems
 from .conversion.checkpoint import Checkpoint
+from .conversion.left_out import NOTHING_LEFT_OUT, LeftOut
 from .conversion.published.dequantized import Dequantization
 from .conversion.published.kept_layers import KeptLayers
 from .engine.carried_adapters import with_adapters
@@ -57,10 +58,12 @@ class BuildReport:
     """Quantisation error of each weight that the build quantised."""
     quality: EngineQuality | None = None
     """Measured quality; None: not measured."""
-    num_vision_tensors: int = 0
-    """Number of tensors of the model's vision tower, which are ignored."""
+    left_out: LeftOut = NOTHING_LEFT_OUT
+    """Tensors of the model that its language model's network does not have."""
     tower: Tower | None = None
     """The vision tower in the engine's directory; None: the engine only takes text."""
+    why_only_text: str | None = None
+    """Reason why there is no tower; None: there is one."""
     dequantization: Dequantization | None = None
     """Layers of a model published quantised that were dequantised."""
     kept: KeptLayers | None = None
@@ -111,7 +114,8 @@ def build(
     checkpoint = source if isinstance(source, Checkpoint) else Checkpoint.open(Path(source))
     if config.backend != NATIVE and gguf_file_of(checkpoint.directory) is not None:
         checkpoint = checkpoint.dequantized()
-    tower = tower_of(checkpoint, config, is_quantized=quantization is not None)
+    found = tower_of(checkpoint, config, is_quantized=quantization is not None)
+    tower = None if isinstance(found, str) else found
     if tower is not None:
         checkpoint = with_tower(checkpoint, tower)
     plain = checkpoint.with_int8_kv_cache(False)
@@ -163,8 +167,9 @@ def build(
         seconds=time.monotonic() - began,
         quantization_errors=checkpoint.quantization_errors + (() if tower is None else tower.quantization_errors),
         quality=measured,
-        num_vision_tensors=0 if tower is not None else checkpoint.num_vision_tensors,
+        left_out=checkpoint.left_out,
         tower=tower,
+        why_only_text=found if isinstance(found, str) else None,
         dequantization=checkpoint.dequantization,
         kept=checkpoint.kept,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from rich import box
@@ -59,9 +60,10 @@ def summary(report: BuildReport) -> Table:
     if report.tower is not None:
         tower = report.tower.checkpoint.config
         rows.append(("vision layers", f"{tower.describe_layers()}, {tower.describe_weights()}"))
-    if report.num_vision_tensors:
-        left = f"{report.num_vision_tensors} tensors of the vision tower; the engine only handles text"
-        rows.append(("ignored", left))
+    left_out = report.left_out if report.tower is None else replace(report.left_out, num_vision=0)
+    rows.extend(("ignored", left) for left in left_out.describe())
+    if left_out.num_vision > 0 and report.why_only_text is not None:
+        rows.append(("only text", report.why_only_text))
     if report.kept is not None:
         rows.append(("kept", report.kept.describe()))
     if report.dequantization is not None:

@@ -194,8 +194,8 @@ def run(args: argparse.Namespace) -> int:
         f"{dtype_name(config.dtype)}, {converted.num_tensors} tensors of {format_bytes(converted.num_bytes)} "
         f"in {ranks} rank{'s' if ranks > 1 else ''}{', int8 KV cache' if config.int8_kv_cache else ''}"
     )
-    if converted.num_vision_tensors:
-        print(f"ignored: {converted.num_vision_tensors} tensors of the vision tower; the engine only handles text")
+    for left in converted.left_out.describe():
+        print(f"ignored: {left}")
     if converted.kept is not None:
         print(f"kept: {converted.kept.describe()}")
     if converted.dequantization is not None:

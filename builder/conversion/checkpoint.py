@@ -26,6 +26,7 @@ from ...formats.models.registry import declare, read_config
 from ...formats.network.network import Network
 from ..network.checkpoint_tensors import plan_rank
 from .hf_model import HfModel, check_quantization, model_config
+from .left_out import NOTHING_LEFT_OUT, LeftOut
 from .published.dequantized import Dequantization, check_dequantized
 from .published.kept_layers import KeptLayers, linear_weights
 from .published.kept_tensors import KeptTensors
@@ -45,8 +46,8 @@ class Checkpoint:
     """The network that the checkpoint's family declares."""
     ranks: tuple[CheckpointFile | QuantizingTensors | KeptTensors, ...]
     """The tensors of each rank."""
-    num_vision_tensors: int = 0
-    """For a Hugging Face model: number of tensors of its vision tower, which are ignored."""
+    left_out: LeftOut = NOTHING_LEFT_OUT
+    """For a Hugging Face model: tensors that are ignored."""
     dequantization: Dequantization | None = None
     """For a Hugging Face model published quantised: the layers that are dequantised."""
     kept: KeptLayers | None = None
@@ -101,7 +102,7 @@ class Checkpoint:
             source.directory,
             opened.network,
             (opened.tensors(0),),
-            opened.num_vision_tensors,
+            opened.left_out,
             opened.dequantization,
             opened.kept,
             source,

@@ -21,6 +21,7 @@ from ...formats.checkpoint.rank_file import rank_file, rank_specs, write_rank
 from ...formats.hugging_face.hf_config import GENERATION_CONFIG_FILE
 from ...formats.template_files import PROCESSOR_TEMPLATE_FILE, TEMPLATE_FILE, additional_templates, holds_templates
 from .hf_model import HfModel, model_config
+from .left_out import NOTHING_LEFT_OUT, LeftOut
 from .published.dequantized import Dequantization, check_dequantized
 from .published.kept_layers import KeptLayers
 
@@ -47,8 +48,8 @@ class Converted:
     num_bytes: int
     quantization_errors: tuple[QuantizationError, ...] = ()
     """Error of each quantised tensor, rank by rank."""
-    num_vision_tensors: int = 0
-    """Number of tensors of the model's vision tower, which are ignored."""
+    left_out: LeftOut = NOTHING_LEFT_OUT
+    """Tensors of the model that are ignored."""
     dequantization: Dequantization | None = None
     """Layers of a model published quantised that were dequantised."""
     kept: KeptLayers | None = None
@@ -110,7 +111,7 @@ def convert_checkpoint(
         len(specs),
         num_bytes,
         tuple(errors),
-        opened.num_vision_tensors,
+        opened.left_out,
         opened.dequantization,
         opened.kept,
     )

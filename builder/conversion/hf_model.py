@@ -34,6 +34,7 @@ from ...formats.network.adapter_sites import adapter_sites
 from ...formats.network.network import Network
 from ...formats.network.weights import name_now
 from ..network.checkpoint_tensors import hf_tensor_shapes, lm_head_tensors, plan_rank, tied_lm_head
+from .left_out import LeftOut
 from .model_tensors import ModelTensors
 from .published.dequantized import Dequantization, dequantization, dequantized_blocks
 from .published.kept_layers import KeptLayers, check_orientation, kept_layers
@@ -144,9 +145,13 @@ class HfModel:
         return self.network.config
 
     @property
-    def num_vision_tensors(self) -> int:
-        """Number of tensors of the model's vision tower, which no rank has."""
-        return sum(_is_of_vision_tower(name, self.config) for name in self._weights.names)
+    def left_out(self) -> LeftOut:
+        """Tensors that no rank has."""
+        names = self._weights.names
+        return LeftOut(
+            num_vision=sum(_is_of_vision_tower(name, self.config) for name in names),
+            num_prediction=sum(_is_of_prediction(name, self.config) for name in names),
+        )
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
@@ -227,14 +232,21 @@ def _is_harmless(name: str, network: Network) -> bool:
         return True
     if name in network.unused_tensors:
         return True
+    if _is_of_vision_tower(name, network.config) or _is_of_prediction(name, network.config):
+        return True
     ignored = family_of(network.config.architecture).ignored_tensors
-    return _is_of_vision_tower(name, network.config) or any(re.fullmatch(pattern, name) for pattern in ignored)
+    return any(re.fullmatch(pattern, name) for pattern in ignored)
 
 
 def _is_zero_bias(name: str, weights: HfWeights) -> bool:
     """True for a quantised layer's bias that is all zeros: AutoGPTQ added a bias to every layer."""
     layer = name.removesuffix(".bias")
     return name != layer and f"{layer}.weight" in weights.matrices and not weights.joined_rows(name).any()
+
+
+def _is_of_prediction(name: str, config: CheckpointConfig) -> bool:
+    pattern = family_of(config.architecture).prediction_tensors
+    return pattern is not None and re.fullmatch(pattern, name) is not None
 
 
 def _is_of_vision_tower(name: str, config: CheckpointConfig) -> bool:

@@ -9,6 +9,7 @@ from typing import Final
 
 from ..._core import QuantAlgo, dtype_name
 from ...common.progress import Progress
+from ...common.shown_value import shown
 from ...formats.checkpoint.config_file import ConfigFile
 from ...formats.checkpoint.quantization import QuantConfig
 from ...formats.checkpoint.quantizer import QuantizationError
@@ -75,24 +76,30 @@ class Tower:
         (directory / PREPROCESSOR_FILE).write_text(fields, encoding="utf-8")
 
 
-def tower_of(checkpoint: Checkpoint, config: BuildConfig, *, is_quantized: bool) -> Tower | None:
-    """Returns the tower of a Hugging Face model; None: the engine will only take text.
+def tower_of(checkpoint: Checkpoint, config: BuildConfig, *, is_quantized: bool) -> Tower | str:
+    """Returns the tower of a Hugging Face model, or the reason why the engine will only take text.
 
     is_quantized: True if the build quantises weights; the tower's linear layers become int8.
 
-    That is so for models without settings of an image processor, towers that are not served, checkpoints, and backends
-    other than native. Raises CheckpointError for a tower that cannot be used.
+    Raises CheckpointError for a tower that cannot be used.
     """
     vision = family_of(checkpoint.config.architecture).vision
-    if checkpoint.model is None or vision is None or vision.tower_fields is None or config.backend != NATIVE:
-        return None
+    if checkpoint.model is None or vision is None:
+        return "the source has no vision tower"
+    if vision.tower_fields is None:
+        return f"images of {checkpoint.config.architecture} are not served"
+    if config.backend != NATIVE:
+        return f"the backend {config.backend} takes no images"
     assert vision.family is not None
     images = TOWER_IMAGES[vision.family.config_class]
     directory = checkpoint.directory
-    found = vision.tower_fields(checkpoint.model.file.data, checkpoint.config)
-    settings = None if found is None else images.read(directory)
-    if found is None or settings is None:
-        return None
+    data = checkpoint.model.file.data
+    found = vision.tower_fields(data, checkpoint.config)
+    if found is None:
+        return f"towers of {shown(data['vision_config'].get('model_type'))} are not served"
+    settings = images.read(directory)
+    if settings is None:
+        return f"the model has no {PREPROCESSOR_FILE}"
     fields = {**found, "dtype": dtype_name(checkpoint.config.dtype), "torch_dtype": None}
     tower = Checkpoint.of_model(HfConfig.read(ConfigFile(directory, fields)), keeps_published=False)
     assert isinstance(tower.config, TowerConfig)

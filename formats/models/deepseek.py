@@ -14,7 +14,7 @@ from ..network.network import Network
 from ..network.operands import LatentShape, RotaryTable, Value
 from ..network.weights import LinearWeight, Split, whole
 from .decoder import MODEL, dense_mlp
-from .family import ROTARY_BUFFERS, Features, ModelFamily
+from .family import Features, ModelFamily
 from .mixture import (
     ROUTER_FIELDS,
     GroupedMixtureConfig,
@@ -261,7 +261,7 @@ DEEPSEEK_V3 = ModelFamily(
         "scoring_func": "sigmoid",
         "topk_method": "noaux_tc",
     },
-    ignored_tensors=(ROTARY_BUFFERS, _PREDICTION_LAYER),
+    prediction_tensors=_PREDICTION_LAYER,
     harmless_fields=_HARMLESS,
     published_code=_published_code("V3"),
     position_embedding_type=ROPE_INTERLEAVED,

@@ -92,6 +92,8 @@ class ModelFamily:
     """Fields that the family does not have, with the only accepted value, at which they mean nothing."""
     ignored_tensors: tuple[str, ...] = (ROTARY_BUFFERS,)
     """Patterns of names of tensors that a model may have, and that conversion ignores."""
+    prediction_tensors: str | None = None
+    """Pattern of names of tensors of heads that predict several tokens, which are not used. None: there are none."""
     inner_names: Mapping[str, str] = field(default_factory=dict)
     """Parts of paths in files, with transformers' names in a loaded model."""
     older_names: Mapping[str, str] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from ...common.json_fields import JsonFields
 from ..network.network import Network
 from ..network.operands import Value
 from .decoder import MODEL, declare_llama_like, dense_mlp
-from .family import ROTARY_BUFFERS, Features, ModelFamily, PartialRotaryConfig
+from .family import Features, ModelFamily, PartialRotaryConfig
 from .mixture import ROUTER_FIELDS, GroupedMixtureConfig, add_experts, add_shared_expert, number_of_experts
 
 # Layers after the last one, which predict more tokens; they form a draft model.
@@ -58,7 +58,7 @@ GLM4_MOE = ModelFamily(
     read_features=_read_features,
     declare=_declare,
     optional_fields=frozenset({"num_key_value_heads", "head_dim"}),
-    ignored_tensors=(ROTARY_BUFFERS, _PREDICTION_LAYERS),
+    prediction_tensors=_PREDICTION_LAYERS,
     harmless_fields=ROUTER_FIELDS | {"num_nextn_predict_layers", "num_mtp_layers"},
     partial_rotary_factor=0.5,
 )

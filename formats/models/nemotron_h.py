@@ -119,7 +119,8 @@ NEMOTRON_H = ModelFamily(
     field_names={"hidden_act": "mlp_hidden_act", "rms_norm_eps": "layer_norm_epsilon"},
     optional_fields=frozenset({"num_key_value_heads"}),
     activations={"relu2": "relu_squared"},
-    ignored_tensors=(r"mtp\..+",),
+    ignored_tensors=(),
+    prediction_tensors=r"mtp\..+",
     older_names={"backbone.": f"{MODEL}."},
     neutral_fields={"attention_bias": False, "mamba_hidden_act": "silu"},
     # Fields of training, kernels and initialisation, of layers with experts, and of heads that are not used.

@@ -113,8 +113,8 @@ OLMO_HYBRID = ModelFamily(
     read_features=_read_features,
     declare=_declare,
     optional_fields=frozenset({"num_key_value_heads", "head_dim"}),
-    # Heads that predict several tokens are not used. Other fields are of initialisation.
-    ignored_tensors=(r"mtp.*",),
+    ignored_tensors=(),
+    prediction_tensors=r"mtp.*",
     joined_tensors={"conv1d.weight": ("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight")},
     # Names in files; transformers renames them when it loads a model.
     older_endings={

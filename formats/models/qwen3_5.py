@@ -18,7 +18,7 @@ from ..network.network import Network
 from ..network.operands import DeltaShape, RotaryTable, Value
 from ..network.weights import Part, Split, whole
 from .decoder import MODEL, GivenRows, dense_mlp, qkv_parts
-from .family import FULL_ATTENTION, ROTARY_BUFFERS, Features, ModelFamily, PartialRotaryConfig
+from .family import FULL_ATTENTION, Features, ModelFamily, PartialRotaryConfig
 from .mixture import (
     ROUTER_FIELDS,
     MixtureConfig,
@@ -33,8 +33,7 @@ from .recurrent import RecurrentConfig
 
 LINEAR_ATTENTION: Final = "linear_attention"
 _VISION_DECODER: Final = "model.language_model"
-# Heads that predict several tokens, and fields about them. AdaptRT does not use these heads.
-_PREDICTION_HEADS: Final = r"mtp\..+"
+# Fields of heads that predict several tokens. AdaptRT does not use these heads.
 _PREDICTION_FIELDS: Final = frozenset({"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"})
 
 
@@ -313,7 +312,7 @@ QWEN3_5 = ModelFamily(
     config_class=Qwen35Config,
     read_features=_read_features,
     declare=_declare,
-    ignored_tensors=(ROTARY_BUFFERS, _PREDICTION_HEADS),
+    prediction_tensors=r"mtp\..+",
     # Names in vision-language models, from which transformers loads the text alone too.
     older_names={f"{_VISION_DECODER}.": f"{MODEL}."},
     harmless_fields=_PREDICTION_FIELDS,

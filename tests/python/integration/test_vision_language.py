@@ -97,7 +97,7 @@ def test_tensors_of_both_layouts_are_one_model(model: Path, tmp_path: Path) -> N
     converted, weights = weights_of(today, tmp_path / "1")
     assert weights == weights_of(older, tmp_path / "2")[1] == weights_of(model, tmp_path / "3")[1]
     towers = ("model.visual.", "model.vision_tower.", "model.multi_modal_projector.")
-    assert converted.num_vision_tensors == sum(name.startswith(towers) for name in names) > 0
+    assert converted.left_out.num_vision == sum(name.startswith(towers) for name in names) > 0
 
 
 @pytest.mark.parametrize("command", [["convert-checkpoint"], ["build", "--max_seq_len", "64"]])
@@ -106,7 +106,23 @@ def test_ignored_vision_tensors_are_reported(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     assert main([*command, "--model_dir", str(model), "--output_dir", str(tmp_path / "made")]) == 0
-    assert "tensors of the vision tower; the engine only handles text" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "tensors of the vision tower; the engine only handles text" in printed
+    reasons = ("the model has no preprocessor_config.json", "ForConditionalGeneration are not served")
+    assert any(reason in printed for reason in reasons) == (command[0] == "build")
+
+
+def test_a_tower_of_another_kind_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    model = save_family(ALL_FAMILIES["llava"], tmp_path / "model")
+    siglip = edited(
+        model, tmp_path / "siglip", lambda config: config["vision_config"].update(model_type="siglip_vision_model")
+    )
+    command = ["build", "--model_dir", str(siglip), "--output_dir", str(tmp_path / "engine"), "--max_seq_len", "64"]
+    assert main(command) == 0
+    assert "towers of 'siglip_vision_model' are not served" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["model.audio_tower.x", "visual_projection.x", "model.language_model.x"])
