@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +15,8 @@ from ..runtime.adapter_tokenizers import TextTokenizer
 from ..runtime.named_adapter import FIRST_NAMED_TASK_ID
 from ..runtime.text_stream import TextStream
 from ..runtime.vocabulary import Vocabulary
-from .errors import ApiError
+from .errors import FORBIDDEN, ApiError
+from .records import current_request
 from .triton_tensors import BYTES, OutputTensor, TensorSpec
 
 INPUTS: Final = (
@@ -391,6 +393,15 @@ def _lora(inputs: _Inputs) -> LoraConfig | None:
         if weights is not None:
             raise ApiError("input 'lora_weights' is given without lora_task_id; expected both", param="lora_task_id")
         return None
+    record = current_request.get()
+    if weights is not None and record is not None and not record.may_change_adapters:
+        raise ApiError(
+            "input 'lora_weights' brings an adapter; expected an admin key (--admin-api-key), or an adapter that is "
+            "cached",
+            status=HTTPStatus.FORBIDDEN,
+            kind=FORBIDDEN,
+            param="lora_weights",
+        )
     if task_id >= FIRST_NAMED_TASK_ID:
         raise ApiError(
             f"input 'lora_task_id' is {task_id}; the ids from {FIRST_NAMED_TASK_ID} on belong to the server's named "

@@ -144,6 +144,11 @@ def test_only_admin_keys_change_adapters(place: AppPlace) -> None:
         for number, (key, expected) in enumerate({"user": 404, "admin": 200}.items()):
             lora = {"lora_name": f"brought {number}", "lora_path": "clerk"}
             assert await status("/v1/completions", key, model="base", lora_request=lora, **completion) == expected
+        # So may a request of Triton's API. The weights have no row; they are read only if the key suffices.
+        triton = {"input_ids": [3], "max_tokens": 1, "lora_task_id": 7}
+        weights = {"lora_weights": [[[1.0, 2.0]]], "lora_config": [[1, 0, 1, 0]]}
+        for key, sent, expected in (("user", weights, 403), ("admin", weights, 400), ("user", {}, 404)):
+            assert await status("/v2/models/base/generate", key, **triton, **sent) == expected
 
     run_app(place, body, api_keys=("user",), admin_api_keys=("admin",), **ALLOWED)
 
