@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -26,3 +27,10 @@ def add_file(path: Path, *digests: Digest) -> None:
         while piece := file.read(_PIECE_BYTES):
             for digest in digests:
                 digest.update(piece)
+
+
+def sha256_of(path: Path) -> str:
+    """Returns the SHA-256 of a file in hex. Raises OSError like add_file()."""
+    digest = hashlib.sha256()
+    add_file(path, digest)
+    return digest.hexdigest()

@@ -12,7 +12,7 @@ from .._core import ConfigError, ExecutorConfig
 from ..formats.engine.engine_config import EngineConfig, engine_file
 from ..formats.engine.engine_file import EngineFile
 from .compiled_engine import CompiledEngine, checked_program
-from .cuda_module import import_cuda
+from .cuda_module import gpu_of, import_cuda
 from .engine_weights import EngineBase
 from .file_weights import RowMajorWeights
 from .loaded_engine import engine_adapters
@@ -42,6 +42,10 @@ class CudaEngine(CompiledEngine):
     def with_device(self, index: int | None) -> CudaEngine:
         """See LoadedEngine.with_device."""
         return self if index is None else replace(self, device_index=index)
+
+    def gpu(self) -> dict[str, str]:
+        """See LoadedEngine.gpu."""
+        return gpu_of(import_cuda(str(self.directory)), self.device_index)
 
     def start(self, config: ExecutorConfig, *, beside: _core.Engine | None = None) -> _core.Engine:
         """Starts the engine on its GPU.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from .._core import ConfigError
 from .._version import __version__
+from ..common.file_digest import sha256_of
 
 _CUDA = "adaptrt._cuda"
 _REMEDY = (
@@ -39,3 +42,10 @@ def import_installed(name: str, subject: str) -> Any:
         return importlib.import_module(name)
     except (ImportError, OSError) as reason:
         raise ConfigError(f"{subject}: {name} is installed, but cannot be loaded: {reason}") from reason
+
+
+@lru_cache(maxsize=8)
+def gpu_of(cuda: Any, index: int) -> dict[str, str]:
+    """Returns the build of the kernels and the generation of the GPU with this number. cuda: from import_cuda()."""
+    major, minor = cuda.CudaDevice(index).info.compute_capability
+    return {"library": sha256_of(Path(cuda.__file__)), "compute_capability": f"{major}.{minor}"}

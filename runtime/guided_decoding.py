@@ -22,6 +22,8 @@ from .guide_trial import GuideLimits, GuideTrial
 from .token_bytes import TokenBytes
 from .tokenizer_files import TokenizerFiles
 
+LIBRARY: Final = "llguidance"
+"""The package that compiles guides."""
 HOW_TO_INSTALL: Final = "guided decoding needs llguidance: pip install 'adaptrt[guided]'"
 OLDEST_VERSION: Final = (1, 9)
 """Oldest supported version of llguidance. The next major version may have another C interface."""

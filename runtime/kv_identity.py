@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from pathlib import Path
 
 from .. import _core
+from ..common.file_digest import sha256_of
 
 
 def kv_identity(engine_checksum: str) -> str:
@@ -16,5 +16,4 @@ def kv_identity(engine_checksum: str) -> str:
     library, whose cosines rotate queries and keys; and on the CPU's features, by which that library chooses among its
     functions.
     """
-    library = hashlib.sha256(Path(_core.__file__).read_bytes()).hexdigest()
-    return " ".join([engine_checksum, library, *platform.libc_ver(), *_core.cpu_kernels()])
+    return " ".join([engine_checksum, sha256_of(Path(_core.__file__)), *platform.libc_ver(), *_core.cpu_kernels()])

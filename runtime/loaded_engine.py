@@ -123,6 +123,10 @@ class LoadedEngine(ABC):
             "for CPUs"
         )
 
+    def gpu(self) -> dict[str, str] | None:
+        """Returns what an answer's bits depend on besides the engine and AdaptRT's library; None: it runs on CPUs."""
+        return None
+
     @abstractmethod
     def start(self, config: ExecutorConfig, *, beside: _core.Engine | None = None) -> _core.Engine:
         """Starts the engine for an executor. beside: another engine that the executor runs alternately with this one.

@@ -21,17 +21,19 @@ import numpy as np
 from .. import _core
 from .._core import GuidedDecodingParams, PeftCacheConfig, Request, SamplingConfig
 from .._version import __version__
+from ..common.file_digest import sha256_of
 from ..formats.engine.engine_config import VISION_DIRECTORY
 from ..formats.sources.sum_of_names import parse_sum
 from .adapter_versions import parse_version
 from .executor import Executor
+from .guided_decoding import LIBRARY as GUIDE_LIBRARY
 from .images.prompt import VirtualPrompt
 from .images.vision import takes_images
 from .loaded_engine import LoadedEngine
 
 FORMAT: Final = 1
 """Version of the format."""
-BITS: Final = ("engine", "library", "libc", "cpu_kernels", "kernels", "ranks", "lora_storage", "vision")
+BITS: Final = ("engine", "library", "libc", "cpu_kernels", "kernels", "gpu", "ranks", "lora_storage", "vision")
 """Fields of the environment that bits depend on. Drafts, threads and other requests change none."""
 
 
@@ -87,6 +89,7 @@ def environment_of(executor: Executor) -> dict[str, Any]:
         "libc": " ".join(platform.libc_ver()),
         "cpu_kernels": _core.cpu_kernels(),
         "kernels": executor.engine_info.kernels,
+        "gpu": executor.engine.gpu(),
         "ranks": executor.engine.num_ranks,
         "lora_storage": (config.peft_cache_config or PeftCacheConfig()).lora_storage,
         "speculation": drafts,
@@ -111,7 +114,7 @@ def _release_of(package: str) -> str | None:
 
 @lru_cache(maxsize=1)
 def _library_digest() -> str:
-    return hashlib.sha256(Path(_core.__file__).read_bytes()).hexdigest()
+    return sha256_of(Path(_core.__file__))
 
 
 @lru_cache(maxsize=8)
@@ -160,7 +163,7 @@ def request_content(
         "stop_words": request.stop_words,
         "bad_words": request.bad_words,
         "num_answers": request.num_return_sequences,
-        "guide": None if guide is None else {"type": guide.guide_type.name, "guide": guide.guide},
+        "guide": None if guide is None else _content_of(guide),
         "logit_bias": None if bias is None else _sparse(np.asarray(bias)),
     }
 
@@ -200,6 +203,21 @@ def differences(receipt: Mapping[str, Any], here: Mapping[str, Any]) -> list[str
         for name in BITS
         if receipt.get(name) != here[name]
     ]
+
+
+def guide_differences(requests: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lists the guides of a receipt's requests that another release of their library compiles here."""
+    here = _release_of(GUIDE_LIBRARY)
+    found = []
+    for index, content in enumerate(requests):
+        expected = (content["guide"] or {}).get(GUIDE_LIBRARY, here)
+        if expected != here:
+            found.append(f"requests[{index}]: {GUIDE_LIBRARY} is {expected} in the receipt, and {here} here")
+    return found
+
+
+def _content_of(guide: GuidedDecodingParams) -> dict[str, Any]:
+    return {"type": guide.guide_type.name, "guide": guide.guide, GUIDE_LIBRARY: _release_of(GUIDE_LIBRARY)}
 
 
 def _guide_of(guide: Mapping[str, Any]) -> GuidedDecodingParams:

@@ -21,6 +21,7 @@ from ..runtime.executor import Executor
 from ..runtime.images.opened import ImageLimits
 from ..runtime.images.prompt import PreparedMessages
 from ..runtime.images.vision import Vision
+from ..runtime.orchestrator.mode import with_workers
 from ..runtime.receipts import (
     FORMAT,
     AnswerDigest,
@@ -28,6 +29,7 @@ from ..runtime.receipts import (
     digest_of_text,
     digest_of_tokens,
     environment_of,
+    guide_differences,
     request_of,
 )
 
@@ -81,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     if kernels in cpu_kernels():
         config.kernels = kernels
     engine = load_engine(args.engine_dir)
-    with Executor(engine, engine.model_type, config) as executor:
+    with Executor(engine, engine.model_type, with_workers(config, engine)) as executor:
         problems = replay(executor, receipt, _modules(args.lora_modules), prompts, template, args.images)
     for problem in problems:
         print(problem)
@@ -120,7 +122,7 @@ def replay(
 
     Raises ConfigError for a missing prompt or image, and for a receipt that cannot be read, AdapterError.
     """
-    problems = differences(receipt["environment"], environment_of(executor))
+    problems = differences(receipt["environment"], environment_of(executor)) + guide_differences(receipt["requests"])
     vision = Vision(executor.engine, executor.adapters, executor.executor_config, _OWN_FILES)
     try:
         problems += _load_adapters(executor, receipt["adapters"], modules)

@@ -10,7 +10,7 @@ from ..._core import ConfigError, EngineError, ExecutorConfig
 from ...common.safetensors_stream import SafetensorsReader
 from ...formats.engine.engine_config import EngineConfig
 from ...plugins.definition import VERSION
-from ..cuda_module import import_cuda
+from ..cuda_module import gpu_of, import_cuda
 from ..loaded_engine import engine_adapters
 from .layout import engine_sites, lora_layout
 from .loaded_plans import LoadedPlans
@@ -21,6 +21,10 @@ from .session import start_session
 @dataclass(frozen=True)
 class TensorRtEngine(LoadedPlans):
     """An engine that runs the plan for this machine's GPU."""
+
+    def gpu(self) -> dict[str, str]:
+        """See LoadedEngine.gpu."""
+        return gpu_of(import_cuda(str(self.directory)), self.device_index)
 
     def start(self, config: ExecutorConfig, *, beside: _core.Engine | None = None) -> _core.TensorRtEngine:
         """Starts the plan for this machine's GPU in its memory.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import adaptrt_cuda_emulated
 import numpy as np
 import pytest
 import torch
@@ -15,7 +16,9 @@ import transformers
 import adaptrt
 from adaptrt.builder.build import build
 from adaptrt.builder.conversion.checkpoint import Checkpoint
+from adaptrt.common.file_digest import sha256_of
 from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
+from adaptrt.runtime.receipts import differences, environment_of
 from support.adapter_crowds import Asked
 from support.emulated_cuda import emulate
 from support.models import (
@@ -395,6 +398,12 @@ def test_memory_of_the_chosen_gpu_is_given_back(llama: Served, monkeypatch: pyte
         collect(executor, executor.enqueue_request(make_request([5, 6, 7], 2)))
         (device,) = emulated.devices
         assert device.memory().free_bytes < device.memory().total_bytes
+        # Receipts have the GPU of this number, and tell another one.
+        here = environment_of(executor)
+    expected = {"library": sha256_of(Path(adaptrt_cuda_emulated.__file__)), "compute_capability": "8.0"}
+    assert (here["gpu"], emulated.indices) == (expected, [1, 1])
+    (said,) = differences(here | {"gpu": expected | {"compute_capability": "9.0"}}, here)
+    assert said.startswith("gpu is ")
     del executor
     assert device.memory().free_bytes == device.memory().total_bytes
 

@@ -35,6 +35,7 @@ from support.watched import watched
 
 SHAPES = {"tensor": {"tp_size": 2}, "pipeline": {"tp_size": 1, "pp_size": 2}}
 DEMO = Path(__file__).resolve().parents[3] / "examples" / "demo"
+OLD, NEW = "pirate", "french"
 # Rank 0 waits at most 8 seconds for the other ranks.
 SECONDS_TO_NOTICE = 10
 
@@ -461,13 +462,17 @@ def test_a_server_and_an_llm_in_leader_mode(demo_engine: Path, tmp_path: Path) -
     assert have_ended(ranks)
 
 
-def test_a_server_and_an_llm_start_their_workers(demo_engine: Path) -> None:
+def test_a_server_and_an_llm_start_their_workers(
+    demo_engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server also keeps versions of adapters, and `adaptrt replay` starts workers too."""
     with adaptrt.LLM(demo_engine) as llm:
         (name,) = llm.executor.adapters.names
         texts = [llm.generate("The sea", lora=lora, max_tokens=8).text for lora in (None, name)]
         assert len(workers_of(demo_engine)) == 2
     assert texts[0] != texts[1]
-    with http_server(demo_engine, "--num_threads", 1) as address:
+    flags = ("--num_threads", 1, "--enable_lora_loading", "--adapter_root", DEMO / "adapters")
+    with http_server(demo_engine, *flags) as address:
         workers = workers_of(demo_engine)
         assert len(workers) == 2
         models = [model["id"] for model in httpx.get(f"{address}/v1/models").json()["data"]]
@@ -476,4 +481,34 @@ def test_a_server_and_an_llm_start_their_workers(demo_engine: Path) -> None:
             body = {"model": model, "prompt": "The sea", "max_tokens": 8, "temperature": 0}
             answer = httpx.post(f"{address}/v1/completions", content=json.dumps(body), timeout=60)
             assert answer.json()["choices"][0]["text"] == text
+        version, receipt = version_and_receipt(address)
     assert have_ended(workers)
+    path = tmp_path / "receipt.json"
+    path.write_text(json.dumps(receipt))
+    replay = ["replay", str(path), "--engine_dir", str(demo_engine), "--num_threads", "2"]
+    assert receipt["receipt"]["environment"]["ranks"] == 2
+    assert receipt["receipt"]["adapters"] == [dict(zip(("name", "digest"), version.split("@"), strict=True))]
+    assert command_line([*replay, "--lora_modules", f"it={DEMO / 'adapters' / OLD}"]) == 0
+    assert capsys.readouterr().out == "reproduced 1 answers bit by bit\n"
+
+
+def version_and_receipt(address: str) -> tuple[str, Any]:
+    """Replaces an adapter. Returns NAME@DIGEST of its old version, and an answer of that with its receipt."""
+
+    def post(path: str, **fields: Any) -> httpx.Response:
+        return httpx.post(f"{address}{path}", json=fields, timeout=60).raise_for_status()
+
+    def text(model: str) -> Any:
+        body = {"model": model, "prompt": "The sea", "max_tokens": 8, "temperature": 0}
+        return post("/v1/completions", **body).json()["choices"][0]["text"]
+
+    answers = []
+    for adapter in (OLD, NEW):
+        post("/v1/load_lora_adapter", lora_name="it", lora_path=adapter, load_inplace=True)
+        answers.append(text("it"))
+    rows = httpx.get(f"{address}/v1/adapters", params={"name": "it"}).json()["data"]
+    assert [row["current"] for row in rows] == [True, False]
+    version = str(rows[1]["id"])
+    assert text(version) == answers[0] != answers[1]
+    asked = {"return_receipt": True, "return_receipt_prompt": True, "max_tokens": 8}
+    return version, post("/v1/completions", model=version, prompt="The sea", **asked).json()

@@ -14,6 +14,8 @@ from adaptrt.runtime import cuda_engine
 class EmulatedCuda:
     """Stands in for adaptrt._cuda. Every engine gets a new device."""
 
+    __file__ = adaptrt_cuda_emulated.__file__
+
     def __init__(self, *, cuda_graphs: bool = True, total_bytes: int = 1 << 32) -> None:
         self._cuda_graphs = cuda_graphs
         self._total_bytes = total_bytes

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,11 @@ def test_differences_are_named(
     engine, kernels = replay(executor, other, {"clerk": place.root / "clerk"}, None)
     assert engine.startswith(f'engine is "{"0" * 64}" in the receipt, and "')
     assert kernels.startswith('kernels is "other" in the receipt, and "')
+    guided = copy.deepcopy(received[4]["receipt"])
+    assert guided["requests"][0]["guide"]["llguidance"] == metadata.version("llguidance")
+    guided["requests"][0]["guide"]["llguidance"] = "1.9"
+    (guide,) = replay(executor, guided, {"poet": place.root / "poet"}, None)
+    assert guide.startswith("requests[0]: llguidance is 1.9 in the receipt, and ")
     prompt = copy.deepcopy(receipt)
     tokens = prompt["requests"][0]["prompt"].pop("token_ids")
     modules = {"clerk": place.root / "clerk"}
