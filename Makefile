@@ -3,8 +3,13 @@ PYTHON ?= python3
 VENV ?= .venv
 # The wheel's build tree; scikit-build-core keeps it, so that only what changed is compiled again.
 BUILD = build/wheel
-PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
-INSTALL = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PIP) --no-build-isolation --config-settings=build-dir=$(BUILD)
+# --no-compile: Python compiles a module when it is first imported, and most modules of the packages never are.
+PIP = $(VENV)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check
+# Installs the package with the extra $(1) and further settings $(2). What it needs is installed while it is compiled.
+INSTALL = mkdir -p build && $(VENV)/bin/python deploy/requirements.py $(1) > build/requirements.txt && \
+	  { $(PIP) --requirement build/requirements.txt & \
+	    PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PIP) --no-deps --no-build-isolation --config-settings=build-dir=$(BUILD) $(2) .; \
+	    built=$$?; wait $$! && exit $$built; }
 
 SOURCES := $(shell find CMakeLists.txt pyproject.toml cmake package builder common formats runtime plugins serve tools cpp -type f \
                    -not -name '*.pyc' -not -path '*/__pycache__*')
@@ -144,14 +149,13 @@ $(VENV)/bin/python:
 	  echo "'$(PYTHON) -m venv' failed; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 
 $(VENV)/.build-tools: $(VENV)/bin/python pyproject.toml
-	$(PIP) 'pip>=23.1'
-	$(PIP) 'cmake>=3.25' ninja 'pybind11>=3.0' 'scikit-build-core>=1.0'
+	$(PIP) 'pip>=23.1' 'cmake>=3.25' ninja 'pybind11>=3.0' 'scikit-build-core>=1.0'
 	@touch $@
 
 # Kernels for other CPUs than this one take most of the compile time. `make wheel` has all kernels, and the tests have those
 # that they can run here.
 $(VENV)/.installed: $(VENV)/.build-tools $(SOURCES)
-	$(INSTALL) --config-settings=cmake.define.ADAPTRT_KERNEL_TABLES=fastest '.[vision]'
+	$(call INSTALL,vision,--config-settings=cmake.define.ADAPTRT_KERNEL_TABLES=fastest)
 	@touch $@
 
 # torch is pinned to a version whose CPU build is at hand; Boost.Test must be there before the C++ tests are configured;
@@ -162,9 +166,9 @@ $(VENV)/.test-tools: $(VENV)/.build-tools
 	@touch $@
 
 $(VENV)/.installed-with-tests: $(VENV)/.test-tools $(SOURCES) $(CPP_TESTS)
-	$(INSTALL) --config-settings=cmake.define.ADAPTRT_BUILD_TESTS=ON --config-settings=cmake.define.ADAPTRT_CUDA=AUTO \
+	$(call INSTALL,test,--config-settings=cmake.define.ADAPTRT_BUILD_TESTS=ON --config-settings=cmake.define.ADAPTRT_CUDA=AUTO \
 	  --config-settings=cmake.define.ADAPTRT_KERNEL_TABLES=runnable \
-	  '--config-settings=install.components=python;cuda' '.[test]'
+	  '--config-settings=install.components=python;cuda')
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-dev: $(VENV)/.installed-with-tests

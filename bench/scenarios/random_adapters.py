@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from adaptrt import LoraConfig
-from adaptrt._core import VOCABULARY_SLICE, LoraLayout, dtype_name
-from adaptrt.formats.engine.build_config import DEFAULT_TARGET_MODULES
+from adaptrt._core import VOCABULARY_SLICE, LoraLayout, dtype_name, lora_modules
 from adaptrt.runtime.native_engine import NativeEngine
 from adaptrt.tools.bench.executors import AdapterLibrary
 from adaptrt.tools.bench.scenario_types import AdapterMix
@@ -18,7 +17,10 @@ from adaptrt.tools.bench.scenario_types import AdapterMix
 from .kinds import VariedMix
 from .model import IDS, random_adapter
 
-MODULES: Final = (*DEFAULT_TARGET_MODULES, "moe_h_to_4h", "moe_4h_to_h", "moe_gate")
+LAYER_MODULES: Final = tuple(
+    info.name for info in lora_modules() if info.parts == (info.name,) and not info.is_of_vocabulary
+)
+"""Modules of decoder layers. Fused ones are left out, because engines also adapt their parts."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Variant:
 
     vectors: int = 0
     """Vectors of each row besides A and B: MAGNITUDE, SHIFT, or both."""
-    modules: tuple[str, ...] = MODULES
+    modules: tuple[str, ...] = LAYER_MODULES
     lm_head: bool = False
     rotary_factor: int = 1
     """Positions are divided by this number."""
@@ -54,7 +56,7 @@ class RandomAdapters(AdapterLibrary):
     """
 
     def __init__(self, engine: NativeEngine) -> None:
-        """The adapters change the modules in MODULES that the engine adapts."""
+        """The adapters change all linear layers of decoder layers that the engine adapts."""
         super().__init__(engine)
         self._made: dict[tuple[int, bool, str], tuple[npt.NDArray[np.generic], npt.NDArray[np.int32]]] = {}
 
