@@ -25,6 +25,7 @@ from ..._core import (
     RequestError,
 )
 from ...common.json_fields import load_json_object
+from ...formats.adapter.invocation import invocation_tokens
 from ...formats.adapter.one_version import one_version
 from ...formats.adapter.peft_reader import acts_on, read_pooler
 from ...formats.adapter.recognise import CONFIG_FILE, MAX_CONFIG_BYTES
@@ -254,6 +255,11 @@ class TowerRunner:
         changes_tower = acts_on(adapter.directory, self._engine.adapted_modules.whole_paths)
         if pooler is None and not changes_tower:
             return self._base
+        if invocation_tokens(adapter.directory, self._engine.adapted_modules):
+            raise AdapterError(
+                f"{adapter.directory}: has alora_invocation_tokens and changes the vision tower or the connector; "
+                "expected layers of the language model for prompts with images, which come before these tokens"
+            )
         key = str(adapter.task_id)
         if changes_tower:
             self._executor.add_adapter(key, adapter.directory)

@@ -17,6 +17,7 @@ from ...common.shown_value import shown
 from ...formats.engine.engine_config import VISION_DIRECTORY
 from ...formats.models.seeing import SeeingConfig
 from ..adapter_store import AdapterStore
+from ..adapter_versions import without_versions
 from ..loaded_engine import LoadedEngine
 from ..named_adapter import NamedAdapter
 from .image_model import ImageModel, Tiles
@@ -175,6 +176,9 @@ class Vision:
         found = self._adapters.find(lora)
         if not isinstance(found, NamedAdapter):
             raise RequestError(f"lora is '{lora}', a weighted sum; expected one adapter for prompts with images")
+        if self._adapters.num_virtual_tokens(lora) > 0:
+            name = without_versions(lora)
+            raise RequestError(f"lora is '{name}', an adapter of virtual tokens; expected a LoRA for images")
         return found
 
     def _tiles(

@@ -6,10 +6,12 @@ import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peft
 import pytest
 
 import adaptrt
@@ -18,9 +20,11 @@ from adaptrt.builder.cli import main
 from adaptrt.runtime.images.opened import ImageLimits, open_image
 from support.seeing import (
     ADAPTERS,
+    SMOLVLM,
     SeeingReference,
     check_crowd,
     engine_of_model,
+    load,
     question,
     random_image,
     save_adapters,
@@ -220,6 +224,39 @@ def test_other_prompts_are_refused(llm: LLM) -> None:
             llm.chat(conversation, GREEDY)
     with pytest.raises(RequestError, match="a weighted sum; expected one adapter"):
         llm.chat(QUESTION, GREEDY, lora="everything:0.5+text:0.5")
+
+
+def test_adapters_that_act_later_share_images_with_the_base(seeing: Seeing, llm: LLM, tmp_path: Path) -> None:
+    """PEFT's aLoRA acts from its invocation tokens on; an image has none."""
+    invocation = [5, 6]  # what is
+    fields = {"r": 2, "task_type": "CAUSAL_LM", "alora_invocation_tokens": invocation}
+    parts = {"later": r".*text_model.*(q_proj|down_proj)", "tower-later": r".*vision_model.*q_proj"}
+    model = replace(SMOLVLM, adapters={name: {"target_modules": part, **fields} for name, part in parts.items()})
+    for name, directory in save_adapters(seeing.model, tmp_path, model).items():
+        llm.load_lora(name, directory)
+    asked, without = question(LARGE, "what is this"), question(LARGE, "red is this")
+    before = llm._vision.stats()
+    base = [llm.chat(prompt, GREEDY) for prompt in (asked, without)]
+    found = [llm.chat(prompt, GREEDY, lora="later") for prompt in (asked, without)]
+    assert found[0].token_ids != base[0].token_ids
+    assert (found[0].num_cached_tokens or 0) >= 32
+    assert [one.log_prob for one in found[1].log_probs] == [one.log_prob for one in base[1].log_probs]
+    assert llm._vision.stats().num_misses <= before.num_misses + 1
+    with pytest.raises(AdapterError, match="alora_invocation_tokens and changes the vision tower or the connector"):
+        llm.chat(asked, GREEDY, lora="tower-later")
+
+
+def test_virtual_tokens_are_refused_with_images(llm: LLM, tmp_path: Path, seeing: Seeing) -> None:
+    sizes = {"num_transformer_submodules": 1, "num_layers": 2, "num_attention_heads": 4}
+    base = load(seeing.model)
+    config = peft.PromptTuningConfig(
+        task_type="CAUSAL_LM", num_virtual_tokens=3, token_dim=base.config.text_config.hidden_size, **sizes
+    )
+    peft.get_peft_model(base, config).save_pretrained(tmp_path / "tuned")
+    llm.load_lora("tuned", tmp_path / "tuned")
+    assert llm.chat(question("what is this"), GREEDY, lora="tuned").token_ids
+    with pytest.raises(RequestError, match="lora is 'tuned', an adapter of virtual tokens; expected a LoRA"):
+        llm.chat(QUESTION, GREEDY, lora="tuned")
 
 
 def test_other_images_do_not_wait_for_an_adapter(seeing: Seeing, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
