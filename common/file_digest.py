@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Final, Protocol
 
+from .pauses import may_pause
 from .regular_file import open_regular
 
 _PIECE_BYTES: Final = 1 << 20
@@ -27,6 +28,7 @@ def add_file(path: Path, *digests: Digest) -> None:
         while piece := file.read(_PIECE_BYTES):
             for digest in digests:
                 digest.update(piece)
+            may_pause()
 
 
 def sha256_of(path: Path) -> str:

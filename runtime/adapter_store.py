@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import os
 import threading
 import time
@@ -432,7 +433,7 @@ class AdapterStore:
         A thread of its own computes them, because SHA-256 takes about as long as the conversion.
         """
         with ThreadPoolExecutor(1, "adaptrt-digests") as thread:
-            digests = thread.submit(digests_of, adapter.name, adapter.directory)
+            digests = thread.submit(contextvars.copy_context().run, digests_of, adapter.name, adapter.directory)
             try:
                 converted = None if is_prompt_tuned(adapter.directory) else self._convert(adapter)
             except AdaptrtError:

@@ -16,6 +16,7 @@ from .._core import AdaptrtError, ExecutorClosedError, GuidedDecodingParams, Req
 from ..formats.adapter.proof import read_proof
 from ..runtime.executor import Executor
 from ..runtime.named_adapter import NamedAdapter
+from .first_tokens import FirstTokens
 from .options import ServerLimits
 from .time_slices import TimeSlices
 from .work import Work, WorkKind
@@ -139,7 +140,8 @@ class AsyncExecutor:
         limits: limits of slow work; None: the defaults.
         """
         self.executor: Final = executor
-        self.work: Final = Work(ServerLimits() if limits is None else limits)
+        self._first_tokens = FirstTokens()
+        self.work: Final = Work(ServerLimits() if limits is None else limits, self._first_tokens.pause)
         """Runs all work that would block the loop."""
         self.gate: TenantGate | None = None
         """Admits requests before submit(); None: there are no tenants, and all requests are admitted."""
@@ -211,6 +213,8 @@ class AsyncExecutor:
         # Responses are delivered by callbacks of this loop, so none can arrive before the request is registered here.
         generation = Generation(self, self.executor.enqueue_resolved_request(request))
         self._generations[generation.request_id] = generation
+        if request.streaming or request.pooling_params is not None:  # others have no response before the last one
+            self._first_tokens.begin(generation.request_id)
         if self._observer is not None:
             self._observer.on_start(generation.request_id, request, adapter)
         return generation
@@ -260,6 +264,7 @@ class AsyncExecutor:
 
     def _hand_over(self, response: Response) -> None:
         generation = self._generations[response.request_id]
+        self._first_tokens.end(response.request_id)
         generation.accept(response)
         if generation.admitted is not None:
             generation.admitted.note(response)
@@ -273,6 +278,7 @@ class AsyncExecutor:
         while self._arrived:
             self._hand_over(self._arrived.popleft())
         for generation in self._generations.values():
+            self._first_tokens.end(generation.request_id)
             generation.fail(error)
             if generation.admitted is not None:
                 generation.admitted.end()

@@ -89,7 +89,7 @@ class ServerLimits:
     """Number of requests of all batches that run at a time."""
     adapter_threads: int | None = None
     """Threads that read and convert adapters. None: as many as num_adapter_threads() says."""
-    adapter_niceness: int = 5
+    adapter_niceness: int = 10
     """Niceness of these threads, added to the process's: steps of the engine go first. Only Linux has one per thread.
     """
     guide_threads: int = 2

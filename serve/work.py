@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from .._core import ExecutorClosedError
+from ..common.pauses import pause_by
 from .errors import ApiError
 from .fair_queue import FairQueue, Job
 from .options import ServerLimits, num_adapter_threads
@@ -51,8 +52,8 @@ class WorkKind(Enum):
 class Work:
     """The pools. Call all methods on the event loop."""
 
-    def __init__(self, limits: ServerLimits) -> None:
-        """Starts no thread until the first call."""
+    def __init__(self, limits: ServerLimits, pause_loads: Callable[[], None] | None = None) -> None:
+        """Starts no thread until the first call. pause_loads: called between pieces of the work ADAPTERS."""
         threads = {
             WorkKind.ADAPTERS: num_adapter_threads(limits),
             WorkKind.GUIDES: limits.guide_threads,
@@ -64,7 +65,13 @@ class Work:
         }
         niceness = {WorkKind.ADAPTERS: limits.adapter_niceness}
         self._pools: Mapping[WorkKind, WorkPool] = {
-            kind: WorkPool(kind.value, threads[kind], limits.max_waiting_work, niceness.get(kind, 0))
+            kind: WorkPool(
+                kind.value,
+                threads[kind],
+                limits.max_waiting_work,
+                niceness.get(kind, 0),
+                pause_loads if kind is WorkKind.ADAPTERS else None,
+            )
             for kind in WorkKind
         }
 
@@ -161,16 +168,25 @@ class _Call(Job):
 class WorkPool:
     """The threads of one kind of work. Call all methods on the event loop."""
 
-    def __init__(self, name: str, num_threads: int, max_waiting: int, niceness: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        num_threads: int,
+        max_waiting: int,
+        niceness: int = 0,
+        pause: Callable[[], None] | None = None,
+    ) -> None:
         """name: for errors. max_waiting: maximum number of calls that wait for a thread. niceness: see
-        ServerLimits.adapter_niceness.
+        ServerLimits.adapter_niceness. pause: for pause_by().
         """
         self.num_refused = 0
         """Number of calls that were answered with 429."""
         self._name = name
         self._max_waiting = max_waiting
         self._queue = FairQueue(num_threads, max_waiting)
-        self._threads = ThreadPoolExecutor(num_threads, f"adaptrt-{name}", initializer=_yield_cpu, initargs=(niceness,))
+        self._threads = ThreadPoolExecutor(
+            num_threads, f"adaptrt-{name}", initializer=_begin_thread, initargs=(niceness, pause)
+        )
         self._shared: dict[Hashable, _Call] = {}
         self._waiting: set[_Call] = set()
         self._stoppable: set[_Call] = set()
@@ -319,8 +335,9 @@ class WorkPool:
                 future.set_exception(error)
 
 
-def _yield_cpu(niceness: int) -> None:
-    """Adds to the niceness of this thread, and of threads that it starts."""
+def _begin_thread(niceness: int, pause: Callable[[], None] | None) -> None:
+    """Adds to the niceness of this thread and of threads that it starts, and sets how its work pauses."""
+    pause_by(pause)
     if niceness and sys.platform == "linux":
         own = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, own, os.getpriority(os.PRIO_PROCESS, own) + niceness)

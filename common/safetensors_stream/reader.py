@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 
 from ..._core import AdaptrtError, CheckpointError
+from ..pauses import may_pause
 from ..regular_file import open_regular, read_into
 from .header import LENGTH_BYTES, MAX_HEADER_BYTES, Header, TensorSpec, parse_header
 
@@ -142,7 +143,9 @@ class SafetensorsReader:
                 header = _header_in(file, file_bytes, path, self._error)
                 file.seek(0)
                 content = np.empty(file_bytes, np.uint8)
-                read_into(file, path, content.data)
+                for first in range(0, file_bytes, PIECE_BYTES):
+                    read_into(file, path, content.data[first : first + PIECE_BYTES])
+                    may_pause()
         except OSError as reason:
             raise self._error(f"{path}: cannot be read: {reason.strerror}") from None
         return content, header

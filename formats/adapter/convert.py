@@ -21,6 +21,7 @@ from ..._core import (
     dtype_name,
     scale_elements,
 )
+from ...common.pauses import may_pause
 from ..network.adapter_limits import AdapterLimits
 from ..network.adapter_sites import AdaptedModules
 from .adapter import DTYPES, NUMPY_DTYPES, Adapter, Array, ModuleTensors
@@ -196,6 +197,7 @@ def _flatten(
     weights = np.zeros((1, len(rows) + len(settings), max(row.size for row in rows)), NUMPY_DTYPES[dtype])
     for place, row in zip(weights[0], rows, strict=False):
         row.write(place, dtype, problems)
+        may_pause()
     if problems:
         raise AdapterError(f"{adapter.file}: " + join_problems(problems))
     config = [(row.key.module_id, row.key.layer, row.rank, row.vectors) for row in rows]

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from ..._core import all_finite
+from ...common.pauses import may_pause
 from ..network.adapter_sites import AdaptedModules
 from .adapter import DTYPES, Array, FloatArray
 from .names import ModuleKey, parse_tensor_name
@@ -69,6 +70,7 @@ def parts_by_module(
         parts.names[parsed.role] = name
         shape = layout.shapes[parsed.role]
         reasons = _value_problems(tensors[name], shape, layout.may_be_empty)
+        may_pause()
         problems += [f"tensor '{name}': {reason}" for reason in reasons]
         if not reasons:
             parts.arrays[parsed.role] = _loaded(tensors[name], shape)
