@@ -72,20 +72,24 @@ void check_without_kv_cache(Problems& problems, const ExecutorConfig& config) {
   refuse(config.draft_target_decoding_config.has_value(), "draft_target_decoding_config", "None");
 }
 
-/// Refuses options that need states of earlier tokens, which the engine has overwritten.
+/// Refuses options that an engine with states cannot serve.
 void check_with_states(Problems& problems, const ExecutorConfig& config) {
-  const auto refuse = [&](bool is_given, const char* name, const char* accepted, const char* reason) {
-    if (is_given) {
-      problems.add(std::string(name) + " is given; accepted: " + accepted + ", because the engine " + reason);
-    }
-  };
-  constexpr const char* kNoDrafts = "keeps states, which cannot take wrong drafts back";
-  refuse(config.kv_cache_config.has_second_level(), "kv_cache_config.host_cache_size", "None and 0",
-         "keeps states, which are not written to the file");
-  refuse(config.decoding_config && config.decoding_config->lookahead_decoding_config &&
-             config.decoding_config->lookahead_decoding_config->drafts(),
-         "decoding_config.lookahead_decoding_config", "None", kNoDrafts);
-  refuse(config.draft_target_decoding_config.has_value(), "draft_target_decoding_config", "None", kNoDrafts);
+  const KvCacheConfig& kv = config.kv_cache_config;
+  if (kv.has_second_level()) {
+    problems.add(
+        "kv_cache_config.host_cache_size is given; accepted: None and 0, because the engine keeps states, "
+        "which are not written to the file");
+  }
+  const bool drafts = config.draft_target_decoding_config ||
+                      (config.decoding_config && config.decoding_config->lookahead_decoding_config &&
+                       config.decoding_config->lookahead_decoding_config->drafts());
+  if (drafts && (kv.max_state_snapshots == 0 || !kv.enable_block_reuse)) {
+    problems.add(
+        std::string(kv.enable_block_reuse ? "kv_cache_config.max_state_snapshots is 0; accepted: None, and 1 "
+                                            "or more"
+                                          : "kv_cache_config.enable_block_reuse is False; accepted: True") +
+        ", because drafts are configured, and states are saved in a snapshot's slot before them");
+  }
 }
 
 }  // namespace

@@ -307,18 +307,6 @@ void check_beams(Problems& problems, const Request& request, const EngineInfo& e
          "logits of beams are not kept");
 }
 
-/// Refuses drafts for an engine that keeps states.
-void check_no_drafts(Problems& problems, const Request& request) {
-  const auto refuse = [&](bool is_given, const char* name, const char* accepted) {
-    if (!is_given) return;
-    problems.add(std::string(name) + " is given; accepted: " + accepted +
-                 ", because the engine keeps states, which cannot take wrong drafts back");
-  };
-  refuse(request.external_draft_tokens_config.has_value(), "external_draft_tokens_config", "None");
-  refuse(request.lookahead_config && request.lookahead_config->drafts(), "lookahead_config",
-         "None or LookaheadDecodingConfig(1, 1, 0)");
-}
-
 }  // namespace
 
 Problems Request::validate(const EngineInfo& engine, const AdapterTerms& terms) const {
@@ -365,7 +353,6 @@ Problems Request::validate(const EngineInfo& engine, const AdapterTerms& terms) 
     problems.add_all("external_draft_tokens_config.", external_draft_tokens_config->validate(vocab_size));
   }
   if (lookahead_config) problems.add_all("lookahead_config.", lookahead_config->validate());
-  if (engine.has_states()) check_no_drafts(problems, *this);
   check_token_types(problems, *this, engine);
   check_active_from(problems, *this, engine);
   if (vocab_size > engine.vocab_size && lora_config && lora_config->active_from != 0) {

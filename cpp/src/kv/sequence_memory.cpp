@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <stdexcept>
 #include <utility>
 
 namespace adaptrt {
@@ -86,6 +87,23 @@ bool SequenceMemoryPool::try_grow(SequenceMemory& memory, std::int32_t num_token
   return true;
 }
 
+bool SequenceMemoryPool::try_save_states(SequenceMemory& memory) {
+  if (!has_states() || memory.states.saved != kNoStateSlot) return true;
+  memory.states.saved = state_pool_->save(memory.states.slot);
+  return memory.states.saved != kNoStateSlot;
+}
+
+void SequenceMemoryPool::keep(SequenceMemory& memory, std::int32_t num_tokens, std::int32_t num_wrong) {
+  const StateSlot saved = std::exchange(memory.states.saved, kNoStateSlot);
+  if (num_wrong > 0 && has_states()) {
+    if (saved == kNoStateSlot) throw std::logic_error("wrong drafts have changed states that were not saved");
+    state_pool_->restore(saved, memory.states.slot, memory);
+    return;
+  }
+  if (saved != kNoStateSlot) state_pool_->drop_saved(saved);
+  memory.num_computed = num_tokens;
+}
+
 void SequenceMemoryPool::reuse_states(SequenceMemory& memory) {
   memory.states.slot = state_pool_->take();
   state_pool_->reuse_snapshot(memory.blocks().back(), memory.states.slot, memory);
@@ -152,6 +170,7 @@ bool SequenceMemoryPool::try_fork(const SequenceMemory& parent, SequenceMemory& 
 
 void SequenceMemoryPool::release(SequenceMemory& memory) {
   block_pool_.release(memory.table);
+  if (memory.states.saved != kNoStateSlot) state_pool_->drop_saved(memory.states.saved);
   if (memory.states.slot != kNoStateSlot) state_pool_->give_back(memory.states.slot);
   memory.states = {};
   memory.cross.reset();

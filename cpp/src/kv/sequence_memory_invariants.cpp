@@ -35,10 +35,12 @@ std::vector<std::string> SequenceMemoryPool::check_invariants(
   }
   if (state_pool_) {
     std::vector<StateSlot> slots;
+    std::vector<StateSlot> saved;
     for (const SequenceMemory* memory : held) {
       if (memory->states.slot != kNoStateSlot) slots.push_back(memory->states.slot);
+      if (memory->states.saved != kNoStateSlot) saved.push_back(memory->states.saved);
     }
-    const auto of_states = state_pool_->check_invariants(slots);
+    const auto of_states = state_pool_->check_invariants(slots, saved);
     violations.insert(violations.end(), of_states.begin(), of_states.end());
     for (BlockId block = 0; block < num_blocks(); ++block) {
       if (state_pool_->snapshot_after(block) == kNoStateSlot || block_pool_.is_indexed(block)) continue;

@@ -85,12 +85,34 @@ void StatePool::drop_snapshot(BlockId block) {
   const StateSlot slot = std::exchange(snapshots_[static_cast<std::size_t>(block)], kNoStateSlot);
   if (slot == kNoStateSlot) return;
   blocks_[place_of(slot)] = kNoBlock;
+  free_snapshot_slot(slot);
+}
+
+void StatePool::free_snapshot_slot(StateSlot slot) {
   if (is_read_later(slot)) {
     read_once_more_.push_back(slot);
     return;
   }
   std::erase_if(copies_, [&](const StateCopy& copy) { return copy.to == slot; });
   free_snapshots_.push_back(slot);
+}
+
+StateSlot StatePool::save(StateSlot from) {
+  const StateSlot saved = take_snapshot_slot();
+  if (saved == kNoStateSlot) return saved;
+  copies_.push_back({.from = from, .to = saved});
+  ++num_saved_;
+  return saved;
+}
+
+void StatePool::restore(StateSlot saved, StateSlot to, const SequenceMemory& holder) {
+  copy(saved, to, holder);
+  drop_saved(saved);
+}
+
+void StatePool::drop_saved(StateSlot saved) {
+  --num_saved_;
+  free_snapshot_slot(saved);
 }
 
 bool StatePool::is_read_later(StateSlot slot) const {
@@ -123,12 +145,14 @@ StatePoolStats StatePool::stats() const {
           .num_slots = num_sequences_,
           .used_slots = num_sequences_ - std::ssize(free_),
           .max_snapshots = num_snapshots_,
-          .num_snapshots = num_snapshots_ - std::ssize(free_snapshots_) - std::ssize(read_once_more_),
+          .num_snapshots =
+              num_snapshots_ - std::ssize(free_snapshots_) - std::ssize(read_once_more_) - num_saved_,
           .taken_snapshots = taken_snapshots_,
           .reused_snapshots = reused_snapshots_};
 }
 
-std::vector<std::string> StatePool::check_invariants(std::span<const StateSlot> held) const {
+std::vector<std::string> StatePool::check_invariants(std::span<const StateSlot> held,
+                                                     std::span<const StateSlot> saved) const {
   std::vector<std::string> violations;
   std::vector<int> uses(static_cast<std::size_t>(num_sequences_ + num_snapshots_), 0);
   const auto count = [&](std::span<const StateSlot> slots, StateSlot first, StateSlot end) {
@@ -142,6 +166,7 @@ std::vector<std::string> StatePool::check_invariants(std::span<const StateSlot> 
   };
   const StateSlot end = num_sequences_ + num_snapshots_;
   count(held, 0, num_sequences_);
+  count(saved, num_sequences_, end);
   count(free_, 0, num_sequences_);
   count(free_snapshots_, num_sequences_, end);
   count(read_once_more_, num_sequences_, end);
@@ -156,6 +181,10 @@ std::vector<std::string> StatePool::check_invariants(std::span<const StateSlot> 
     if (uses[slot] == 1) continue;
     violations.push_back("state slot " + std::to_string(slot) + " has " + std::to_string(uses[slot]) +
                          " uses; expected one of free, held, snapshot");
+  }
+  if (std::cmp_not_equal(saved.size(), num_saved_)) {
+    violations.push_back(std::to_string(num_saved_) + " states are saved, and sequences hold " +
+                         std::to_string(saved.size()));
   }
   std::set<StateSlot> targets;
   for (const StateCopy& copy : copies_) {

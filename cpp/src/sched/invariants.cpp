@@ -236,8 +236,9 @@ void check_drafts(const StepPlan& plan, const Scheduler& scheduler, Report& repo
   for (const Sequence* sequence : scheduler.running()) {
     const bool is_planned =
         std::ranges::find(plan.entries, sequence, &PlannedSequence::sequence) != plan.entries.end();
-    report.check(is_planned || scheduler.memory().num_available() == 0, *sequence,
-                 "is not planned although there are drafts");
+    // A beam whose tokens are computed waits for the other beams.
+    report.check(is_planned || sequence->num_to_compute() == 0 || scheduler.memory().num_available() == 0,
+                 *sequence, "is not planned although there are drafts");
   }
 }
 
@@ -276,7 +277,10 @@ void check_states(const StepPlan& plan, const Scheduler& scheduler, Report& repo
   for (const PlannedSequence& entry : plan.entries) {
     const Sequence& sequence = *entry.sequence;
     report.check(sequence.memory.states.slot != kNoStateSlot, sequence, "is planned without states");
-    report.check(entry.num_drafts == 0, sequence, "has drafts, which its states could not take back");
+    report.check((entry.num_drafts > 0) == (sequence.memory.states.saved != kNoStateSlot), sequence,
+                 "has drafts and no saved states, or the other way round");
+    report.check(entry.num_drafts == 0 || !entry.is_prefill, sequence,
+                 "has drafts after several tokens, which its states would lose too");
     const bool starts = std::ranges::find(plan.started, &sequence) != plan.started.end();
     const bool awaits = std::ranges::any_of(
         plan.state_copies, [&](const PlannedStateCopy& copy) { return copy.sequence == &sequence; });

@@ -234,7 +234,8 @@ void Scheduler::commit(const StepPlan& plan) {
   for (Sequence* sequence : plan.encoded) memory_.commit_encoder_input(sequence->memory);
   for (const PlannedSequence& entry : plan.entries) {
     Sequence& sequence = *entry.sequence;
-    memory_.keep(sequence.memory, entry.end() + entry.num_right_drafts());
+    const std::int32_t num_right = entry.num_right_drafts();
+    memory_.keep(sequence.memory, entry.end() + num_right, entry.num_drafts - num_right);
     if (waiting_.is_fair()) charge(sequence, sequence.num_computed());
     if (shares_memory(sequence)) memory_.share(sequence.memory, sequence.content());
   }

@@ -50,9 +50,13 @@ bool Scheduler::add_draft(PlannedSequence& entry, std::int64_t& num_spare_blocks
   const std::int32_t most = std::min(sequence.max_tokens - sequence.num_generated() - 1,
                                      static_cast<std::int32_t>(sequence.drafts.size()));
   if (!entry.wants_logits || sequence.num_forks > 0 || entry.num_drafts >= most) return false;
+  // A wrong draft takes all tokens of the step back, if there are states.
+  if (memory_.has_states() && entry.is_prefill) return false;
   const std::int32_t num_tokens = entry.end() + entry.num_drafts + 1;
-  if (memory_.blocks_to_grow(sequence.memory, num_tokens) > 0) {
-    if (num_spare_blocks <= 0) return false;
+  const bool needs_block = memory_.blocks_to_grow(sequence.memory, num_tokens) > 0;
+  if (needs_block && num_spare_blocks <= 0) return false;
+  if (!memory_.try_save_states(sequence.memory)) return false;
+  if (needs_block) {
     --num_spare_blocks;
     if (!memory_.try_grow(sequence.memory, num_tokens)) {
       throw std::logic_error("sequence " + std::to_string(sequence.id) +

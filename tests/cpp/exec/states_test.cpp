@@ -18,6 +18,9 @@ namespace {
 
 using Answers = std::vector<std::vector<TokenId>>;
 
+constexpr LookaheadDecodingConfig kLookahead{
+    .max_window_size = 6, .max_ngram_size = 4, .max_verification_set_size = 4};
+
 FakeEngine::Options with_states() {
   FakeEngine::Options options;
   options.has_states = true;
@@ -186,6 +189,83 @@ BOOST_AUTO_TEST_CASE(each_fork_costs_one_copy) {
   BOOST_TEST(engine->num_state_copies() == 3);
 }
 
+/// Returns the number of steps of a request with these drafts; checks its tokens.
+std::int64_t num_steps_with(Executor& executor, const std::vector<TokenId>& drafts) {
+  Request request = make_request(kPrompt, 6);
+  request.external_draft_tokens_config.emplace().tokens = drafts;
+  const Result result = collect_result(executor, executor.enqueue_request(request));
+  BOOST_TEST(result.output_token_ids.at(0) == expected_tokens(kPrompt, 6), boost::test_tools::per_element());
+  return result.decoding_iter;
+}
+
+BOOST_AUTO_TEST_CASE(wrong_drafts_cost_two_copies_and_their_step) {
+  FakeEngine::Options options = with_states();
+  options.tokens_per_block = 32;  // so that there are no snapshots
+  const auto engine = std::make_shared<FakeEngine>(options);
+  Executor executor(engine, with_snapshots(4), kAvailableMemory, check_every_step);
+  auto drafts = expected_tokens(kPrompt, 5);
+  // The prompt's step gives one token, and the next one the others.
+  BOOST_TEST(num_steps_with(executor, drafts) == 2);
+  const std::int64_t copies_before = engine->num_state_copies();
+  const std::int64_t tokens_before = engine->num_tokens();
+  drafts[2] = (drafts[2] + 1) % 101;
+  // Tokens 1; 2 and 3 with the right draft; 4, for which 1 to 3 are computed again; 5; 6.
+  BOOST_TEST(num_steps_with(executor, drafts) == 5);
+  BOOST_TEST(engine->num_tokens() - tokens_before == std::ssize(kPrompt) + 5 + 3 + 1 + 1);
+  BOOST_TEST(engine->num_state_copies() - copies_before == 2);
+}
+
+BOOST_DATA_TEST_CASE(drafts_change_no_token, boost::unit_test::data::make(kSettings), setting) {
+  if (!setting.reuse) return;  // there are no slots to save states in
+  std::mt19937 random(static_cast<unsigned>(setting.max_num_tokens));
+  const auto draw = [&](int low, int high) { return std::uniform_int_distribution(low, high)(random); };
+  FakeEngine::Options options = with_states();
+  options.vocab_size = 3;
+  FakeEngine::Options without_states = options;
+  without_states.has_states = false;
+  const auto alone = make_executor({}, without_states);
+  ExecutorConfig config = config_of(setting);
+  config.iter_stats_max_iterations = 10000;
+  config.decoding_config.emplace().lookahead_decoding_config = kLookahead;
+  const auto executor = make_executor(config, options);
+  std::vector<Request> requests;
+  std::vector<RequestId> ids;
+  for (int i = 0; i < 30; ++i) {
+    std::vector<TokenId> prompt(static_cast<std::size_t>(draw(1, 30)));
+    for (auto& token : prompt) token = draw(0, 1);
+    Request request = make_request(prompt, draw(1, 40));
+    if (draw(0, 3) == 0) request = several(sampled(prompt, request.max_tokens, 5), 2);
+    if (draw(0, 2) == 0) request.lora_config = fake_adapter(1);
+    requests.push_back(request);
+    if (draw(0, 2) == 0) {
+      request.external_draft_tokens_config.emplace().tokens.assign(static_cast<std::size_t>(draw(1, 6)), 1);
+    }
+    ids.push_back(executor->enqueue_request(request));
+  }
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    BOOST_TEST((answers_of(*executor, ids[i]) == answers_of(*alone, alone->enqueue_request(requests[i]))));
+  }
+  std::int64_t num_drafts = 0;
+  std::int64_t num_accepted = 0;
+  for (const IterationStats& step : executor->get_latest_iteration_stats()) {
+    if (!step.spec_decoding_stats) continue;
+    num_drafts += step.spec_decoding_stats->num_draft_tokens;
+    num_accepted += step.spec_decoding_stats->num_accepted_tokens;
+  }
+  BOOST_TEST(num_accepted > 20);
+  BOOST_TEST(num_accepted < num_drafts);
+  BOOST_TEST(stats_of(*executor).used_slots == 0);
+}
+
+BOOST_AUTO_TEST_CASE(a_draft_engine_drafts_for_an_engine_with_states) {
+  ExecutorConfig config = with_snapshots(4);
+  config.draft_target_decoding_config.emplace();
+  const auto executor = make_drafting_executor(config, with_states(), std::make_shared<FakeEngine>());
+  const Result result = collect_result(*executor, executor->enqueue_request(make_request(kPrompt, 12)));
+  BOOST_TEST(result.output_token_ids.at(0) == expected_tokens(kPrompt, 12), boost::test_tools::per_element());
+  BOOST_TEST(result.decoding_iter < 12);
+}
+
 BOOST_AUTO_TEST_CASE(a_failed_step_leaves_no_wrong_snapshot) {
   const auto executor = make_executor(with_snapshots(4), with_states(), [](std::int64_t step) {
     if (step == 1) throw StepError("out of luck");  // the step that makes the copy
@@ -214,11 +294,14 @@ BOOST_AUTO_TEST_CASE(what_needs_earlier_states_is_refused) {
   file.kv_cache_config.host_cache_dir = "/tmp";
   check_refused(file,
                 "kv_cache_config.host_cache_size is given; accepted: None and 0, because the engine keeps");
-  ExecutorConfig lookahead;
-  const LookaheadDecodingConfig drafts_of_text{
-      .max_window_size = 1, .max_ngram_size = 3, .max_verification_set_size = 4};
-  lookahead.decoding_config.emplace().lookahead_decoding_config = drafts_of_text;
-  check_refused(lookahead, "decoding_config.lookahead_decoding_config is given");
+  ExecutorConfig drafts = with_snapshots(0);
+  drafts.decoding_config.emplace().lookahead_decoding_config = kLookahead;
+  check_refused(drafts, "max_state_snapshots is 0; accepted: None, and 1 or more, because drafts are configured");
+  drafts.kv_cache_config.max_state_snapshots.reset();
+  drafts.kv_cache_config.enable_block_reuse = false;
+  check_refused(drafts, "enable_block_reuse is False; accepted: True, because drafts are configured");
+  drafts.decoding_config->lookahead_decoding_config = LookaheadDecodingConfig{1, 1, 0};
+  BOOST_CHECK_NO_THROW(static_cast<void>(make_executor(drafts, with_states())));
   ExecutorConfig many = with_snapshots(1 << 30);
   check_refused(many, "the states of max_batch_size 8 sequences and 1073741824 snapshots");
 
@@ -227,24 +310,14 @@ BOOST_AUTO_TEST_CASE(what_needs_earlier_states_is_refused) {
   BOOST_CHECK_THROW(static_cast<void>(make_executor(with_snapshots(1), without_states)), ConfigError);
   BOOST_CHECK_NO_THROW(static_cast<void>(make_executor(with_snapshots(0), without_states)));
 
-  const auto executor = make_executor(with_snapshots(1), with_states());
-  Request drafts = make_request(kPrompt, 3);
-  drafts.external_draft_tokens_config.emplace().tokens = {1};
-  BOOST_CHECK_EXCEPTION(executor->enqueue_request(drafts), RequestError, [](const RequestError& error) {
-    return std::string(error.what()).find("external_draft_tokens_config is given; accepted: None") !=
-           std::string::npos;
-  });
-  Request own_text = make_request(kPrompt, 3);
-  own_text.lookahead_config = drafts_of_text;
-  BOOST_CHECK_THROW(executor->enqueue_request(own_text), RequestError);
-
-  ExecutorConfig drafting;
+  ExecutorConfig drafting = with_snapshots(0);
   drafting.draft_target_decoding_config.emplace();
   BOOST_CHECK_THROW(
-      static_cast<void>(make_drafting_executor(drafting, {}, std::make_shared<FakeEngine>(with_states()))),
-      ConfigError);
-  BOOST_CHECK_THROW(
       static_cast<void>(make_drafting_executor(drafting, with_states(), std::make_shared<FakeEngine>())),
+      ConfigError);
+  drafting.kv_cache_config.max_state_snapshots.reset();
+  BOOST_CHECK_THROW(
+      static_cast<void>(make_drafting_executor(drafting, {}, std::make_shared<FakeEngine>(with_states()))),
       ConfigError);
 }
 

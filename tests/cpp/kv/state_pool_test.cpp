@@ -142,6 +142,37 @@ BOOST_FIXTURE_TEST_CASE(a_failed_step_makes_no_snapshot, Fixture) {
   require_sound(pool, {slot});
 }
 
+BOOST_FIXTURE_TEST_CASE(saved_states_take_the_slot_of_a_snapshot, Fixture) {
+  const StateSlot slot = pool.take();
+  BOOST_TEST(pool.take_snapshot(0, slot));
+  BOOST_TEST(pool.take_snapshot(1, slot));
+  BOOST_TEST(pool.save(slot) == kNoStateSlot);  // both snapshots are still to be made
+  pool.commit_copies();
+  const StateSlot saved = pool.save(slot);
+  BOOST_TEST(pool.snapshot_after(0) == kNoStateSlot);
+  BOOST_TEST(pool.snapshot_after(1) != kNoStateSlot);
+  BOOST_TEST((copies_of(pool) == Copies{{slot, saved, nullptr}}));
+  BOOST_TEST(pool.stats().num_snapshots == 1);
+  for (const auto& violation : pool.check_invariants(std::vector{slot}, std::vector{saved})) {
+    BOOST_ERROR(violation);
+  }
+  pool.commit_copies();
+  pool.restore(saved, slot, memory);
+  BOOST_TEST((copies_of(pool) == Copies{{saved, slot, &memory}}));
+  BOOST_TEST(pool.stats().num_snapshots == 1);
+  require_sound(pool, {slot});
+  // The saved states are read once more, so that only the other snapshot's slot can be had.
+  const StateSlot again = pool.save(slot);
+  BOOST_TEST(again != kNoStateSlot);
+  BOOST_TEST(again != saved);
+  BOOST_TEST((copies_of(pool) == Copies{{saved, slot, &memory}, {slot, again, nullptr}}));
+  pool.drop_saved(again);
+  BOOST_TEST((copies_of(pool) == Copies{{saved, slot, &memory}}));
+  pool.commit_copies();
+  require_sound(pool, {slot});
+  BOOST_TEST(pool.stats().num_snapshots == 0);
+}
+
 BOOST_FIXTURE_TEST_CASE(wrong_slots_are_found, Fixture) {
   const auto found = [&](const std::vector<StateSlot>& held, const std::string& words) {
     const auto violations = pool.check_invariants(held);
@@ -152,6 +183,9 @@ BOOST_FIXTURE_TEST_CASE(wrong_slots_are_found, Fixture) {
   BOOST_TEST(found({}, "state slot 0 has 0 uses"));
   BOOST_TEST(found({slot, slot}, "state slot 0 has 2 uses"));
   BOOST_TEST(found({slot, 3}, "state slot 3 is not in its part"));
+  const StateSlot saved = pool.save(slot);
+  BOOST_TEST(found({slot}, "1 states are saved, and sequences hold 0"));
+  pool.drop_saved(saved);
   pool.copy(slot, slot, memory);
   BOOST_TEST(found({slot}, "copied to itself"));
   pool.copy(1, slot, memory);

@@ -103,6 +103,72 @@ BOOST_AUTO_TEST_CASE(drafts_of_the_tokens_after_the_prompt_come_with_its_last_ch
   world.run_to_the_end();
 }
 
+BOOST_AUTO_TEST_CASE(with_states_a_wrong_draft_takes_the_step_back) {
+  World world({.tokens_per_block = 4, .has_states = true, .num_state_snapshots = 2});
+  world.make_drafts = [](Sequence& sequence) {
+    sequence.drafts = World::coming_tokens(sequence, 4);
+    sequence.drafts[2] ^= 1;
+  };
+  Sequence& sequence = world.add(6, 20);
+  while (sequence.num_generated() == 0) world.step();
+  world.step();
+  BOOST_TEST(world.plan.num_draft_tokens == 4);
+  BOOST_TEST(sequence.num_generated() == 1 + 3);
+  BOOST_TEST(sequence.num_computed() == 6);
+  world.plan_only();
+  BOOST_TEST(world.plan.num_tokens == 4);  // without drafts, which could take it back again
+  BOOST_TEST(world.plan.num_draft_tokens == 0);
+  BOOST_TEST(world.plan.state_copies.size() == 1U);
+  world.run_planned();
+  BOOST_TEST(sequence.num_computed() == 6 + 4);
+  world.step();
+  BOOST_TEST(world.plan.num_draft_tokens == 4);
+  BOOST_TEST(world.memory.state_pool()->stats().num_snapshots <= 2);
+  world.run_to_the_end();
+  BOOST_TEST(world.num_finished == 1);
+}
+
+BOOST_AUTO_TEST_CASE(with_states_right_drafts_are_tokens) {
+  World world({.tokens_per_block = 4, .has_states = true, .num_state_snapshots = 1});
+  draft_rightly(world, 3);
+  Sequence& a = world.add(2, 14);
+  Sequence& b = world.add(2, 14);
+  world.step();
+  world.step();
+  // One slot is there for saved states.
+  BOOST_TEST(num_drafts_of(world, a) == 3);
+  BOOST_TEST(num_drafts_of(world, b) == 0);
+  BOOST_TEST(a.num_computed() == 2 + 4);
+  world.step();
+  BOOST_TEST(num_drafts_of(world, a) == 3);
+  world.run_to_the_end();
+  BOOST_TEST(world.num_finished == 2);
+}
+
+BOOST_AUTO_TEST_CASE(with_states_there_are_no_drafts_without_a_slot_to_save_them) {
+  World world({.has_states = true, .num_state_snapshots = 0});
+  draft_rightly(world, 3);
+  Sequence& sequence = world.add(2, 8);
+  world.step();
+  world.step();
+  BOOST_TEST(num_drafts_of(world, sequence) == 0);
+  world.run_to_the_end();
+}
+
+BOOST_AUTO_TEST_CASE(with_states_a_failed_step_leaves_no_saved_ones) {
+  World world({.has_states = true, .num_state_snapshots = 2});
+  draft_rightly(world, 3);
+  world.add(2, 8);
+  world.step();
+  world.plan_only();
+  BOOST_TEST(world.plan.num_draft_tokens == 3);
+  world.fail_step();
+  BOOST_TEST(world.memory.state_pool()->stats().num_snapshots == 0);
+  world.add(2, 8);
+  world.run_to_the_end();
+  BOOST_TEST(world.num_finished == 1);
+}
+
 BOOST_AUTO_TEST_CASE(drafts_end_before_the_last_token) {
   World world({});
   draft_rightly(world, 9);
@@ -226,21 +292,39 @@ BOOST_AUTO_TEST_CASE(each_damage_to_planned_drafts_is_named) {
   world.run_to_the_end();
 }
 
+BOOST_AUTO_TEST_CASE(each_damage_to_drafts_with_states_is_named) {
+  World world({.has_states = true, .num_state_snapshots = 2});
+  draft_rightly(world, 4);
+  world.add(3, 9);
+  world.step();
+  world.plan_only();
+  BOOST_TEST_REQUIRE(world.plan.num_draft_tokens == 4);
+  check_found(problems_of_damaged_plan(world, [](StepPlan& plan) { plan.entries[0].num_drafts = 0; }),
+              "has drafts and no saved states, or the other way round");
+  check_found(problems_of_damaged_plan(world, [](StepPlan& plan) { plan.entries[0].is_prefill = true; }),
+              "has drafts after several tokens, which its states would lose too");
+  world.run_to_the_end();
+}
+
 struct Setting {
   CapacitySchedulerPolicy policy;
   std::int32_t num_blocks;
   std::int32_t max_num_tokens;
   std::int64_t device_pages;
+  /// -1: the engine keeps no states.
+  std::int32_t num_state_snapshots = -1;
 };
 
 std::ostream& operator<<(std::ostream& out, const Setting& setting) {
   return out << "policy " << static_cast<int>(setting.policy) << ", blocks " << setting.num_blocks
-             << ", step " << setting.max_num_tokens << ", pages " << setting.device_pages;
+             << ", step " << setting.max_num_tokens << ", pages " << setting.device_pages << ", snapshots "
+             << setting.num_state_snapshots;
 }
 
 const std::vector<Setting> kSettings = {
     {kGuaranteedNoEvict, 24, 32, 0}, {kGuaranteedNoEvict, 60, 5, 3}, {kMaxUtilization, 14, 32, 0},
-    {kMaxUtilization, 16, 6, 3},     {kStaticBatch, 40, 12, 0},
+    {kMaxUtilization, 16, 6, 3},     {kStaticBatch, 40, 12, 0},    {kGuaranteedNoEvict, 60, 32, 3, 9},
+    {kGuaranteedNoEvict, 60, 9, 0, 4}, {kMaxUtilization, 16, 32, 0, 5},
 };
 
 /// Random crowds with random drafts: every token reads its predecessors' KV, and each sequence gets the same
@@ -252,11 +336,13 @@ BOOST_DATA_TEST_CASE(drafts_change_no_token, boost::unit_test::data::make(kSetti
     const auto draw = [&](int low, int high) { return std::uniform_int_distribution(low, high)(random); };
     World world({.num_blocks = setting.num_blocks,
                  .tokens_per_block = 4,
-                 .enable_block_reuse = seed % 3 != 0,
+                 .enable_block_reuse = seed % 3 != 0 || setting.num_state_snapshots > 0,
                  .partial_reuse = static_cast<PartialReuse>(seed % 2 * 2),
                  .policy = setting.policy,
                  .chunking = static_cast<ContextChunkingPolicy>(seed % 2),
                  .limits = limits(5, setting.max_num_tokens),
+                 .has_states = setting.num_state_snapshots > 0,
+                 .num_state_snapshots = std::max(setting.num_state_snapshots, 0),
                  .device_pages = setting.device_pages});
     world.make_drafts = [&](Sequence& sequence) {
       sequence.drafts = World::coming_tokens(sequence, draw(0, 9));

@@ -15,13 +15,19 @@ namespace adaptrt::testing::scheduler_simulation_test {
 namespace {
 
 /// Random traffic in a random small world: few blocks and pages, shared prefixes and block beginnings, forks,
-/// beams, shared encoder inputs, states, priorities, cancels, failing steps, background loads that may fail,
-/// pins, cleared prefix caches. World checks the invariants, the KV and the state that every token reads, and
+/// beams, shared encoder inputs, states, drafts, priorities, cancels, failing steps, background loads that may
+/// fail, pins, cleared prefix caches. World checks the invariants, the KV and the state that every token reads, and
 /// every finished answer.
 class Simulation {
  public:
   explicit Simulation(int seed)
-      : random_(static_cast<std::uint64_t>(seed)), config_(draw_config()), world_(config_) {}
+      : random_(static_cast<std::uint64_t>(seed)), config_(draw_config()), world_(config_) {
+    if (below(3) == 0) return;
+    world_.make_drafts = [this](Sequence& sequence) {
+      sequence.drafts = World::coming_tokens(sequence, below(5));
+      if (!sequence.drafts.empty() && below(2) == 0) sequence.drafts.back() ^= 1;
+    };
+  }
 
   void run(int num_steps) {
     for (int i = 0; i < num_steps; ++i) {

@@ -388,14 +388,17 @@ class World {
     return kv_[static_cast<std::size_t>(block) * size + position % size];
   }
   std::uint64_t& state_at(StateSlot slot) { return states_.at(static_cast<std::size_t>(slot)); }
-  /// Advances the state of a planned sequence over its tokens.
+  /// Advances the state of a planned sequence over its tokens and drafts.
   void advance_state(const PlannedSequence& entry) {
     if (states_.empty()) return;
     std::uint64_t& state = state_at(entry.sequence->memory.states.slot);
     if (entry.first_token > 0) {
       BOOST_TEST_REQUIRE(state == hash(*entry.sequence, entry.first_token), "another state is read");
     }
-    state = hash(*entry.sequence, entry.end());
+    const Sequence& sequence = *entry.sequence;
+    std::vector<std::int32_t> tokens(sequence.tokens.begin(), sequence.tokens.begin() + entry.end());
+    tokens.insert(tokens.end(), sequence.drafts.begin(), sequence.drafts.begin() + entry.num_drafts);
+    state = hash(sequence, tokens);
   }
   /// Writes the encoder's result for a sequence's input.
   void encode(const Sequence& sequence) {

@@ -21,6 +21,8 @@ namespace adaptrt {
 struct HeldStates {
   /// States after the computed tokens; kNoStateSlot before the first ones and in engines without states.
   StateSlot slot = kNoStateSlot;
+  /// Copy of them as they were before the planned step, which computes drafts; kNoStateSlot in other steps.
+  StateSlot saved = kNoStateSlot;
   /// Number of first tokens whose KV others had when the sequence started, up to a block's end: later
   /// sequences probably begin with them too.
   std::int32_t num_shared_tokens = 0;
@@ -86,8 +88,9 @@ struct SequenceMemoryOptions {
 /// A sequence's memory is reserved, started from a reusable prefix, grown before each step, cut back to the
 /// tokens that stay after it, forked, and released. Capacity is counted in KV blocks.
 ///
-/// States: a running sequence holds a slot for them. Its states cannot be cut back. Blocks can be reused only
-/// up to a snapshot of the states after them. Snapshots are taken at the end of a block: after the prompt's
+/// States: a running sequence holds a slot for them. They are saved before a step with drafts; if some are
+/// wrong, the tokens of the step are computed again from the saved states. Blocks can be reused only up to a
+/// snapshot of the states after them. Snapshots are taken at the end of a block: after the prompt's
 /// last full block (without the last token, which is always computed), where a prompt stops to match another
 /// one, before an adapter begins to act, and after the newest full block of generated tokens.
 class SequenceMemoryPool {
@@ -134,9 +137,13 @@ class SequenceMemoryPool {
   /// Makes room for `num_tokens` computed tokens. Returns false, and changes nothing, if there are not enough
   /// blocks, or if there is no slot for the states of a new sequence.
   [[nodiscard]] bool try_grow(SequenceMemory& memory, std::int32_t num_tokens);
-  /// Records that a step has computed the tokens up to `num_tokens`. If it computed more (drafts that are
-  /// wrong), they are taken back: the next step overwrites them.
-  void keep(SequenceMemory& memory, std::int32_t num_tokens) { memory.num_computed = num_tokens; }
+  /// Saves the states before a step that computes drafts; keep() forgets them. Returns false if there is no
+  /// slot for them, true in engines without states.
+  [[nodiscard]] bool try_save_states(SequenceMemory& memory);
+  /// Records that a step has computed the tokens up to `num_tokens`, and after them `num_wrong` wrong drafts,
+  /// whose KV the next step overwrites. States cannot leave tokens out: with wrong drafts, they become those
+  /// before the step again, and the step's tokens count as not computed.
+  void keep(SequenceMemory& memory, std::int32_t num_tokens, std::int32_t num_wrong = 0);
   /// Lets later sequences reuse what is computed of this one. May replace its blocks by others of the same
   /// content.
   void share(SequenceMemory& memory, const SequenceContent& content);

@@ -19,7 +19,7 @@ inline constexpr StateSlot kNoStateSlot = -1;
 struct StateCopy {
   StateSlot from = kNoStateSlot;
   StateSlot to = kNoStateSlot;
-  /// The memory that starts with the copy; nullptr if the copy is a snapshot.
+  /// The memory that continues with the copy; nullptr if the copy is a snapshot or saves states.
   const SequenceMemory* holder = nullptr;
 
   bool operator==(const StateCopy&) const = default;
@@ -43,7 +43,7 @@ struct StatePoolStats {
 /// blocks only together with the snapshot. The engine owns the memory.
 ///
 /// Slots [0, num_sequences) are for sequences, the others for snapshots. If a new snapshot finds no free
-/// slot, it replaces the least recently used one.
+/// slot, it replaces the least recently used one. States that are saved for one step take such a slot too.
 class StatePool {
  public:
   /// `num_blocks`: number of KV blocks. Throws ConfigError unless there is at least one sequence, and if
@@ -73,6 +73,14 @@ class StatePool {
   /// Drops the block's snapshot if it has one.
   void drop_snapshot(BlockId block);
 
+  /// Plans a copy of the states in `from` to a slot that is held until restore() or drop_saved(). Returns
+  /// kNoStateSlot if there is none: every snapshot takes part in a planned copy, or there are no snapshots.
+  [[nodiscard]] StateSlot save(StateSlot from);
+  /// Plans a copy of saved states to the slot of `holder`. Their own slot is free afterwards.
+  void restore(StateSlot saved, StateSlot to, const SequenceMemory& holder);
+  /// Frees the slot of saved states.
+  void drop_saved(StateSlot saved);
+
   /// Copies that no step has made yet, in the order in which they must be made.
   [[nodiscard]] std::span<const StateCopy> copies() const { return copies_; }
   /// Records that a step has made all copies.
@@ -82,8 +90,10 @@ class StatePool {
   void fail_copies();
 
   [[nodiscard]] StatePoolStats stats() const;
-  /// Lists every violated invariant; empty if none. `held`: slots of all running sequences. For tests.
-  [[nodiscard]] std::vector<std::string> check_invariants(std::span<const StateSlot> held) const;
+  /// Lists every violated invariant; empty if none. `held` and `saved`: slots of all running sequences, and
+  /// those of their saved states. For tests.
+  [[nodiscard]] std::vector<std::string> check_invariants(std::span<const StateSlot> held,
+                                                          std::span<const StateSlot> saved = {}) const;
 
  private:
   [[nodiscard]] std::size_t place_of(StateSlot snapshot) const {
@@ -93,6 +103,8 @@ class StatePool {
   [[nodiscard]] bool has_copy(StateSlot slot) const;
   /// Returns a slot for a new snapshot; kNoStateSlot if there is none.
   [[nodiscard]] StateSlot take_snapshot_slot();
+  /// Frees the slot of a snapshot or of saved states, once no planned copy reads it any more.
+  void free_snapshot_slot(StateSlot slot);
 
   std::int32_t num_sequences_;
   std::int32_t num_snapshots_;
@@ -105,6 +117,7 @@ class StatePool {
   std::vector<std::uint64_t> last_use_;  // [num_snapshots]
   std::uint64_t num_uses_ = 0;
   std::vector<StateCopy> copies_;
+  std::int32_t num_saved_ = 0;
   std::int64_t taken_snapshots_ = 0;
   std::int64_t reused_snapshots_ = 0;
 };
