@@ -113,6 +113,14 @@ class CpuEngine final : public Engine {
     std::ranges::copy(bytes, content.begin());
   }
 
+  void read_states(std::int32_t slot, std::span<std::byte> bytes) const override {
+    state_memory_.read(slot, bytes);
+  }
+
+  void write_states(std::int32_t slot, std::span<const std::byte> bytes) override {
+    state_memory_.write(slot, bytes);
+  }
+
   using Engine::step;
   void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) override {
     if (!threads_) throw EngineError("the engine's steps have ended: its executor was shut down");

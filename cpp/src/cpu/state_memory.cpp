@@ -82,4 +82,20 @@ void StateMemory::clear(std::int32_t slot_index, ThreadPool& threads) {
                  [&](std::size_t first, std::size_t bytes) { std::memset(target + first, 0, bytes); });
 }
 
+void StateMemory::require_slot(std::int32_t slot_index, std::size_t bytes) const {
+  if (slot_index >= 0 && slot_index < num_slots_ && bytes == slot_bytes_) return;
+  throw EngineError("slot " + std::to_string(slot_index) + " of " + std::to_string(num_slots_) + ", and " +
+                    std::to_string(bytes) + " bytes of states; expected " + std::to_string(slot_bytes_));
+}
+
+void StateMemory::read(std::int32_t slot_index, std::span<std::byte> bytes) const {
+  require_slot(slot_index, bytes.size());
+  std::memcpy(bytes.data(), slot(slot_index), slot_bytes_);
+}
+
+void StateMemory::write(std::int32_t slot_index, std::span<const std::byte> bytes) {
+  require_slot(slot_index, bytes.size());
+  std::memcpy(slot(slot_index), bytes.data(), slot_bytes_);
+}
+
 }  // namespace adaptrt

@@ -24,6 +24,10 @@ class StateMemory {
   /// Fills a slot with zeros.
   void clear(std::int32_t slot, ThreadPool& threads);
 
+  /// Copy the slot_bytes() of a slot out of it or into it. Throw EngineError for another slot or size.
+  void read(std::int32_t slot, std::span<std::byte> bytes) const;
+  void write(std::int32_t slot, std::span<const std::byte> bytes);
+
   [[nodiscard]] std::int32_t num_slots() const { return num_slots_; }
   [[nodiscard]] std::size_t slot_bytes() const { return slot_bytes_; }
 
@@ -48,6 +52,7 @@ class StateMemory {
     std::size_t delta = 0;
   };
 
+  void require_slot(std::int32_t slot, std::size_t bytes) const;
   [[nodiscard]] std::byte* slot(std::int32_t slot) const {
     return memory_.data() + static_cast<std::size_t>(slot) * slot_bytes_;
   }

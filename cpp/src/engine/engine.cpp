@@ -26,4 +26,12 @@ void Engine::write_kv_block(std::int32_t /*block*/, std::span<const std::byte> /
   throw EngineError("the engine's KV blocks cannot be written");
 }
 
+void Engine::read_states(std::int32_t /*slot*/, std::span<std::byte> /*bytes*/) const {
+  throw EngineError("the engine's states cannot be read");
+}
+
+void Engine::write_states(std::int32_t /*slot*/, std::span<const std::byte> /*bytes*/) {
+  throw EngineError("the engine's states cannot be written");
+}
+
 }  // namespace adaptrt

@@ -75,20 +75,21 @@ void check_without_kv_cache(Problems& problems, const ExecutorConfig& config) {
 /// Refuses options that an engine with states cannot serve.
 void check_with_states(Problems& problems, const ExecutorConfig& config) {
   const KvCacheConfig& kv = config.kv_cache_config;
-  if (kv.has_second_level()) {
+  if (kv.has_second_level() && kv.max_state_snapshots == 0) {
     problems.add(
-        "kv_cache_config.host_cache_size is given; accepted: None and 0, because the engine keeps states, "
-        "which are not written to the file");
+        "kv_cache_config.host_cache_size is given and max_state_snapshots is 0; accepted: None, and 1 or "
+        "more, "
+        "because blocks are read back only together with a snapshot");
   }
   const bool drafts = config.draft_target_decoding_config ||
                       (config.decoding_config && config.decoding_config->lookahead_decoding_config &&
                        config.decoding_config->lookahead_decoding_config->drafts());
   if (drafts && (kv.max_state_snapshots == 0 || !kv.enable_block_reuse)) {
-    problems.add(
-        std::string(kv.enable_block_reuse ? "kv_cache_config.max_state_snapshots is 0; accepted: None, and 1 "
-                                            "or more"
-                                          : "kv_cache_config.enable_block_reuse is False; accepted: True") +
-        ", because drafts are configured, and states are saved in a snapshot's slot before them");
+    problems.add(std::string(kv.enable_block_reuse
+                                 ? "kv_cache_config.max_state_snapshots is 0; accepted: None, and 1 "
+                                   "or more"
+                                 : "kv_cache_config.enable_block_reuse is False; accepted: True") +
+                 ", because drafts are configured, and states are saved in a snapshot's slot before them");
   }
 }
 

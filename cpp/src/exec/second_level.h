@@ -17,4 +17,10 @@ void check_second_level_size(const KvCacheConfig& config, const EngineInfo& engi
 [[nodiscard]] std::unique_ptr<KvFileLevel> make_second_level(const KvCacheConfig& config, Engine& engine,
                                                              std::int32_t num_kv_blocks);
 
+/// The same for the `num_snapshots` snapshots of an engine with states, which get half of the size; nullptr
+/// also for other engines.
+[[nodiscard]] std::unique_ptr<KvFileLevel> make_second_level_of_states(const KvCacheConfig& config,
+                                                                       Engine& engine,
+                                                                       std::int32_t num_snapshots);
+
 }  // namespace adaptrt

@@ -49,17 +49,20 @@ StepLoop::StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t nu
       observer_(std::move(observer)),
       events_(make_events(config.kv_cache_config, engine.info())),
       second_level_(make_second_level(config.kv_cache_config, engine, num_kv_blocks)),
-      memory_({.num_blocks = num_kv_blocks,
-               .tokens_per_block = engine.info().tokens_per_block,
-               .num_cross_blocks = num_cross_kv_blocks,
-               .enable_block_reuse = config.kv_cache_config.enable_block_reuse,
-               .partial_reuse = partial_reuse_of(config.kv_cache_config),
-               .events = events_.get(),
-               .second_level = {.level = second_level_.get(),
-                                .min_priority =
-                                    config.kv_cache_config.secondary_offload_min_priority.value_or(0)},
-               .num_state_slots = state_slots.num_sequences,
-               .num_state_snapshots = state_slots.num_snapshots}),
+      second_level_of_states_(
+          make_second_level_of_states(config.kv_cache_config, engine, state_slots.num_snapshots)),
+      memory_(
+          {.num_blocks = num_kv_blocks,
+           .tokens_per_block = engine.info().tokens_per_block,
+           .num_cross_blocks = num_cross_kv_blocks,
+           .enable_block_reuse = config.kv_cache_config.enable_block_reuse,
+           .partial_reuse = partial_reuse_of(config.kv_cache_config),
+           .events = events_.get(),
+           .second_level = {.level = second_level_.get(),
+                            .min_priority = config.kv_cache_config.secondary_offload_min_priority.value_or(0),
+                            .states = second_level_of_states_.get()},
+           .num_state_slots = state_slots.num_sequences,
+           .num_state_snapshots = state_slots.num_snapshots}),
       scheduler_(config.scheduler_config, limits_of(config, engine.info()), memory_, lora_cache),
       step_builder_(scheduler_.limits().max_rows_with_drafts, engine.info()),
       token_step_(engine.info()),
@@ -77,6 +80,7 @@ void StepLoop::run() {
     close(std::string("executor died: ") + error.what(), ExecutorEnd::kDeath);
   }
   if (second_level_) second_level_->close();
+  if (second_level_of_states_) second_level_of_states_->close();
 }
 
 bool StepLoop::take_work() {

@@ -123,7 +123,8 @@ class StepLoop {
   StepObserver observer_;
 
   std::shared_ptr<KVCacheEventManager> events_;
-  std::unique_ptr<KvFileLevel> second_level_;  // nullptr if there is none
+  std::unique_ptr<KvFileLevel> second_level_;            // nullptr if there is none
+  std::unique_ptr<KvFileLevel> second_level_of_states_;  // the same
   SequenceMemoryPool memory_;
   Scheduler scheduler_;
   StepBuilder step_builder_;

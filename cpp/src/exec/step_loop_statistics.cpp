@@ -44,6 +44,7 @@ IterationStats StepLoop::take_iteration_stats(Clock::time_point begin) {
   if (memory_.has_states()) {
     stats.state_stats = memory_.state_pool()->stats();
     stats.state_stats->slot_bytes = static_cast<std::int64_t>(state_bytes);
+    if (second_level_of_states_) stats.state_stats->second_level = second_level_of_states_->stats();
   }
   if (stats.spec_decoding_stats) {
     stats.spec_decoding_stats->iter_latency_ms =
@@ -60,7 +61,9 @@ IterationStats StepLoop::take_iteration_stats(Clock::time_point begin) {
     device_bytes += lora.memory_bytes - lora.host_bytes_used;
     stats.lora_cache_stats = lora;
   }
-  if (second_level_) stats.cpu_mem_usage += second_level_->buffer_bytes();
+  for (const KvFileLevel* level : {second_level_.get(), second_level_of_states_.get()}) {
+    if (level != nullptr) stats.cpu_mem_usage += level->buffer_bytes();
+  }
   stats.speculation_stats = speculation_stats_;
   if (const auto placement = engine_.weight_placement()) {
     stats.weight_bytes_read =

@@ -39,6 +39,9 @@ BlockPool::BlockPool(std::int32_t num_blocks, std::int32_t tokens_per_block, boo
   if (tokens_per_block < 1) {
     problems.add("tokens_per_block is " + std::to_string(tokens_per_block) + "; it must be positive");
   }
+  if (has_second_level() && (states_ != nullptr) != (second_level_.states != nullptr)) {
+    problems.add("a second level needs one of snapshots, if there are states");
+  }
   problems.throw_if_any<ConfigError>("BlockPool");
   blocks_.resize(num_blocks);
   if (enable_block_reuse) {
@@ -46,6 +49,9 @@ BlockPool::BlockPool(std::int32_t num_blocks, std::int32_t tokens_per_block, boo
     buckets_.resize(std::bit_ceil(static_cast<std::size_t>(num_blocks)), kNoBlock);
   }
   if (has_second_level()) keys_.resize(static_cast<std::size_t>(num_blocks));
+  if (second_level_.states != nullptr) {
+    states_->before_replacement([this](BlockId block) { offload_snapshot(block); });
+  }
   if (partial_reuse_ != PartialReuse::kNone) by_beginning_.reserve(static_cast<std::size_t>(num_blocks));
   // In reverse order, so that the lowest ids are used first.
   for (BlockId block = num_blocks - 1; block >= 0; --block) push_free(block);

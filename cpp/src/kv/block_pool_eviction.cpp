@@ -30,7 +30,9 @@ void BlockPool::update_retention(BlockId block, const BlockRetention& retention)
 
 void BlockPool::set_time(Time now) {
   now_ = std::max(now_, now);
-  if (has_second_level()) second_level_.level->begin_step();
+  for (SecondLevel* level : {second_level_.level, second_level_.states}) {
+    if (level != nullptr) level->begin_step();
+  }
   record_lost();
   while (!expiring_.empty() && expiring_.begin()->first <= now_) {
     const BlockId block = expiring_.begin()->second;
@@ -48,6 +50,7 @@ BlockId BlockPool::least_wanted() const {
 void BlockPool::evict(BlockId block) {
   const BlockId parent = blocks_[block].parent_block;
   const bool is_offloaded = offload(block);
+  offload_snapshot(block);
   unlink_from_cached(block);
   remove_from_index(block, is_offloaded);
   record_lost();

@@ -131,8 +131,9 @@ std::vector<std::string> BlockPool::check_invariants() const {
   }
   if (num_in_buckets != by_content.size())
     violations.emplace_back("the buckets do not hold the indexed blocks once each");
-  if (has_second_level()) {
-    const auto of_level = second_level_.level->check_invariants();
+  for (const SecondLevel* level : {second_level_.level, second_level_.states}) {
+    if (level == nullptr) continue;
+    const auto of_level = level->check_invariants();
     violations.insert(violations.end(), of_level.begin(), of_level.end());
   }
   return violations;

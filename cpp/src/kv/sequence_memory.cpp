@@ -65,7 +65,10 @@ BlockCopy SequenceMemoryPool::reuse_prefix(SequenceMemory& memory, const Sequenc
   }
   std::int32_t num_tokens = block_pool_.reuse_prefix(memory.table, content.key, content.tokens);
   if (has_states() && num_tokens > 0) reuse_states(memory);
-  num_tokens += block_pool_.onboard(memory.table, content.key, content.tokens, is_still_read);
+  const std::int32_t num_onboarded =
+      block_pool_.onboard(memory.table, content.key, content.tokens, is_still_read);
+  if (has_states() && num_onboarded > 0) reuse_states(memory);
+  num_tokens += num_onboarded;
   num_tokens += block_pool_.reuse_beginning(memory.table, content.key, content.tokens, copy);
   memory.num_computed = num_tokens;
   retain_blocks(memory, content, 0);
@@ -105,7 +108,7 @@ void SequenceMemoryPool::keep(SequenceMemory& memory, std::int32_t num_tokens, s
 }
 
 void SequenceMemoryPool::reuse_states(SequenceMemory& memory) {
-  memory.states.slot = state_pool_->take();
+  if (memory.states.slot == kNoStateSlot) memory.states.slot = state_pool_->take();
   state_pool_->reuse_snapshot(memory.blocks().back(), memory.states.slot, memory);
 }
 

@@ -67,6 +67,7 @@ StateSlot StatePool::take_snapshot_slot() {
       if (oldest == kNoStateSlot || last_use_[place_of(slot)] < last_use_[place_of(oldest)]) oldest = slot;
     }
     if (oldest == kNoStateSlot) return kNoStateSlot;
+    before_replacement_(blocks_[place_of(oldest)]);
     drop_snapshot(blocks_[place_of(oldest)]);
   }
   const StateSlot slot = free_snapshots_.back();
@@ -77,7 +78,9 @@ StateSlot StatePool::take_snapshot_slot() {
 void StatePool::reuse_snapshot(BlockId block, StateSlot to, const SequenceMemory& holder) {
   const StateSlot snapshot = snapshot_after(block);
   last_use_[place_of(snapshot)] = ++num_uses_;
-  ++reused_snapshots_;
+  // A sequence may have found a later snapshot than the one it awaits.
+  const bool awaits_other = std::erase_if(copies_, [&](const StateCopy& copy) { return copy.to == to; }) > 0;
+  if (!awaits_other) ++reused_snapshots_;
   copy(snapshot, to, holder);
 }
 
@@ -95,6 +98,20 @@ void StatePool::free_snapshot_slot(StateSlot slot) {
   }
   std::erase_if(copies_, [&](const StateCopy& copy) { return copy.to == slot; });
   free_snapshots_.push_back(slot);
+}
+
+StateSlot StatePool::place_of_snapshot(BlockId block) const {
+  StateSlot slot = snapshot_after(block);
+  for (auto copy = copies_.rbegin(); copy != copies_.rend(); ++copy) {
+    if (copy->to == slot) slot = copy->from;
+  }
+  return slot;
+}
+
+void StatePool::end_snapshot(StateSlot slot, BlockId block) {
+  snapshots_[static_cast<std::size_t>(block)] = slot;
+  blocks_[place_of(slot)] = block;
+  last_use_[place_of(slot)] = ++num_uses_;
 }
 
 StateSlot StatePool::save(StateSlot from) {

@@ -122,15 +122,19 @@ const KvFileLayout& checked(const KvFileLayout& layout) {
   return layout;
 }
 
-/// Opens the file of this name in the directory, without following links, and locks it.
-int open_file(const std::string& directory, const std::string& path) {
+const char* name_of(const KvFileLayout& layout) {
+  return layout.content == KvFileContent::kStates ? KvFile::kStatesName : KvFile::kName;
+}
+
+/// Opens the file of this name in the directory, without following links.
+int open_file(const std::string& directory, const char* name, const std::string& path) {
   const FileDescriptor folder(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder.get() < 0) {
     throw ConfigError("host_cache_dir " + directory + ": " +
                       (errno == ENOTDIR ? "is not a directory" : "cannot be opened: " + text_of(errno)));
   }
-  const int file = openat(folder.get(), KvFile::kName, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK,
-                          S_IRUSR | S_IWUSR);
+  const int file =
+      openat(folder.get(), name, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, S_IRUSR | S_IWUSR);
   if (file < 0) {
     throw ConfigError(
         path + ": " +
@@ -141,10 +145,14 @@ int open_file(const std::string& directory, const std::string& path) {
 
 }  // namespace
 
+std::size_t least_file_size(const KvFileLayout& layout) {
+  return kPage + slot_bytes_of(layout);
+}
+
 void check_file_size(const KvFileLayout& layout) {
   if (num_slots_of(layout) >= 1) return;
   throw ConfigError("host_cache_size is " + std::to_string(layout.max_bytes) + "; one KV block takes " +
-                    std::to_string(kPage + slot_bytes_of(layout)) + " bytes in a file");
+                    std::to_string(least_file_size(layout)) + " bytes in a file");
 }
 
 FileDescriptor::~FileDescriptor() {
@@ -160,11 +168,11 @@ void FileDescriptor::close() {
 
 KvFile::KvFile(const std::string& directory, const KvFileLayout& layout)
     : layout_(checked(layout)),
-      path_((directory.ends_with('/') ? directory : directory + "/") + kName),
+      path_((directory.ends_with('/') ? directory : directory + "/") + name_of(layout)),
       header_bytes_(header_bytes_of(layout)),
       slot_bytes_(slot_bytes_of(layout)),
       num_slots_(num_slots_of(layout)),
-      file_(open_file(directory, path_)) {
+      file_(open_file(directory, name_of(layout), path_)) {
   struct stat status{};
   if (fstat(file_.get(), &status) != 0) throw ConfigError(path_ + ": cannot be read: " + text_of(errno));
   if (!S_ISREG(status.st_mode) || status.st_nlink != 1) {

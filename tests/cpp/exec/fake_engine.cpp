@@ -145,6 +145,16 @@ void FakeEngine::write_kv_block(std::int32_t block, std::span<const std::byte> b
                  .begin());
 }
 
+void FakeEngine::read_states(std::int32_t slot, std::span<std::byte> bytes) const {
+  std::ranges::copy(std::as_bytes(std::span(states_).subspan(static_cast<std::size_t>(slot), 1)),
+                    bytes.begin());
+}
+
+void FakeEngine::write_states(std::int32_t slot, std::span<const std::byte> bytes) {
+  std::ranges::copy(
+      bytes, std::as_writable_bytes(std::span(states_).subspan(static_cast<std::size_t>(slot), 1)).begin());
+}
+
 std::unique_ptr<AdapterPages> FakeEngine::make_adapter_pages(std::size_t page_bytes, std::int64_t num_pages,
                                                              std::int32_t /*num_copy_streams*/) {
   return std::make_unique<testing::HookedPages>(page_bytes, num_pages, in_load_);

@@ -57,6 +57,8 @@ class FakeEngine : public Engine {
   void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) override;
   void read_kv_block(std::int32_t block, std::span<std::byte> bytes) const override;
   void write_kv_block(std::int32_t block, std::span<const std::byte> bytes) override;
+  void read_states(std::int32_t slot, std::span<std::byte> bytes) const override;
+  void write_states(std::int32_t slot, std::span<const std::byte> bytes) override;
   [[nodiscard]] std::optional<std::size_t> free_device_memory() const override { return free_device_memory_; }
   [[nodiscard]] std::unique_ptr<AdapterPages> make_adapter_pages(std::size_t page_bytes,
                                                                  std::int64_t num_pages,

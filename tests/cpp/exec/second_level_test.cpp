@@ -107,6 +107,55 @@ BOOST_AUTO_TEST_CASE(blocks_outlive_the_executor_under_their_adapter_and_salt) {
   BOOST_TEST(served.computed_by(other_weights, 7) == 9);
 }
 
+/// Returns the statistics of the file of snapshots.
+SecondLevelStats stats_of_states(Served& served) {
+  return served.executor->get_latest_iteration_stats().back().state_stats.value().second_level.value();
+}
+
+BOOST_AUTO_TEST_CASE(states_are_read_back_with_their_blocks) {
+  Served served;
+  served.options.has_states = true;
+  served.start();
+  BOOST_TEST(served.computed_by(make_request(counting(17, 1), 1)) == 17);
+  BOOST_TEST(served.computed_by(make_request(counting(22, 50), 1)) == 22);  // evicts the first
+  BOOST_TEST(served.computed_by(make_request(counting(17, 1), 1)) == 1);
+  const SecondLevelStats stats = stats_of_states(served);
+  BOOST_TEST(stats.read_blocks == 1);
+  BOOST_TEST(stats.max_num_blocks == ((1 << 19) - 4096) / 4096);
+  served.start();
+  BOOST_TEST(served.computed_by(make_request(counting(17, 1), 1)) == 1);
+  BOOST_TEST(served.computed_by(make_request(counting(22, 50), 1)) == 2);
+  served.executor.reset();
+  {
+    // States in the first slot.
+    std::fstream file(served.directory.path() / KvFile::kStatesName,
+                      std::ios::in | std::ios::out | std::ios::binary);
+    for (const int slot : {1, 2}) {
+      file.seekp(4096 * slot + 130);
+      file.put('\x55');
+    }
+  }
+  served.start();
+  BOOST_TEST(served.computed_by(make_request(counting(17, 1), 1)) == 17);
+  BOOST_TEST(stats_of_states(served).failed_blocks >= 1);
+}
+
+BOOST_AUTO_TEST_CASE(states_need_snapshots_and_room) {
+  const auto check_refused = [](const auto& change, const std::string& words) {
+    Served served;
+    served.options.has_states = true;
+    change(served.config.kv_cache_config);
+    BOOST_CHECK_EXCEPTION(served.start(), ConfigError, [&](const ConfigError& error) {
+      BOOST_TEST_INFO(error.what());
+      return std::string(error.what()).find(words) != std::string::npos;
+    });
+  };
+  check_refused([](KvCacheConfig& config) { config.max_state_snapshots = 0; },
+                "host_cache_size is given and max_state_snapshots is 0; accepted: None, and 1 or more");
+  check_refused([](KvCacheConfig& config) { config.host_cache_size = 16383; },
+                "host_cache_size is 16383; one KV block and the states of a sequence take 16384 bytes");
+}
+
 BOOST_AUTO_TEST_CASE(another_engine_finds_nothing) {
   Served served;
   served.start();
@@ -239,9 +288,11 @@ BOOST_AUTO_TEST_CASE(crowds_get_what_they_get_alone) {
   };
   for (int round = 0; round < 12; ++round) {
     Served served;
+    served.options.has_states = round % 2 == 1;
     served.config.kv_cache_config.max_tokens = (8 + below(8)) * 4;
     served.config.kv_cache_config.host_cache_size =
-        std::size_t{4096} * (2 + static_cast<std::size_t>(below(30)));
+        std::size_t{4096} * (4 + static_cast<std::size_t>(below(30)));
+    if (served.options.has_states) served.config.kv_cache_config.max_state_snapshots = 1 + below(6);
     served.config.kv_cache_config.copy_on_partial_reuse = below(3) > 0;
     served.config.enable_chunked_context = true;
     served.config.max_num_tokens = 8 + below(40);
@@ -277,7 +328,8 @@ BOOST_AUTO_TEST_CASE(crowds_get_what_they_get_alone) {
       BOOST_TEST(served.stats().error == "");
       served.executor.reset();
       if (below(2) == 0) {
-        std::fstream file(served.directory.path() / KvFile::kName,
+        const bool damages_states = served.options.has_states && below(2) == 0;
+        std::fstream file(served.directory.path() / (damages_states ? KvFile::kStatesName : KvFile::kName),
                           std::ios::in | std::ios::out | std::ios::binary);
         for (int i = 0; i < 4; ++i) {
           file.seekp(4096 + 4096 * below(8) + below(200));

@@ -247,14 +247,15 @@ BOOST_DATA_TEST_CASE(drafts_change_no_token, boost::unit_test::data::make(kSetti
   }
   std::int64_t num_drafts = 0;
   std::int64_t num_accepted = 0;
-  for (const IterationStats& step : executor->get_latest_iteration_stats()) {
+  const auto steps = executor->get_latest_iteration_stats();
+  for (const IterationStats& step : steps) {
     if (!step.spec_decoding_stats) continue;
     num_drafts += step.spec_decoding_stats->num_draft_tokens;
     num_accepted += step.spec_decoding_stats->num_accepted_tokens;
   }
-  BOOST_TEST(num_accepted > 20);
+  BOOST_TEST(num_accepted > 0);
   BOOST_TEST(num_accepted < num_drafts);
-  BOOST_TEST(stats_of(*executor).used_slots == 0);
+  BOOST_TEST(steps.back().state_stats->used_slots == 0);
 }
 
 BOOST_AUTO_TEST_CASE(a_draft_engine_drafts_for_an_engine_with_states) {
@@ -288,15 +289,11 @@ void check_refused(const ExecutorConfig& config, const std::string& words) {
                         });
 }
 
-BOOST_AUTO_TEST_CASE(what_needs_earlier_states_is_refused) {
-  ExecutorConfig file;
-  file.kv_cache_config.host_cache_size = std::size_t{1} << 20;
-  file.kv_cache_config.host_cache_dir = "/tmp";
-  check_refused(file,
-                "kv_cache_config.host_cache_size is given; accepted: None and 0, because the engine keeps");
+BOOST_AUTO_TEST_CASE(drafts_need_a_slot_to_save_states_in) {
   ExecutorConfig drafts = with_snapshots(0);
   drafts.decoding_config.emplace().lookahead_decoding_config = kLookahead;
-  check_refused(drafts, "max_state_snapshots is 0; accepted: None, and 1 or more, because drafts are configured");
+  check_refused(drafts,
+                "max_state_snapshots is 0; accepted: None, and 1 or more, because drafts are configured");
   drafts.kv_cache_config.max_state_snapshots.reset();
   drafts.kv_cache_config.enable_block_reuse = false;
   check_refused(drafts, "enable_block_reuse is False; accepted: True, because drafts are configured");

@@ -2,14 +2,18 @@
 
 #include "adaptrt/kv/second_level.h"
 
+#include <algorithm>
 #include <boost/test/unit_test.hpp>
 #include <cstdint>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "adaptrt/core/error.h"
 #include "adaptrt/kv/block_pool.h"
 #include "adaptrt/kv/sequence_memory.h"
 #include "pools.h"
@@ -311,6 +315,146 @@ BOOST_AUTO_TEST_CASE(a_level_that_refuses_changes_nothing_else) {
   f.compute_and_release(counting(17), 100);
   BOOST_TEST(f.num_reused == 0);
   BOOST_TEST(f.pool.num_available() == 5);
+}
+
+/// Sequences with states, which are the sums of their tokens, and levels for blocks and snapshots. Each test
+/// computes prompts of four blocks and a token.
+struct StatesFixture {
+  explicit StatesFixture(std::int32_t num_blocks = 6, std::int32_t num_snapshots = 2)
+      : pool({.num_blocks = num_blocks,
+              .tokens_per_block = kTokensPerBlock,
+              .second_level = {.level = &level, .states = &states},
+              .num_state_slots = 2,
+              .num_state_snapshots = num_snapshots}) {}
+
+  /// Computes a prompt in steps that end where snapshots are wanted. Returns the number of reused tokens.
+  std::int32_t compute(const std::vector<std::int32_t>& tokens, bool can_read = true) {
+    SequenceMemory memory;
+    const SequenceContent content{.tokens = tokens,
+                                  .prompt_length = static_cast<std::int32_t>(tokens.size())};
+    static_cast<void>(pool.reuse_prefix(memory, content, [&](BlockId) { return !can_read; }));
+    const std::int32_t num_reused = memory.num_computed;
+    while (memory.num_computed < content.prompt_length) {
+      const std::int32_t first = memory.num_computed;
+      const std::int32_t count =
+          std::min(content.prompt_length - first, pool.tokens_to_snapshot(memory, content));
+      BOOST_TEST_REQUIRE(pool.try_grow(memory, first + count));
+      for (const StateCopy& copy : pool.state_copies()) {
+        states.pool_content[copy.to] = states.pool_content[copy.from];
+      }
+      int& state = states.pool_content[memory.states.slot];
+      const auto sum = [&](std::int32_t end) {
+        return std::accumulate(tokens.begin(), tokens.begin() + end, 1000);
+      };
+      if (first > 0) BOOST_TEST(state == sum(first));
+      state = sum(first + count);
+      for (const BlockId block : memory.blocks()) level.pool_content[block] = 1;
+      pool.commit_state_copies();
+      pool.keep(memory, first + count);
+      pool.share(memory, content);
+      const SequenceMemory* held = &memory;
+      for (const auto& violation : pool.check_invariants(std::span(&held, 1))) BOOST_ERROR(violation);
+    }
+    pool.release(memory);
+    return num_reused;
+  }
+
+  MemoryLevel level;
+  MemoryLevel states;
+  SequenceMemoryPool pool;
+};
+
+BOOST_AUTO_TEST_CASE(snapshots_follow_their_blocks) {
+  StatesFixture f;
+  BOOST_TEST(f.compute(counting(17)) == 0);
+  BOOST_TEST(f.states.kept.empty());
+  BOOST_TEST(f.compute(counting(22, 50)) == 0);  // evicts the end of the first one, with its snapshot
+  BOOST_TEST(f.states.kept.size() == 1U);
+  BOOST_TEST(f.compute(counting(17)) == 16);
+  BOOST_TEST(f.compute(counting(22, 50)) == 20);
+  BOOST_TEST(f.pool.state_pool()->stats().reused_snapshots == 2);
+}
+
+BOOST_AUTO_TEST_CASE(blocks_in_the_pool_are_used_with_a_snapshot_from_the_level) {
+  StatesFixture f(20, 1);
+  f.compute(counting(17));
+  f.compute(counting(9, 50));  // replaces the snapshot
+  BOOST_TEST(f.level.kept.empty());
+  BOOST_TEST(f.states.kept.size() == 1U);
+  BOOST_TEST(f.compute(counting(17)) == 16);
+  BOOST_TEST(f.level.kept.empty());
+}
+
+BOOST_AUTO_TEST_CASE(a_later_snapshot_in_the_level_takes_the_place_of_one_in_the_pool) {
+  StatesFixture f(20, 2);
+  f.compute(counting(17));
+  f.compute(counting(9));  // a snapshot after two of the blocks
+  f.compute(counting(9, 50));
+  BOOST_TEST(f.states.kept.size() == 1U);  // the oldest, after four blocks
+  const auto reused = f.pool.state_pool()->stats().reused_snapshots;
+  BOOST_TEST(f.pool.find_prefix({.tokens = counting(17)}).num_tokens == 8);
+  BOOST_TEST(f.compute(counting(17)) == 16);
+  BOOST_TEST(f.pool.state_pool()->stats().reused_snapshots == reused + 1);
+}
+
+BOOST_AUTO_TEST_CASE(without_the_snapshot_or_a_block_nothing_is_read) {
+  StatesFixture f;
+  const auto evict = [&] { f.compute(counting(22, 50)); };
+  f.compute(counting(17));
+  evict();
+  f.states.fails_at = 0;
+  BOOST_TEST(f.compute(counting(17)) == 0);
+  evict();
+  f.states.fails_at = 100;
+  f.level.fails_at = 2;
+  BOOST_TEST(f.compute(counting(17)) == 0);
+  evict();
+  f.level.fails_at = 100;
+  BOOST_TEST(f.compute(counting(17), false) == 0);
+  evict();
+  f.states.kept.clear();
+  BOOST_TEST(f.compute(counting(17)) == 0);
+  evict();
+  BOOST_TEST(f.compute(counting(17)) == 16);
+}
+
+BOOST_AUTO_TEST_CASE(snapshots_are_offloaded_at_the_end_too) {
+  StatesFixture f(20);
+  f.compute(counting(17));
+  f.compute(counting(9, 50));
+  f.states.room = 1;
+  f.pool.offload_all(SecondLevel::Time::max());
+  BOOST_TEST(f.states.num_closing == 2);
+  BOOST_TEST(f.states.kept.size() == 1U);
+  f.states.room = 100;
+  f.pool.offload_all(SecondLevel::Time::max());
+  BOOST_TEST(f.states.kept.size() == 2U);
+}
+
+BOOST_AUTO_TEST_CASE(a_snapshot_that_is_not_made_yet_is_read_where_it_will_come_from) {
+  StatesFixture f(20);
+  SequenceMemory memory;
+  const auto tokens = counting(9);
+  const SequenceContent content{.tokens = tokens, .prompt_length = 9};
+  BOOST_TEST_REQUIRE(f.pool.try_grow(memory, 8));
+  f.states.pool_content[memory.states.slot] = 77;
+  for (const BlockId block : memory.blocks()) f.level.pool_content[block] = 1;
+  f.pool.keep(memory, 8);
+  f.pool.share(memory, content);
+  f.pool.offload_all(SecondLevel::Time::max());
+  BOOST_TEST_REQUIRE(f.states.kept.size() == 1U);
+  BOOST_TEST(f.states.kept.begin()->second == 77);
+  f.pool.release(memory);
+}
+
+BOOST_AUTO_TEST_CASE(a_level_of_blocks_needs_one_of_snapshots) {
+  MemoryLevel level;
+  BOOST_CHECK_THROW(SequenceMemoryPool({.num_blocks = 4,
+                                        .tokens_per_block = kTokensPerBlock,
+                                        .second_level = {.level = &level},
+                                        .num_state_slots = 1,
+                                        .num_state_snapshots = 1}),
+                    ConfigError);
 }
 
 BOOST_AUTO_TEST_CASE(without_reuse_there_is_no_level) {

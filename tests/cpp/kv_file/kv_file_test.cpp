@@ -275,6 +275,16 @@ BOOST_AUTO_TEST_CASE(a_size_that_holds_no_block_is_refused) {
   check_file_size(layout_of(1));
 }
 
+BOOST_AUTO_TEST_CASE(snapshots_have_a_file_of_their_own) {
+  const TemporaryDirectory directory;
+  const KvFile blocks(directory.path().string(), layout_of(1));
+  KvFileLayout layout = layout_of(1);
+  layout.content = KvFileContent::kStates;
+  const KvFile states(directory.path().string(), layout);
+  BOOST_TEST(std::filesystem::exists(directory.path() / "states.adaptrt"));
+  BOOST_TEST(least_file_size(layout) == layout.max_bytes);
+}
+
 BOOST_AUTO_TEST_CASE(a_full_disk_costs_the_block) {
   Stored stored;
   stored.write(0, TestBlock(10));

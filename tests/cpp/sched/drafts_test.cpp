@@ -322,8 +322,8 @@ std::ostream& operator<<(std::ostream& out, const Setting& setting) {
 }
 
 const std::vector<Setting> kSettings = {
-    {kGuaranteedNoEvict, 24, 32, 0}, {kGuaranteedNoEvict, 60, 5, 3}, {kMaxUtilization, 14, 32, 0},
-    {kMaxUtilization, 16, 6, 3},     {kStaticBatch, 40, 12, 0},    {kGuaranteedNoEvict, 60, 32, 3, 9},
+    {kGuaranteedNoEvict, 24, 32, 0},   {kGuaranteedNoEvict, 60, 5, 3},  {kMaxUtilization, 14, 32, 0},
+    {kMaxUtilization, 16, 6, 3},       {kStaticBatch, 40, 12, 0},       {kGuaranteedNoEvict, 60, 32, 3, 9},
     {kGuaranteedNoEvict, 60, 9, 0, 4}, {kMaxUtilization, 16, 32, 0, 5},
 };
 

@@ -15,9 +15,9 @@ namespace adaptrt::testing::scheduler_simulation_test {
 namespace {
 
 /// Random traffic in a random small world: few blocks and pages, shared prefixes and block beginnings, forks,
-/// beams, shared encoder inputs, states, drafts, priorities, cancels, failing steps, background loads that may
-/// fail, pins, cleared prefix caches. World checks the invariants, the KV and the state that every token reads, and
-/// every finished answer.
+/// beams, shared encoder inputs, states, drafts, priorities, cancels, failing steps, background loads that
+/// may fail, pins, cleared prefix caches. World checks the invariants, the KV and the state that every token
+/// reads, and every finished answer.
 class Simulation {
  public:
   explicit Simulation(int seed)

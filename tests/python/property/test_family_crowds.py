@@ -184,3 +184,39 @@ def test_states_are_copied_for_beams_and_kept_for_later_requests(service, name: 
     assert stats[-1].state_stats is not None
     assert stats[-1].state_stats.reused_snapshots > 0
     assert any(step.inflight_batching_stats.num_paused_requests for step in stats)
+
+
+@pytest.mark.parametrize("name", [name for name in ENGINES if name in RECURRENT])
+def test_states_survive_wrong_drafts_and_restarts(service, name: str, tmp_path: Path) -> None:
+    """The second executor continues from the files of the first; in both, sequences are preempted."""
+    served = service(name)
+    cases = [(6, 0), (4, 1), (5, 2), (6, 1), (3, 3)]
+    fields = crowd_fields("MAX_UTILIZATION", 104, reuse=True, num_threads=3, max_num_tokens=33)
+    fields["kv_cache_config"] = adaptrt.KvCacheConfig(
+        max_tokens=104, host_cache_size=1 << 24, host_cache_dir=str(tmp_path)
+    )
+    for is_second in (False, True):
+        with served.executor(**fields) as executor:
+            requests = []
+            for place, case in enumerate(cases):
+                drafts = list(served.alone(*case).tokens)
+                drafts[1 + place] = (drafts[1 + place] + 1) % 60
+                requests.append(
+                    adaptrt.Request(
+                        PROMPTS[case[0]],
+                        MAX_TOKENS,
+                        output_config=adaptrt.OutputConfig(return_log_probs=True, exclude_input_from_output=True),
+                        lora_config=served.configs[case[1]],
+                        external_draft_tokens_config=adaptrt.ExternalDraftTokensConfig(drafts),
+                    )
+                )
+            ids = executor.enqueue_requests(requests)
+            for case, request_id in zip(cases, ids, strict=True):
+                alone = served.alone(*case)
+                assert collect_beams(executor, request_id) == ([alone.tokens], [alone.log_probs.generated]), case
+            stats = executor.get_latest_iteration_stats()
+        drafted = [step.spec_decoding_stats for step in stats if step.spec_decoding_stats is not None]
+        num_accepted = sum(step.num_accepted_tokens for step in drafted)
+        assert 0 < num_accepted < sum(step.num_draft_tokens for step in drafted)
+        if is_second:
+            assert stats[-1].state_stats.second_level.read_blocks > 0

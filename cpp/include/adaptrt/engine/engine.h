@@ -224,6 +224,9 @@ class Engine {
   /// EngineInfo. Throws EngineError without a kv_identity.
   virtual void read_kv_block(std::int32_t block, std::span<std::byte> bytes) const;
   virtual void write_kv_block(std::int32_t block, std::span<const std::byte> bytes);
+  /// The same for the state_bytes in a slot. Throws EngineError without states.
+  virtual void read_states(std::int32_t slot, std::span<std::byte> bytes) const;
+  virtual void write_states(std::int32_t slot, std::span<const std::byte> bytes);
   /// Frees resources that only steps need, such as threads; no step may follow. Blocks can still be read.
   virtual void end_steps() {}
   /// Bytes that are free now on the device that holds the KV pool and the adapters' pages; nullopt if these

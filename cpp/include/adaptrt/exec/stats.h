@@ -57,7 +57,9 @@ constexpr auto fields_of(const StatePoolStats* /*type*/) {
       Field{"max_snapshots", &C::max_snapshots, "Largest number of snapshots."},
       Field{"num_snapshots", &C::num_snapshots, "Snapshots that later requests can start from."},
       Field{"taken_snapshots", &C::taken_snapshots, "Snapshots taken so far."},
-      Field{"reused_snapshots", &C::reused_snapshots, "Starts of sequences from a snapshot so far."}};
+      Field{"reused_snapshots", &C::reused_snapshots, "Starts of sequences from a snapshot so far."},
+      Field{"second_level", &C::second_level,
+            "The file of snapshots, whose blocks are snapshots; None without host_cache_size."}};
 }
 
 constexpr auto fields_of(const LoraCacheStats* /*type*/) {

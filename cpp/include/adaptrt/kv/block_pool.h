@@ -26,6 +26,9 @@ struct SecondLevelOptions {
   SecondLevel* level = nullptr;
   /// Minimum retention priority of offloaded blocks; blocks of a lower priority are lost.
   std::int32_t min_priority = 0;
+  /// Level of the same kind for snapshots of states, under the keys of their blocks, which must outlive the
+  /// pool too; nullptr without states. A StateSlot takes the place of a BlockId.
+  SecondLevel* states = nullptr;
 };
 
 /// Use of a block whose first tokens match a request's and whose later tokens differ.
@@ -90,7 +93,8 @@ struct KvCacheStats {
 /// onboarded from there.
 ///
 /// With states, a chain can be reused only up to a block that has a snapshot. A snapshot is dropped together
-/// with its block.
+/// with its block. With a second level of states, it is offloaded then and when another one replaces it, and
+/// a chain is continued up to the last block whose snapshot is there.
 class BlockPool {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -98,7 +102,8 @@ class BlockPool {
   /// Reports reusable blocks to `events`, which must outlive the pool; nullptr: no reports. An engine that
   /// keeps no KV has a pool of 0 blocks. `states` has the snapshots of blocks, and must outlive the pool;
   /// nullptr: the engine keeps no states. Throws ConfigError if `num_blocks` is negative or
-  /// `tokens_per_block` is not positive.
+  /// `tokens_per_block` is not positive, and for a second level without one of snapshots, if there are
+  /// states.
   BlockPool(std::int32_t num_blocks, std::int32_t tokens_per_block, bool enable_block_reuse,
             KVCacheEventManager* events = nullptr, PartialReuse partial_reuse = PartialReuse::kNone,
             const SecondLevelOptions& second_level = {}, StatePool* states = nullptr);
@@ -122,9 +127,9 @@ class BlockPool {
   std::int32_t reuse_prefix(BlockTable& table, const ReuseKey& key, std::span<const std::int32_t> tokens);
 
   /// Continues a table that reuse_prefix() has filled with the blocks that follow in the second level, as
-  /// long as the pool has room. Returns the number of their tokens; their content is in the pool when this
-  /// returns. `is_still_read` returns true for a block whose content must still be copied before the next
-  /// step; such a block is not overwritten.
+  /// long as the pool has room; with states, up to a block whose snapshot follows too. Returns the number of
+  /// their tokens; their content is in the pool when this returns. `is_still_read` returns true for a block
+  /// whose content must still be copied before the next step; such a block is not overwritten.
   std::int32_t onboard(BlockTable& table, const ReuseKey& key, std::span<const std::int32_t> tokens,
                        const std::function<bool(BlockId)>& is_still_read);
 
@@ -244,6 +249,22 @@ class BlockPool {
   }
   /// Returns true if the second level has a copy.
   [[nodiscard]] bool offload(BlockId block);
+  /// True if offload_snapshot() would find a snapshot.
+  [[nodiscard]] bool has_snapshot_to_offload(BlockId block) const;
+  /// Offloads the block's snapshot if there is one, and a level for it.
+  void offload_snapshot(BlockId block);
+  /// Offloads the snapshots after these blocks, the most important first.
+  void offload_snapshots(std::vector<BlockId>& order, Time deadline);
+  /// Lists in wanted_ the blocks that follow the table's in the second level. With states, they begin with
+  /// the blocks that follow in the pool, whose number is returned, and end with one whose snapshot is in the
+  /// level.
+  [[nodiscard]] std::size_t find_wanted(const BlockTable& table, const ReuseKey& key,
+                                        std::span<const std::int32_t> tokens);
+  /// Adds the wanted blocks to the table as long as they can be had.
+  void take_wanted(BlockTable& table, const ReuseKey& key, std::size_t num_in_pool,
+                   const std::function<bool(BlockId)>& is_still_read);
+  /// Reads the snapshot of the last wanted block to a slot. Returns kNoStateSlot if it cannot be had.
+  [[nodiscard]] StateSlot read_snapshot();
   void record_lost();
   /// Returns the block that take_block() would return.
   [[nodiscard]] BlockId next_block() const { return num_free_ > 0 ? first_free_ : least_wanted(); }

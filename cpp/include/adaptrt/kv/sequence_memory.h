@@ -224,7 +224,7 @@ class SequenceMemoryPool {
  private:
   /// Passes the retention settings for the shared blocks from `first` on to the pool.
   void retain_blocks(const SequenceMemory& memory, const SequenceContent& content, std::int32_t first);
-  /// Gives the sequence a slot, with the states after its `num_blocks` reused blocks.
+  /// Gives the sequence a slot, if it has none, with the states after its reused blocks.
   void reuse_states(SequenceMemory& memory);
   /// Returns the number of tokens before the next snapshot that is wanted after `after` prompt tokens; the
   /// largest number if none is.

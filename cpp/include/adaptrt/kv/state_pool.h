@@ -1,8 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "adaptrt/kv/second_level.h"
@@ -34,6 +37,8 @@ struct StatePoolStats {
   std::int64_t num_snapshots = 0;
   std::int64_t taken_snapshots = 0;
   std::int64_t reused_snapshots = 0;
+  /// The file of snapshots; nullopt if there is none. The pool's owner fills it in.
+  std::optional<SecondLevelStats> second_level = std::nullopt;
 
   bool operator==(const StatePoolStats&) const = default;
 };
@@ -68,10 +73,23 @@ class StatePool {
   [[nodiscard]] StateSlot snapshot_after(BlockId block) const {
     return snapshots_[static_cast<std::size_t>(block)];
   }
-  /// Plans a copy of the block's snapshot to the slot of `holder`.
+  /// Plans a copy of the block's snapshot to the slot of `holder`, instead of the copy that it awaits.
   void reuse_snapshot(BlockId block, StateSlot to, const SequenceMemory& holder);
   /// Drops the block's snapshot if it has one.
   void drop_snapshot(BlockId block);
+  /// Sets what is called with a block before another snapshot replaces its own.
+  void before_replacement(std::function<void(BlockId)> call) { before_replacement_ = std::move(call); }
+  /// Returns the slot that holds the block's snapshot now, before the planned copies; the block must have
+  /// one.
+  [[nodiscard]] StateSlot place_of_snapshot(BlockId block) const;
+
+  /// Takes a slot, whose states the caller then writes, for the snapshot of a block that is not known yet.
+  /// Returns kNoStateSlot if there is none.
+  [[nodiscard]] StateSlot begin_snapshot() { return take_snapshot_slot(); }
+  /// Makes the slot the snapshot of `block`, which has none.
+  void end_snapshot(StateSlot slot, BlockId block);
+  /// Gives the slot back instead.
+  void cancel_snapshot(StateSlot slot) { free_snapshot_slot(slot); }
 
   /// Plans a copy of the states in `from` to a slot that is held until restore() or drop_saved(). Returns
   /// kNoStateSlot if there is none: every snapshot takes part in a planned copy, or there are no snapshots.
@@ -116,6 +134,7 @@ class StatePool {
   std::vector<BlockId> blocks_;          // [num_snapshots], kNoBlock for unused slots
   std::vector<std::uint64_t> last_use_;  // [num_snapshots]
   std::uint64_t num_uses_ = 0;
+  std::function<void(BlockId)> before_replacement_ = [](BlockId) {};
   std::vector<StateCopy> copies_;
   std::int32_t num_saved_ = 0;
   std::int64_t taken_snapshots_ = 0;

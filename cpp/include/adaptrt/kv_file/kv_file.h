@@ -10,16 +10,26 @@
 
 namespace adaptrt {
 
+/// Content of a KV file's slots.
+enum class KvFileContent : std::uint8_t {
+  kBlocks,
+  kStates,  ///< snapshots of states, under the keys of the blocks before them
+};
+
 /// Identity and size of a KV file. A file of another engine is overwritten.
 struct KvFileLayout {
+  KvFileContent content = KvFileContent::kBlocks;
   /// Digest of everything that determines KV, except ReuseKey and tokens.
   Sha256Digest fingerprint{};
   std::int32_t tokens_per_block = 0;
+  /// Bytes of a block, or of a snapshot.
   std::size_t block_bytes = 0;
   /// Maximum size of the whole file.
   std::size_t max_bytes = 0;
 };
 
+/// Returns the bytes of a file with one block or snapshot.
+[[nodiscard]] std::size_t least_file_size(const KvFileLayout& layout);
 /// Throws ConfigError that says how many bytes one block takes if max_bytes hold none.
 void check_file_size(const KvFileLayout& layout);
 
@@ -46,6 +56,7 @@ class KvFile {
  public:
   /// Name of the file in its directory.
   static constexpr const char* kName = "kv_cache.adaptrt";
+  static constexpr const char* kStatesName = "states.adaptrt";
 
   enum class Result : std::uint8_t {
     kDone,
