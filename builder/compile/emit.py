@@ -117,7 +117,7 @@ def emit(
         assert logits is not None  # builder/engine/problems.py checks this.
         logits = replace(logits, width=logits.width + max_extra_tokens)
     weights = Weights(network.config.quantization, compression, storage.float32_scales)
-    numbers = SiteNumbers(first_site, lora=lora, fully_sharded=fully_sharded, norms=storage.adapts_norms)
+    numbers = SiteNumbers(first_site, lora=lora, fully_sharded=fully_sharded)
     linears = LinearEmitter(network, storage, weights, numbers, logits, sparse_mlp=sparse_mlp, neurons=neurons)
     emitter = _Emitter(network, storage, weights, numbers, linears)
     emitted = [emitter.emit(op) for op in network.ops]

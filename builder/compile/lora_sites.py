@@ -16,31 +16,29 @@ _NEW_TOKENS: Final = next(info.id for info in lora_modules() if info.name == NEW
 class SiteNumbers:
     """Numbers the sites of a program's ops, one after another."""
 
-    def __init__(self, first_site: int, *, lora: bool, fully_sharded: bool, norms: bool = True) -> None:
+    def __init__(self, first_site: int, *, lora: bool, fully_sharded: bool) -> None:
         """first_site: number of the first site.
         lora: False: there are no sites.
-        fully_sharded, norms: see lora_sites().
+        fully_sharded: see lora_sites().
         """
         self._next = first_site
         self._lora = lora
         self._fully_sharded = fully_sharded
-        self._norms = norms
 
     def of(self, op: Op) -> tuple[int, tuple[LoraSite, ...]]:
         """The sites of an op and the number of the first; -1 and an empty tuple if adapters do not act on it."""
         sites: tuple[LoraSite, ...] = ()
         if self._lora:
-            sites = lora_sites(op, fully_sharded=self._fully_sharded, norms=self._norms)
+            sites = lora_sites(op, fully_sharded=self._fully_sharded)
         first = self._next
         self._next += len(sites)
         return (first, sites) if sites else (-1, ())
 
 
-def lora_sites(op: Op, *, fully_sharded: bool, norms: bool = True) -> tuple[LoraSite, ...]:
+def lora_sites(op: Op, *, fully_sharded: bool) -> tuple[LoraSite, ...]:
     """Sites where adapters act on an op.
 
     fully_sharded: tensor-parallel ranks split both adapter matrices of each layer that they split.
-    norms: False: adapters do not act on norms.
     """
     return tuple(
         LoraSite(
@@ -65,7 +63,6 @@ def lora_sites(op: Op, *, fully_sharded: bool, norms: bool = True) -> tuple[Lora
             share=site.weights[0].share if fully_sharded else 0,
         )
         for site in sites_of(op)
-        if norms or not site.is_norm
     )
 
 

@@ -123,10 +123,6 @@ def _sites_of_stages(network: Network, rank: int, storage: Storage, *, fully_sha
     mapping = network.config.mapping
     ranks = range(rank % mapping.tp_size, mapping.world_size, mapping.tp_size)
     return [
-        [
-            site
-            for op in network_of_rank(network, each).ops
-            for site in lora_sites(op, fully_sharded=fully_sharded, norms=storage.adapts_norms)
-        ]
+        [site for op in network_of_rank(network, each).ops for site in lora_sites(op, fully_sharded=fully_sharded)]
         for each in ranks
     ]

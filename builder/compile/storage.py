@@ -19,8 +19,6 @@ class Storage:
     """True if the body drops the rows that lead to no logits after its last attention."""
     float32_scales: bool
     """True if scales of quantised matrices are stored as float32, whatever their type is."""
-    adapts_norms: bool
-    """True if adapters act on norms, in addition to linear layers and the embedding."""
 
     def activation_type(self, dtype: DType) -> DType:
         """Type of the activations that linear layers read, in an engine of `dtype`."""
@@ -36,7 +34,6 @@ PANELS: Final = Storage(
     has_copies=True,
     keeps_logit_rows=True,
     float32_scales=False,
-    adapts_norms=True,
 )
 """Storage of native engines."""
 ROWS: Final = Storage(
@@ -44,6 +41,5 @@ ROWS: Final = Storage(
     has_copies=False,
     keeps_logit_rows=False,
     float32_scales=True,
-    adapts_norms=False,
 )
 """Storage of CUDA engines."""

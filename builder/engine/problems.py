@@ -207,8 +207,8 @@ def _extra_token_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> 
         found.append(
             "max_extra_tokens needs a checkpoint of one rank; convert the checkpoint without --tp_size and --pp_size"
         )
-    if config.backend != NATIVE:
-        found.append(f"max_extra_tokens needs backend {NATIVE}")
+    if config.backend == TENSORRT:
+        found.append(f"max_extra_tokens needs backend {NATIVE} or {CUDA}")
     return found
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import peft
+import transformers
 from engine_models import BACKEND, TINY, Weights, start_engine
 from machine import Machine
 from results import Check
@@ -23,10 +25,13 @@ from adaptrt._core import QuantAlgo
 from adaptrt.builder.build import build
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.formats.checkpoint.quantization import QuantConfig
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.runtime.cuda_engine import CudaEngine
 from adaptrt.runtime.engine import load_engine
 from adaptrt.runtime.loaded_engine import LoadedEngine
 from support.adapter_crowds import ADAPTERS, MAX_RANK, SMALL_CROWD, TOLERANCE, Asked, Model
+from support.families import Family, save_family
+from support.kinds import save_kind
 from support.models import ModelSpec, Reference, save_adapter, save_model
 from support.serving import Answer, collect, crowd_fields, make_request
 from support.stand_in_engine import difference
@@ -215,6 +220,7 @@ def engine_checks(machine: Machine, subset: bool, soak_seconds: float) -> Iterat
                 if not subset:
                     yield from soak(case, soak_seconds)
         yield from _other_weights(machine, dtype)
+        yield from _other_adapters(machine, dtype)
     yield from memory_checks(machine)
 
 
@@ -241,6 +247,54 @@ def _other_weights(machine: Machine, dtype: str) -> Iterator[Check]:
             yield agreement(f"{case.name}: logits and tokens as the CPU engine's", together, expected, TOLERANCE[dtype])
             alone, _ = case.answers(case.cuda, case.config(), [[asked] for asked in plan.measured])
             yield _same(f"{case.name}: bits alone and together", alone, together)
+
+
+def _other_adapters(machine: Machine, dtype: str) -> Iterator[Check]:
+    """Serves a small GPT-2 with an adapter that adds tokens and one that trains the biases of norms."""
+    sizes = {"vocab_size": 97, "n_embd": 48, "n_layer": 2, "n_head": 3, "n_positions": 64, "n_inner": 56}
+    family = Family(transformers.GPT2Config, ["c_attn"], {**sizes, "bos_token_id": 0, "eos_token_id": 1})
+    lora = {"task_type": "CAUSAL_LM", "target_modules": ["c_attn"], "r": 4, "fan_in_fan_out": True}
+    kinds = {"new tokens": (peft.LoraConfig(**lora), 3), "norms": (peft.LoraConfig(**lora, bias="all"), 0)}
+    with tempfile.TemporaryDirectory(prefix="adaptrt-") as name:
+        directory = Path(name)
+        model = save_family(family, directory / "model")
+        adapters = [
+            save_kind(model, directory / kind, config, seed, extra)
+            for seed, (kind, (config, extra)) in enumerate(kinds.items())
+        ]
+        convert_checkpoint(model, directory / "checkpoint", dtype=_core.dtype_from_name(dtype))
+        config = BuildConfig(
+            max_batch_size=4,
+            max_num_tokens=24,
+            max_seq_len=64,
+            tokens_per_block=16,
+            plugin_config=PluginConfig(lora_plugin="auto"),
+            lora_config=LoraBuildConfig(max_lora_rank=4, max_extra_tokens=5),
+        )
+        build(directory / "checkpoint", config, directory / "native")
+        build(directory / "checkpoint", dataclasses.replace(config, backend=BACKEND), directory / BACKEND)
+        native, cuda = load_engine(directory / "native"), CudaServed.load(directory / BACKEND, machine)
+        loras = [adaptrt.LoraConfig.from_peft(number, path, native) for number, path in enumerate(adapters)]
+        requests = [
+            make_request(prompt, 6, adapter)
+            for prompt, adapter in (
+                ([5, 97, 6, 98, 99, 7], loras[0]), ([8, 9, 10], loras[1]), ([*range(11, 41)], None),
+            )
+        ]  # fmt: skip
+
+        def answers(engine: LoadedEngine, groups: Sequence[Sequence[Any]]) -> list[Answer]:
+            executor_config = adaptrt.ExecutorConfig(enable_chunked_context=True, num_threads=1)
+            with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, executor_config) as executor:
+                return [
+                    collect(executor, request_id) for group in groups for request_id in executor.enqueue_requests(group)
+                ]
+
+        together = answers(cuda, [requests])
+        subject = f"engine {dtype} with new tokens and biases of norms"
+        expected = answers(native, [requests])
+        yield agreement(f"{subject}: logits and tokens as the CPU engine's", together, expected, TOLERANCE[dtype])
+        alone = answers(cuda, [[request] for request in requests])
+        yield _same(f"{subject}: bits alone and together", alone, together)
 
 
 def soak_checks(machine: Machine, subset: bool, seconds: float) -> Iterator[Check]:

@@ -103,6 +103,7 @@ class _Rows:
                 dtype=KERNEL_DTYPES[dtype].value,
                 tokens=tokens,
                 width=width,
+                vocabulary=len(table),
                 table=table.data_ptr(),
                 token_ids=token_ids.data_ptr(),
                 scale=1.5,
@@ -216,6 +217,26 @@ class _Rows:
             more = (addend[row].clone(), bias) if has_more else (None, None)
             alone = self._layer_norm(before[row].clone(), *more, weight, dtype, output_dtype)
             yield Check(f"{name}: bits of a row alone", _same_bits(alone, output[row]), f"seed {self.seed}")
+        yield self._shifted_norm(before, weight, bias, dtype)
+
+    def _shifted_norm(
+        self, before: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype
+    ) -> Check:
+        """Checks that the shifts of rows' adapters are added to the bias, bit by bit."""
+        device, (tokens, width) = before.device, before.shape
+        shifts = self._random((2, width), torch.float32)
+        # Two entries of each of three adapters; the second adapter has no shift.
+        table = torch.tensor([1, shifts[0].data_ptr(), 1, 0, 1, shifts[1].data_ptr()], device=device)
+        slots = torch.randint(-1, 3, (tokens,), generator=self.generator, device=device).int()
+        output = self.machine.poisoned((tokens, width), dtype)
+        self._enqueue_layer_norm(before.clone(), None, bias, weight, output, slots=slots, shifts=table)
+        self.machine.synchronize()
+        expected = torch.empty_like(output)
+        for slot, own in ((-1, bias), (0, bias + shifts[0]), (1, bias), (2, bias + shifts[1])):
+            rows = self._layer_norm(before.clone(), None, own, weight, dtype, dtype)
+            expected[slots == slot] = rows[slots == slot]
+        name = f"rows layer norm {_name(dtype)} {tokens} x {width} with shifts of adapters"
+        return Check(name, _same_bits(output, expected), f"seed {self.seed}")
 
     def _layer_norm(
         self,
@@ -227,21 +248,40 @@ class _Rows:
         output_dtype: torch.dtype,
     ) -> torch.Tensor:
         output = self.machine.poisoned(tuple(residual.shape), output_dtype)
+        self._enqueue_layer_norm(residual, addend, bias, weight, output, dtype=dtype)
+        self.machine.synchronize()
+        return output
+
+    def _enqueue_layer_norm(
+        self,
+        residual: torch.Tensor,
+        addend: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        weight: torch.Tensor,
+        output: torch.Tensor,
+        *,
+        dtype: torch.dtype | None = None,
+        slots: torch.Tensor | None = None,
+        shifts: torch.Tensor | None = None,
+    ) -> None:
+        """dtype: the engine's; None: the output's. slots, shifts: adapters with two entries each, the second the norm's."""
         self.machine.kernels.enqueue_layer_norm(
-            dtype=KERNEL_DTYPES[dtype].value,
+            dtype=KERNEL_DTYPES[output.dtype if dtype is None else dtype].value,
             rows=len(residual),
             width=residual.shape[1],
             residual=residual.data_ptr(),
             addend=0 if addend is None else addend.data_ptr(),
             weight=weight.data_ptr(),
             bias=0 if bias is None else bias.data_ptr(),
+            adapter_slots=0 if slots is None else slots.data_ptr(),
+            shifts=0 if shifts is None else shifts.data_ptr(),
+            slot_entries=2,
+            entry=1,
             epsilon=_EPSILON,
             output=output.data_ptr(),
-            float32_output=output_dtype == torch.float32,
+            float32_output=output.dtype == torch.float32,
             stream=self.machine.stream(),
         )
-        self.machine.synchronize()
-        return output
 
     def added_norm(self, dtype: torch.dtype, tokens: int, width: int) -> Check:
         """Checks norms after a sublayer, which are added to the residual stream."""
@@ -437,22 +477,26 @@ class _Rows:
 
     def logits(self, rows: int, width: int) -> Iterator[Check]:
         """Checks the best tokens of rows with equal maxima or without a usable one, and the soft cap."""
-        logits = self._random((rows, width), torch.float32)
+        stride = width + rows % 2 * 3
+        logits = self._random((rows, stride), torch.float32)
         logits[0] = -math.inf
         for row in range(1, rows):
             places = self._indices(3, width).long()
             logits[row, places] = logits.new_tensor(50.0 if row % 2 else torch.finfo(torch.float32).max)
         for row, bad in zip(range(2, rows), (math.nan, math.inf), strict=False):
             logits[row, int(self._indices(1, width)[0])] = bad
+        logits[:, width:] = math.nan
         tokens = self.machine.poisoned((rows,), torch.int32)
         self.machine.kernels.enqueue_best_tokens(
             rows=rows,
             width=width,
+            stride=stride,
             logits=logits.data_ptr(),
             tokens=tokens.data_ptr(),
             stream=self.machine.stream(),
         )
         self.machine.synchronize()
+        logits = logits[:, :width]
         at = torch.arange(width, device=logits.device).expand(rows, width)
         first = torch.where(logits == logits.amax(1, keepdim=True), at, width).amin(1)
         first[0] = -2  # kEveryTokenForbidden
@@ -513,14 +557,15 @@ class _Rows:
 
     def _padded_logits(self, rows: int, width: int) -> Check:
         """Checks that the padding of a product is left out, and that bias, scale and soft cap apply."""
-        stride = width + 7
+        stride, logits_stride = width + 7, width + 3
         product, bias = self._random((rows, stride), torch.float32, 100.0), self._random((width,), torch.float32)
         product[:, width:] = math.nan
-        logits = self.machine.poisoned((rows, width), torch.float32)
+        logits = self.machine.poisoned((rows, logits_stride), torch.float32)
         self.machine.kernels.enqueue_finish_padded_logits(
             rows=rows,
             width=width,
             stride=stride,
+            logits_stride=logits_stride,
             input=product.data_ptr(),
             logits=logits.data_ptr(),
             scale=0.5,
@@ -530,7 +575,7 @@ class _Rows:
         )
         expected = 30.0 * torch.tanh((product[:, :width].double() + bias.double()) * 0.5 / 30.0)
         name = f"rows padded logits {rows} x {width}"
-        return self._check(name, logits, expected, (expected.abs() + 1.0) * 2.0**-20)
+        return self._check(name, logits[:, :width], expected, (expected.abs() + 1.0) * 2.0**-20)
 
     def graph(self, dtype: torch.dtype) -> Check:
         """Checks many captured launches, each of which waits for what the previous launch writes."""

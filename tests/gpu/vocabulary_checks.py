@@ -33,6 +33,8 @@ def vocabulary_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
             of_tokens = [VOCABULARY_SLICE, 40]
             case = _Case.random(machine, generator, dtype, "embedding", of_tokens, [width] * len(of_tokens))
             yield from _embedding(case, seed)
+        for width in (24,) if subset else (24, 4096):
+            yield from _new_tokens(machine, generator, dtype, width, seed)
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def _logits(case: _Case, rows: int, seed: int) -> Iterator[Check]:
         case.outputs,
         40,
         True,
-        layers=list(range(len(case.outputs))),
+        entries=[number * NUM_TABLE_MODULES + _IDS["lm_head"] for number in range(len(case.outputs))],
         logits_stride=stride,
     )
     x = (torch.rand((rows, width), generator=case.generator, device=machine.device) * 2 - 1).to(dtype)
@@ -205,3 +207,85 @@ def _embedding(case: _Case, seed: int) -> Iterator[Check]:
     yield Check(name, distance <= 1e-4, f"distance {distance} with seed {seed}")
     alone = torch.cat([run(token, 1) for token in range(len(ids))])
     yield Check(f"{name}: bits of a token alone", torch.equal(alone, found), f"seed {seed}")
+
+
+def _new_tokens(
+    machine: Machine, generator: torch.Generator, dtype: torch.dtype, width: int, seed: int
+) -> Iterator[Check]:
+    """Checks logits and embeddings of the tokens that two adapters add, at an entry behind a layer's modules."""
+    vocabulary, most, counts, entry = 37, 13, (2, 11), NUM_TABLE_MODULES + 3
+    slot_entries, scale, softcap = 2 * NUM_TABLE_MODULES, 0.5, 30.0
+
+    def values(*size: int) -> torch.Tensor:
+        return (torch.rand(size, generator=generator, device=machine.device) * 2 - 1).to(dtype)
+
+    outputs, inputs = [values(count, width) for count in counts], [values(width, count) for count in counts]
+    ranks = torch.zeros(2, slot_entries, dtype=torch.int32, device=machine.device)
+    pointers = torch.full((2, slot_entries, 3), _NO_ADDRESS, dtype=torch.int64, device=machine.device)
+    for slot, count in enumerate(counts):
+        ranks[slot, entry] = count
+        pointers[slot, entry, 0], pointers[slot, entry, 1] = outputs[slot].data_ptr(), inputs[slot].data_ptr()
+    slots = torch.tensor([1, -1, 0, 1, 0, 1, -1], dtype=torch.int32, device=machine.device)
+    x = values(len(slots), width)
+
+    def logits(first: int, rows: int) -> torch.Tensor:
+        found = torch.full((rows, vocabulary + most), 7.0, device=machine.device)
+        machine.kernels.enqueue_new_token_logits(
+            dtype=KERNEL_DTYPES[dtype].value,
+            rows=rows,
+            width=width,
+            vocabulary=vocabulary,
+            max_tokens=most,
+            entry=entry,
+            slot_entries=slot_entries,
+            x=x[first:].data_ptr(),
+            adapter_slots=slots[first:].data_ptr(),
+            ranks=ranks.data_ptr(),
+            pointers=pointers.data_ptr(),
+            scale=scale,
+            softcap=softcap,
+            logits=found.data_ptr(),
+            stream=machine.stream(),
+        )
+        machine.synchronize()
+        return found
+
+    found = logits(0, len(slots))
+    expected = torch.full_like(found, 7.0).double()
+    for row, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            sums = outputs[slot].double() @ x[row].double() * scale
+            expected[row, vocabulary : vocabulary + counts[slot]] = softcap * torch.tanh(sums / softcap)
+    distance = float((found.double() - expected).abs().max())
+    name = f"vocabulary new tokens {str(dtype).removeprefix('torch.')} {width}"
+    yield Check(f"{name}: logits", distance <= 1e-4, f"distance {distance} with seed {seed}")
+    alone = torch.cat([logits(row, 1) for row in range(len(slots))])
+    yield Check(f"{name}: bits of a row alone", torch.equal(alone, found), f"seed {seed}")
+    table, output = values(vocabulary, width), torch.full((len(slots), width), 7.0, device=machine.device)
+    numbers = [vocabulary + 10, 3, vocabulary, 5, vocabulary + 1, vocabulary + 3, 0]
+    ids = torch.tensor(numbers, dtype=torch.int32, device=machine.device)
+    machine.kernels.enqueue_adapted_embedding(
+        dtype=KERNEL_DTYPES[dtype].value,
+        tokens=len(slots),
+        width=width,
+        table=table.data_ptr(),
+        token_ids=ids.data_ptr(),
+        scale=scale,
+        output=output.data_ptr(),
+        vocabulary=vocabulary,
+        layers=2,
+        new_tokens_entry=entry,
+        max_rank=1,
+        dora=False,
+        adapter_slots=slots.data_ptr(),
+        ranks=ranks.data_ptr(),
+        pointers=pointers.data_ptr(),
+        shifts=0,
+        stream=machine.stream(),
+    )
+    machine.synchronize()
+    rows = torch.full_like(output, 7.0)
+    for row, (token, slot) in enumerate(zip(numbers, slots.tolist(), strict=True)):
+        if token >= vocabulary:
+            rows[row] = inputs[slot][:, token - vocabulary].float() * scale
+    yield Check(f"{name}: embeddings", torch.equal(output, rows), f"seed {seed}")

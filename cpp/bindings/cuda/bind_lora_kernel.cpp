@@ -7,6 +7,7 @@
 
 #include "adaptrt/cuda/adapted_embedding.h"
 #include "adaptrt/cuda/lora_kernel.h"
+#include "adaptrt/cuda/new_token_logits.h"
 #include "bindings.h"
 #include "kernel_arguments.h"
 
@@ -21,7 +22,7 @@ std::unique_ptr<LoraKernel> make_lora_kernel(int dtype, std::int32_t layer,
                                              std::vector<std::int32_t> module_ids,
                                              std::vector<std::int32_t> out_sizes, std::int32_t max_rank,
                                              bool dora, std::int64_t many_tokens_from,
-                                             std::int64_t decode_tokens, std::vector<std::int32_t> layers,
+                                             std::int64_t decode_tokens, std::vector<std::int64_t> entries,
                                              std::int32_t logits_stride) {
   return std::make_unique<LoraKernel>(LoraKernel::Config{.dtype = dtype_of(dtype),
                                                          .layer = layer,
@@ -31,7 +32,7 @@ std::unique_ptr<LoraKernel> make_lora_kernel(int dtype, std::int32_t layer,
                                                          .dora = dora,
                                                          .many_tokens_from = many_tokens_from,
                                                          .decode_tokens = decode_tokens,
-                                                         .layers = std::move(layers),
+                                                         .entries = std::move(entries),
                                                          .logits_stride = logits_stride});
 }
 
@@ -53,17 +54,19 @@ void enqueue_lora(const LoraKernel& kernel, std::int64_t tokens, std::int64_t in
 
 void enqueue_adapted_embedding(int dtype, std::int64_t tokens, std::int64_t width, Address table,
                                Address token_ids, float scale, Address output, std::int64_t vocabulary,
-                               std::int64_t layers, std::int32_t max_rank, bool dora, Address adapter_slots,
-                               Address ranks, Address pointers, Address shifts, Address stream) {
+                               std::int64_t layers, std::int64_t new_tokens_entry, std::int32_t max_rank,
+                               bool dora, Address adapter_slots, Address ranks, Address pointers,
+                               Address shifts, Address stream) {
   cuda::enqueue(cuda::AdaptedEmbedding{.embedding = {.dtype = dtype_of(dtype),
                                                      .tokens = tokens,
                                                      .width = width,
+                                                     .vocabulary = vocabulary,
                                                      .table = at_address<const void>(table),
                                                      .token_ids = at_address<const std::int32_t>(token_ids),
                                                      .scale = scale,
                                                      .output = at_address<float>(output)},
-                                       .vocabulary = vocabulary,
                                        .layers = layers,
+                                       .new_tokens_entry = new_tokens_entry,
                                        .max_rank = max_rank,
                                        .dora = dora,
                                        .adapter_slots = at_address<const std::int32_t>(adapter_slots),
@@ -73,16 +76,46 @@ void enqueue_adapted_embedding(int dtype, std::int64_t tokens, std::int64_t widt
                 at_address<void>(stream));
 }
 
+void enqueue_new_token_logits(int dtype, std::int64_t rows, std::int64_t width, std::int64_t vocabulary,
+                              std::int64_t max_tokens, std::int64_t entry, std::int64_t slot_entries,
+                              Address x, Address adapter_slots, Address ranks, Address pointers, float scale,
+                              float softcap, Address logits, Address stream) {
+  cuda::enqueue(cuda::NewTokenLogits{.dtype = dtype_of(dtype),
+                                     .rows = rows,
+                                     .width = width,
+                                     .vocabulary = vocabulary,
+                                     .max_tokens = max_tokens,
+                                     .entry = entry,
+                                     .slot_entries = slot_entries,
+                                     .x = at_address<const void>(x),
+                                     .adapter_slots = at_address<const std::int32_t>(adapter_slots),
+                                     .ranks = at_address<const std::int32_t>(ranks),
+                                     .pointers = at_address<const std::int64_t>(pointers),
+                                     .scale = scale,
+                                     .softcap = softcap,
+                                     .logits = at_address<float>(logits)},
+                at_address<void>(stream));
+}
+
 }  // namespace
 
 void bind_lora_kernel(py::module_& module) {
   module.def("enqueue_adapted_embedding", &enqueue_adapted_embedding, py::kw_only(), py::arg("dtype"),
              py::arg("tokens"), py::arg("width"), py::arg("table"), py::arg("token_ids"), py::arg("scale"),
-             py::arg("output"), py::arg("vocabulary"), py::arg("layers"), py::arg("max_rank"),
+             py::arg("output"), py::arg("vocabulary"), py::arg("layers"),
+             py::arg("new_tokens_entry") = cuda::AdaptedEmbedding::kNoNewTokens, py::arg("max_rank"),
              py::arg("dora"), py::arg("adapter_slots"), py::arg("ranks"), py::arg("pointers"),
              py::arg("shifts"), py::arg("stream"),
              "Writes the rows of tokens again whose adapter changes the embedding: "
-             "((table[id] + B A[:, id]) * magnitude + shift) * scale.");
+             "((table[id] + B A[:, id]) * magnitude + shift) * scale; and rows of tokens that it adds: "
+             "B[:, id - vocabulary] * scale.");
+  module.def("enqueue_new_token_logits", &enqueue_new_token_logits, py::kw_only(), py::arg("dtype"),
+             py::arg("rows"), py::arg("width"), py::arg("vocabulary"), py::arg("max_tokens"),
+             py::arg("entry"), py::arg("slot_entries"), py::arg("x"), py::arg("adapter_slots"),
+             py::arg("ranks"), py::arg("pointers"), py::arg("scale") = 1.0F, py::arg("softcap") = 0.0F,
+             py::arg("logits"), py::arg("stream"),
+             "Columns of logits [rows, vocabulary + max_tokens] after the vocabulary: x A^T of each row's "
+             "adapter, scaled, with the soft cap.");
   // Local, since the tests have another module with this class.
   py::class_<LoraKernel>(
       module, "LoraKernel", py::module_local(),
@@ -91,11 +124,12 @@ void bind_lora_kernel(py::module_& module) {
            py::arg("out_sizes"), py::arg("max_rank"), py::arg("dora"), py::kw_only(),
            py::arg("many_tokens_from") = LoraKernel::kManyTokensFrom,
            py::arg("decode_tokens") = LoraKernel::kDecodeTokens,
-           py::arg("layers") = std::vector<std::int32_t>{}, py::arg("logits_stride") = 0,
+           py::arg("entries") = std::vector<std::int64_t>{}, py::arg("logits_stride") = 0,
            "dtype: a value of DType, float16 or bfloat16. The other arguments are the plugin's attributes, "
            "and whether magnitudes are used. Steps of at least many_tokens_from tokens use larger tiles, "
            "and shorter steps of up to decode_tokens tokens use kernels for decode steps, with the same "
-           "bits. layers: of each part, if they differ. logits_stride: above 0, y is float32 [tokens, "
+           "bits. entries: of each part in the tables, if not those of its layer and module. logits_stride: "
+           "above 0, y is float32 [tokens, "
            "logits_stride] and also base. Raises ConfigError.")
       .def("workspace_bytes", &LoraKernel::workspace_bytes, py::arg("max_tokens"),
            "Bytes of workspace that enqueue needs for up to max_tokens tokens.")

@@ -20,11 +20,13 @@ Enum enum_of(int value, Enum last, const char* name) {
   return static_cast<Enum>(value);
 }
 
-void enqueue_embedding(int dtype, std::int64_t tokens, std::int64_t width, Address table, Address token_ids,
-                       float scale, Address positions, Address position_ids, Address output, Address stream) {
+void enqueue_embedding(int dtype, std::int64_t tokens, std::int64_t width, std::int64_t vocabulary,
+                       Address table, Address token_ids, float scale, Address positions, Address position_ids,
+                       Address output, Address stream) {
   cuda::enqueue(cuda::Embedding{.dtype = dtype_of(dtype),
                                 .tokens = tokens,
                                 .width = width,
+                                .vocabulary = vocabulary,
                                 .table = at_address<const void>(table),
                                 .token_ids = at_address<const std::int32_t>(token_ids),
                                 .scale = scale,
@@ -49,7 +51,8 @@ void enqueue_rms_norm(int dtype, std::int64_t rows, std::int64_t width, Address 
 }
 
 void enqueue_layer_norm(int dtype, std::int64_t rows, std::int64_t width, Address residual, Address addend,
-                        Address row_ids, Address weight, Address bias, float epsilon, Address output,
+                        Address row_ids, Address weight, Address bias, Address adapter_slots, Address shifts,
+                        std::int64_t slot_entries, std::int64_t entry, float epsilon, Address output,
                         bool float32_output, Address stream) {
   cuda::enqueue(cuda::LayerNorm{.dtype = dtype_of(dtype),
                                 .rows = rows,
@@ -59,6 +62,10 @@ void enqueue_layer_norm(int dtype, std::int64_t rows, std::int64_t width, Addres
                                 .row_ids = at_address<const std::int32_t>(row_ids),
                                 .weight = at_address<const float>(weight),
                                 .bias = at_address<const float>(bias),
+                                .adapter_slots = at_address<const std::int32_t>(adapter_slots),
+                                .shifts = at_address<const std::int64_t>(shifts),
+                                .slot_entries = slot_entries,
+                                .entry = entry,
                                 .epsilon = epsilon,
                                 .output = at_address<void>(output),
                                 .float32_output = float32_output},
@@ -186,11 +193,13 @@ void enqueue_finish_logits(std::int64_t elements, Address logits, float scale, f
                 at_address<void>(stream));
 }
 
-void enqueue_finish_padded_logits(std::int64_t rows, std::int64_t width, std::int64_t stride, Address input,
-                                  Address logits, float scale, float softcap, Address bias, Address stream) {
+void enqueue_finish_padded_logits(std::int64_t rows, std::int64_t width, std::int64_t stride,
+                                  std::int64_t logits_stride, Address input, Address logits, float scale,
+                                  float softcap, Address bias, Address stream) {
   cuda::enqueue(cuda::FinishPaddedLogits{.rows = rows,
                                          .width = width,
                                          .stride = stride,
+                                         .logits_stride = logits_stride,
                                          .input = at_address<const float>(input),
                                          .logits = at_address<float>(logits),
                                          .scale = scale,
@@ -199,10 +208,11 @@ void enqueue_finish_padded_logits(std::int64_t rows, std::int64_t width, std::in
                 at_address<void>(stream));
 }
 
-void enqueue_best_tokens(std::int64_t rows, std::int64_t width, Address logits, Address tokens,
-                         Address stream) {
+void enqueue_best_tokens(std::int64_t rows, std::int64_t width, std::int64_t stride, Address logits,
+                         Address tokens, Address stream) {
   cuda::enqueue(cuda::BestTokens{.rows = rows,
                                  .width = width,
+                                 .stride = stride,
                                  .logits = at_address<const float>(logits),
                                  .tokens = at_address<std::int32_t>(tokens)},
                 at_address<void>(stream));
@@ -225,9 +235,9 @@ void enqueue_find_highest(std::int64_t rows, std::int64_t width, std::int64_t st
 // Addresses are device addresses, multiples of 16; 0 is no tensor. See adaptrt/cuda/row_kernels.h for shapes.
 void bind_row_kernels(py::module_& module) {
   module.def("enqueue_embedding", &enqueue_embedding, py::kw_only(), py::arg("dtype"), py::arg("tokens"),
-             py::arg("width"), py::arg("table"), py::arg("token_ids"), py::arg("scale"),
-             py::arg("positions") = 0, py::arg("position_ids") = 0, py::arg("output"), py::arg("stream"),
-             "output = table[token_ids] * scale + positions[position_ids], in float32.");
+             py::arg("width"), py::arg("vocabulary"), py::arg("table"), py::arg("token_ids"),
+             py::arg("scale"), py::arg("positions") = 0, py::arg("position_ids") = 0, py::arg("output"),
+             py::arg("stream"), "output = table[token_ids] * scale + positions[position_ids], in float32.");
   module.def(
       "enqueue_rms_norm", &enqueue_rms_norm, py::kw_only(), py::arg("dtype"), py::arg("rows"),
       py::arg("width"), py::arg("residual"), py::arg("addend") = 0, py::arg("row_ids") = 0, py::arg("weight"),
@@ -236,8 +246,11 @@ void bind_row_kernels(py::module_& module) {
       "and residual does not change.");
   module.def("enqueue_layer_norm", &enqueue_layer_norm, py::kw_only(), py::arg("dtype"), py::arg("rows"),
              py::arg("width"), py::arg("residual"), py::arg("addend") = 0, py::arg("row_ids") = 0,
-             py::arg("weight"), py::arg("bias") = 0, py::arg("epsilon"), py::arg("output"),
-             py::arg("float32_output") = false, py::arg("stream"), "As enqueue_rms_norm, for a layer norm.");
+             py::arg("weight"), py::arg("bias") = 0, py::arg("adapter_slots") = 0, py::arg("shifts") = 0,
+             py::arg("slot_entries") = 0, py::arg("entry") = 0, py::arg("epsilon"), py::arg("output"),
+             py::arg("float32_output") = false, py::arg("stream"),
+             "As enqueue_rms_norm, for a layer norm. shifts: int64 [slots, slot_entries], addresses of "
+             "float32[width] that are added to the bias, or 0.");
   module.def("enqueue_added_norm", &enqueue_added_norm, py::kw_only(), py::arg("dtype"), py::arg("rows"),
              py::arg("width"), py::arg("input"), py::arg("weight"), py::arg("epsilon"), py::arg("residual"),
              py::arg("stream"), "residual += the RMS norm of input.");
@@ -274,12 +287,14 @@ void bind_row_kernels(py::module_& module) {
              py::arg("logits"), py::arg("scale") = 1.0F, py::arg("softcap") = 0.0F, py::arg("bias") = 0,
              py::arg("width") = 0, py::arg("stream"),
              "Bias, scale and softcap of float32 logits, in place. width: of a row; read with a bias.");
-  module.def("enqueue_finish_padded_logits", &enqueue_finish_padded_logits, py::kw_only(), py::arg("rows"),
-             py::arg("width"), py::arg("stride"), py::arg("input"), py::arg("logits"),
-             py::arg("scale") = 1.0F, py::arg("softcap") = 0.0F, py::arg("bias") = 0, py::arg("stream"),
-             "As enqueue_finish_logits, of the first width values of each row of input [rows, stride].");
+  module.def(
+      "enqueue_finish_padded_logits", &enqueue_finish_padded_logits, py::kw_only(), py::arg("rows"),
+      py::arg("width"), py::arg("stride"), py::arg("logits_stride"), py::arg("input"), py::arg("logits"),
+      py::arg("scale") = 1.0F, py::arg("softcap") = 0.0F, py::arg("bias") = 0, py::arg("stream"),
+      "As enqueue_finish_logits, from the first width values of rows of input [rows, stride] to those of "
+      "logits [rows, logits_stride].");
   module.def("enqueue_best_tokens", &enqueue_best_tokens, py::kw_only(), py::arg("rows"), py::arg("width"),
-             py::arg("logits"), py::arg("tokens"), py::arg("stream"),
+             py::arg("stride"), py::arg("logits"), py::arg("tokens"), py::arg("stream"),
              "tokens = the index of each row's largest logit, the smallest of equal ones.");
   module.def(
       "enqueue_find_highest", &enqueue_find_highest, py::kw_only(), py::arg("rows"), py::arg("width"),

@@ -20,7 +20,7 @@ struct CudaRun {
   const std::int32_t* prompt_lengths = nullptr;    ///< [sequences], where the model has them
   const std::int32_t* adapter_slots = nullptr;     ///< [sequences + split sequences], with LoRA
   const std::int32_t* adapter_offsets = nullptr;   ///< [sequences + split sequences + 1], with LoRA
-  /// See StepPlaces; nullptr where adapters do not change the embedding or lm_head.
+  /// See StepPlaces; nullptr where no op reads them.
   const std::int32_t* token_adapter_slots = nullptr;
   const std::int32_t* row_adapter_slots = nullptr;
   const std::int32_t* row_adapter_offsets = nullptr;

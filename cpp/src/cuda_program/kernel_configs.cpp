@@ -23,7 +23,9 @@ bool stores_float32(const LinearOp& op, const Program& program) {
 }
 
 bool has_padded_output(const LinearOp& op, const Program& program) {
-  return stores_float32(op, program) && padded_rows(product_width(op)) != product_width(op);
+  const std::int64_t width = product_width(op);
+  const std::int64_t stride = program.buffers[static_cast<std::size_t>(op.output)].width;
+  return stores_float32(op, program) && (padded_rows(width) != width || stride != width);
 }
 
 std::int32_t bits_of(const Quantization& how) {
@@ -41,26 +43,27 @@ bool is_adapted(LoraModule module, const Program& program) {
 
 std::optional<cuda::LoraKernel::Config> lora_config(const LinearOp& op, const Program& program) {
   if (op.lora_site < 0) return std::nullopt;
-  const LoraSite& first = program.lora_site(op.lora_site);
   cuda::LoraKernel::Config config{
       .dtype = program.dtype, .max_rank = program.lora.max_rank, .dora = program.lora.dora_enabled};
-  const auto add_parts = [&config](const LoraSite& site) {
-    for (const LoraPart& part : site.parts) {
-      config.layers.push_back(site.layer);
-      config.module_ids.push_back(static_cast<std::int32_t>(part.module));
-      config.out_sizes.push_back(static_cast<std::int32_t>(part.out_size));
+  const AdapterEntries entries(program.lora);
+  const auto add_parts = [&](std::size_t index) {
+    const LoraSite& site = program.lora.sites[index];
+    for (std::size_t part = 0; part < site.parts.size(); ++part) {
+      config.entries.push_back(entries.entry(index, part));
+      config.module_ids.push_back(static_cast<std::int32_t>(site.parts[part].module));
+      config.out_sizes.push_back(static_cast<std::int32_t>(site.parts[part].out_size));
     }
   };
   if (stores_float32(op, program)) {
     config.logits_stride = static_cast<std::int32_t>(padded_rows(product_width(op)));
   }
-  if (!first.is_lm_head()) {
-    add_parts(first);
+  if (!program.lora_site(op.lora_site).is_lm_head()) {
+    add_parts(static_cast<std::size_t>(op.lora_site));
     return config;
   }
   if (!is_adapted(LoraModule::kLmHead, program)) return std::nullopt;
-  for (const LoraSite& site : program.lora.sites) {
-    if (site.is_lm_head()) add_parts(site);
+  for (std::size_t site = 0; site < program.lora.sites.size(); ++site) {
+    if (program.lora.sites[site].is_lm_head()) add_parts(site);
   }
   return config;
 }

@@ -18,7 +18,8 @@ namespace adaptrt {
 /// True if a linear layer's output is float32, and not a residual stream: logits, of tokens or of experts, or
 /// the gate of a GatedAddOp.
 [[nodiscard]] bool stores_float32(const LinearOp& op, const Program& program);
-/// True if a linear layer stores float32, and its product has more columns than its output.
+/// True if a linear layer stores float32, and its output's rows are not as wide as its product's. The product
+/// has rows of zeros, or the logits have columns of adapters' new tokens.
 [[nodiscard]] bool has_padded_output(const LinearOp& op, const Program& program);
 
 /// Number of bits of a quantised weight.

@@ -4,9 +4,11 @@
 #include <optional>
 
 #include "adaptrt/cuda/lora_kernel.h"
+#include "adaptrt/cuda/new_token_logits.h"
 #include "adaptrt/cuda/product_kernel.h"
 #include "adaptrt/cuda/quantized_product_kernel.h"
 #include "adaptrt/cuda/row_kernels.h"
+#include "adaptrt/gpu/adapter_entries.h"
 #include "kernel_configs.h"
 
 namespace adaptrt {
@@ -80,10 +82,13 @@ class LinearLaunches final : public CudaOp {
                            .workspace = memory.workspace()};
     }
     const float* bias = weights.biases(op.parts);
+    const std::int32_t new_tokens = new_tokens_site(program.lora);
+    if (op.output == program.logits && new_tokens >= 0) set_new_tokens(op, program, memory, new_tokens);
     if (has_padded_output(op, program)) {
       padded_logits_finish_ = {.rows = 0,
                                .width = product_width(op),
                                .stride = padded_rows(product_width(op)),
+                               .logits_stride = program.buffers[static_cast<std::size_t>(op.output)].width,
                                .input = static_cast<const float*>(y_),
                                .logits = reinterpret_cast<float*>(memory.buffer(op.output)),
                                .scale = op.scale,
@@ -134,9 +139,34 @@ class LinearLaunches final : public CudaOp {
       finish.rows = rows;
       cuda::enqueue(finish, run.stream);
     }
+    if (new_token_logits_ && run.shape.has_adapters) {
+      cuda::NewTokenLogits logits = *new_token_logits_;
+      logits.rows = rows;
+      logits.adapter_slots = run.row_adapter_slots;
+      cuda::enqueue(logits, run.stream);
+    }
   }
 
  private:
+  /// `site`: that of new tokens.
+  void set_new_tokens(const LinearOp& op, const Program& program, const CudaMemory& memory,
+                      std::int32_t site) {
+    const AdapterArrays& tables = *memory.adapters();
+    const AdapterEntries entries(program.lora);
+    new_token_logits_ = {.dtype = program.dtype,
+                         .width = op.parts.front().weight.k,
+                         .vocabulary = program.vocab_size,
+                         .max_tokens = program.lora.max_extra_tokens,
+                         .entry = entries.entry(static_cast<std::size_t>(site), 0),
+                         .slot_entries = entries.count(),
+                         .x = x_,
+                         .ranks = reinterpret_cast<const std::int32_t*>(tables.ranks.address),
+                         .pointers = reinterpret_cast<const std::int64_t*>(tables.pointers.address),
+                         .scale = op.scale,
+                         .softcap = op.softcap,
+                         .logits = reinterpret_cast<float*>(memory.buffer(op.output))};
+  }
+
   /// Returns where the product is written.
   static void* destination(const LinearOp& op, const Program& program, const CudaMemory& memory) {
     if (has_padded_output(op, program)) return memory.padded_output();
@@ -168,6 +198,7 @@ class LinearLaunches final : public CudaOp {
   std::optional<cuda::Finish> finish_;
   std::optional<cuda::FinishLogits> logits_finish_;
   std::optional<cuda::FinishPaddedLogits> padded_logits_finish_;
+  std::optional<cuda::NewTokenLogits> new_token_logits_;
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "adaptrt/cuda/adapted_embedding.h"
 #include "adaptrt/cuda/row_kernels.h"
+#include "adaptrt/gpu/adapter_entries.h"
 #include "kernel_configs.h"
 
 namespace adaptrt {
@@ -44,6 +45,7 @@ cuda::Embedding embedding_kernel(const EmbeddingOp& op, const Program& program, 
                                  DeviceWeights& weights) {
   return {.dtype = program.dtype,
           .width = op.table.k,
+          .vocabulary = op.table.n,
           .table = weights.matrix(op.table),
           .scale = op.scale,
           .positions = op.positions.data == nullptr ? nullptr : weights.matrix(op.positions),
@@ -65,12 +67,15 @@ std::unique_ptr<const CudaOp> make_embedding(const EmbeddingOp& op, const Progra
 
 std::unique_ptr<const CudaOp> make_adapted_embedding(const EmbeddingOp& op, const Program& program,
                                                      const CudaMemory& memory, DeviceWeights& weights) {
-  if (op.lora_site < 0 || !is_adapted(LoraModule::kEmbedding, program)) return nullptr;
+  const std::int32_t new_tokens = new_tokens_site(program.lora);
+  if (op.lora_site < 0 || (!is_adapted(LoraModule::kEmbedding, program) && new_tokens < 0)) return nullptr;
   const AdapterArrays& tables = *memory.adapters();
   const cuda::AdaptedEmbedding kernel{
       .embedding = embedding_kernel(op, program, memory, weights),
-      .vocabulary = op.table.n,
       .layers = tables.ranks.dims[1],
+      .new_tokens_entry = new_tokens < 0
+                              ? cuda::AdaptedEmbedding::kNoNewTokens
+                              : AdapterEntries(program.lora).entry(static_cast<std::size_t>(new_tokens), 0),
       .max_rank = program.lora.max_rank,
       .dora = program.lora.dora_enabled,
       .ranks = reinterpret_cast<const std::int32_t*>(tables.ranks.address),
@@ -135,20 +140,29 @@ std::unique_ptr<const CudaOp> make_added_norm(const RmsNormOp& op, const Program
 std::unique_ptr<const CudaOp> make_layer_norm(const LayerNormOp& op, const Program& program, bool is_head,
                                               bool adds, const CudaMemory& memory, DeviceWeights& weights) {
   const Buffer& output = program.buffers[static_cast<std::size_t>(op.output)];
-  const cuda::LayerNorm kernel{.dtype = program.dtype,
-                               .width = width_of(program, op.input),
-                               .stream = floats(memory.buffer(op.input)),
-                               .addend = adds ? memory.addend() : nullptr,
-                               .weight = weights.vector(op.weight),
-                               .bias = weights.vector(op.bias),
-                               .epsilon = op.epsilon,
-                               .output = memory.buffer(op.output),
-                               .float32_output = output.dtype == DType::kFloat32};
-  return make_row_launch(
-      kernel, [is_head, gathers = op.gather_logit_rows](cuda::LayerNorm& work, const CudaRun& run) {
-        work.rows = is_head ? run.shape.logit_rows : run.shape.tokens;
-        work.row_ids = gathers ? run.logit_rows : nullptr;
-      });
+  cuda::LayerNorm kernel{.dtype = program.dtype,
+                         .width = width_of(program, op.input),
+                         .stream = floats(memory.buffer(op.input)),
+                         .addend = adds ? memory.addend() : nullptr,
+                         .weight = weights.vector(op.weight),
+                         .bias = weights.vector(op.bias),
+                         .epsilon = op.epsilon,
+                         .output = memory.buffer(op.output),
+                         .float32_output = output.dtype == DType::kFloat32};
+  const bool is_adapted = op.lora_site >= 0;
+  if (is_adapted) {
+    const AdapterEntries entries(program.lora);
+    kernel.shifts = reinterpret_cast<const std::int64_t*>(memory.adapters()->shifts.address);
+    kernel.slot_entries = entries.count();
+    kernel.entry = entries.entry(static_cast<std::size_t>(op.lora_site), 0);
+  }
+  return make_row_launch(kernel, [is_head, is_adapted, gathers = op.gather_logit_rows](cuda::LayerNorm& work,
+                                                                                       const CudaRun& run) {
+    work.rows = is_head ? run.shape.logit_rows : run.shape.tokens;
+    work.row_ids = gathers ? run.logit_rows : nullptr;
+    if (!is_adapted || !run.shape.has_adapters) return;
+    work.adapter_slots = is_head ? run.row_adapter_slots : run.token_adapter_slots;
+  });
 }
 
 std::unique_ptr<const CudaOp> make_cast(const CastOp& op, const Program& program, bool is_head,
@@ -196,7 +210,8 @@ std::unique_ptr<const CudaOp> make_gated_add(const GatedAddOp& op, const Program
 
 std::unique_ptr<const CudaOp> make_best_tokens(const Program& program, const CudaMemory& memory,
                                                std::int32_t* best_tokens) {
-  const cuda::BestTokens kernel{.width = program.logits_width(),
+  const cuda::BestTokens kernel{.width = program.vocab_size,
+                                .stride = program.logits_width(),
                                 .logits = floats(memory.buffer(program.logits)),
                                 .tokens = best_tokens};
   return make_row_launch(

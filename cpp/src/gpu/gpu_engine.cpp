@@ -106,7 +106,7 @@ class GpuEngine final : public Engine {
     return std::max(description_.prefill.max_logit_rows, description_.decode.max_logit_rows);
   }
   [[nodiscard]] std::size_t logits_bytes(std::int64_t rows) const {
-    return static_cast<std::size_t>(rows * description_.vocab_size) * sizeof(float);
+    return static_cast<std::size_t>(rows * description_.logits_width()) * sizeof(float);
   }
 
   /// The step that has begun. Its rows of logits are computed in slices, one run for each; even a step

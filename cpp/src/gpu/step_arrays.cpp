@@ -56,8 +56,10 @@ StepArrays::StepArrays(const GpuModelDescription& model)
       has_adapters_(!model.lora.sites.empty()),
       has_adapter_starts_(has_adapters_ && model.has_adapter_start_positions),
       has_token_adapters_(has_site(model, &LoraSite::is_embedding) ||
+                          has_site(model, &LoraSite::is_new_tokens) || has_site(model, &LoraSite::is_norm) ||
                           std::ranges::any_of(model.lora.sites, is_of_experts)),
-      has_lm_head_adapters_(has_site(model, &LoraSite::is_lm_head)),
+      has_row_adapters_(has_site(model, &LoraSite::is_lm_head) || has_site(model, &LoraSite::is_new_tokens) ||
+                        has_site(model, &LoraSite::is_norm)),
       max_blocks_per_sequence_((model.max_seq_len + model.tokens_per_block - 1) / model.tokens_per_block) {
   for (const GpuStepLimits& limits : {model.prefill, model.decode}) {
     const RunShape largest{.tokens = limits.max_tokens,
@@ -86,7 +88,7 @@ StepPlaces StepArrays::places(const RunShape& shape) const {
   if (has_adapters_) places.adapter_slots = add({ranges});
   if (has_adapter_starts_) places.adapter_offsets = add({ranges + 1});
   if (has_token_adapters_) places.token_adapter_slots = add({shape.tokens});
-  if (has_lm_head_adapters_) {
+  if (has_row_adapters_) {
     places.row_adapter_slots = add({shape.logit_rows});
     places.row_adapter_offsets = add({shape.logit_rows + 1});
   }
@@ -172,7 +174,7 @@ std::size_t StepArrays::write(std::byte* memory, const RunShape& shape, const St
     adapter_offsets[i] = row + static_cast<std::int32_t>(i - range);
 
   std::span<std::int32_t> row_slots;
-  if (has_lm_head_adapters_) {
+  if (has_row_adapters_) {
     row_slots = filled(memory, *places.row_adapter_slots, kNoSlot);
     const auto row_offsets = filled(memory, *places.row_adapter_offsets, 0);
     std::iota(row_offsets.begin(), row_offsets.end(), 0);
@@ -182,7 +184,7 @@ std::size_t StepArrays::write(std::byte* memory, const RunShape& shape, const St
     const auto sequence = static_cast<std::size_t>(after - input.sequence_offsets.begin()) - 1;
     const std::int32_t token = logit_rows[i] - input.sequence_offsets[sequence];
     rows[i] = first_rows_[sequence] + token;
-    if (!has_lm_head_adapters_) continue;
+    if (!has_row_adapters_) continue;
     const std::int32_t before = has_adapter_starts_ ? tokens_before_adapter(input, slots, sequence) : 0;
     row_slots[i] = token < before ? kNoSlot : slots[sequence];
   }

@@ -367,6 +367,46 @@ BOOST_DATA_TEST_CASE(layer_norms_of_gathered_rows_leave_the_stream,
   }
 }
 
+/// Adapters 0 and 2 have a shift, of which the second norm's are wanted; adapter 1 has none.
+BOOST_DATA_TEST_CASE(shifts_of_adapters_are_added_to_the_bias,
+                     data::make(kRowTypes) * data::make({96, 17000}), dtype, width) {
+  constexpr std::int64_t kRows = 5;
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    const LayerNormCase one(dtype, kRows, width, &random);
+    const std::vector<Tensor<float>> made{random_floats(width, &random), random_floats(width, &random)};
+    const auto address = [&](std::size_t i) { return reinterpret_cast<std::int64_t>(made[i].data()); };
+    const std::vector<std::int64_t> shifts{address(1), address(0), 0, 0, address(0), address(1)};
+    const std::vector<std::int32_t> slots{-1, 2, 0, 1, 2};
+    Tensor<float> stream = one.stream;
+    Tensor<std::uint16_t> output(kRows * width);
+    LayerNorm norm = one.norm(&stream, kRows, false);
+    norm.adapter_slots = slots.data();
+    norm.shifts = shifts.data();
+    norm.slot_entries = 2;
+    norm.entry = 1;
+    norm.output = output.data();
+    enqueue(norm, nullptr);
+    for (std::int64_t row = 0; row < kRows; ++row) {
+      // The same row with a bias that includes the shift.
+      LayerNormCase own = one;
+      const std::int32_t slot = slots[static_cast<std::size_t>(row)];
+      for (std::int64_t i = 0; slot == 0 || slot == 2; ++i) {
+        if (i == width) break;
+        own.bias[i] += made[slot == 0 ? 0 : 1][i];
+      }
+      Tensor<std::uint16_t> expected(kRows * width);
+      LayerNorm plain = own.norm(&stream, kRows, false);
+      plain.output = expected.data();
+      enqueue(plain, nullptr);
+      BOOST_TEST(output.values(row * width, width) == expected.values(row * width, width));
+    }
+    BOOST_TEST(output.rest_is_unchanged());
+    norm.bias = nullptr;
+    BOOST_CHECK_EXCEPTION(enqueue(norm, nullptr), ConfigError, says("shifts are for norms with a bias"));
+  }
+}
+
 BOOST_DATA_TEST_CASE(casts_round_once, data::make(kRowTypes) * data::make({8, 24, 4096, 30000}), dtype,
                      elements) {
   FreshRandom random;
@@ -416,20 +456,27 @@ BOOST_AUTO_TEST_CASE(the_padding_of_logits_is_left_out) {
       for (const std::int64_t rows : {1, 19}) {
         for (const bool has_bias : {false, true}) {
           const std::int64_t stride = (width + 7) / 8 * 8;
+          const std::int64_t logits_stride = width + (has_bias ? 5 : 0);
           const auto input = random_floats(rows * stride, &random);
           const auto bias = random_floats(width, &random);
-          Tensor<float> logits = random_floats(rows * width, &random);
+          Tensor<float> logits(rows * logits_stride);
           enqueue(FinishPaddedLogits{.rows = rows,
                                      .width = width,
                                      .stride = stride,
+                                     .logits_stride = logits_stride,
                                      .input = input.data(),
                                      .logits = logits.data(),
                                      .scale = 0.5F,
                                      .bias = has_bias ? bias.data() : nullptr},
                   nullptr);
           std::int64_t wrong = 0;
-          for (std::int64_t i = 0; i < rows * width; ++i) {
-            const float sum = input[i / width * stride + i % width] + (has_bias ? bias[i % width] : 0.0F);
+          for (std::int64_t i = 0; i < rows * logits_stride; ++i) {
+            const std::int64_t column = i % logits_stride;
+            if (column >= width) {  // not written
+              wrong += static_cast<std::int64_t>(!std::isnan(logits[i]));
+              continue;
+            }
+            const float sum = input[i / logits_stride * stride + column] + (has_bias ? bias[column] : 0.0F);
             wrong += static_cast<std::int64_t>(logits[i] != sum * 0.5F);
           }
           BOOST_TEST(wrong == 0);
@@ -444,7 +491,7 @@ BOOST_AUTO_TEST_CASE(no_rows_need_no_memory) {
   enqueue(LayerNorm{.width = 8}, nullptr);
   enqueue(AddedNorm{.width = 8}, nullptr);
   enqueue(Cast{}, nullptr);
-  enqueue(FinishPaddedLogits{.width = 9, .stride = 16}, nullptr);
+  enqueue(FinishPaddedLogits{.width = 9, .stride = 16, .logits_stride = 9}, nullptr);
   enqueue(HeadNorms{.stride = 8, .queries = {.count = 1, .size = 8}, .keys = {}}, nullptr);
   enqueue(HeadNorms{.tokens = 4, .stride = 8, .queries = {}, .keys = {}}, nullptr);
 }
@@ -483,8 +530,12 @@ BOOST_AUTO_TEST_CASE(invalid_sizes_are_refused_by_name) {
   const float bias = 0;
   BOOST_CHECK_EXCEPTION(enqueue(FinishLogits{.elements = 8, .bias = &bias, .width = 4}, nullptr), ConfigError,
                         says("FinishLogits: width is 4; expected a multiple of 8 from 8 to "));
-  BOOST_CHECK_EXCEPTION(enqueue(FinishPaddedLogits{.rows = 1, .width = 9, .stride = 8}, nullptr), ConfigError,
-                        says("FinishPaddedLogits: stride is below width"));
+  BOOST_CHECK_EXCEPTION(
+      enqueue(FinishPaddedLogits{.rows = 1, .width = 9, .stride = 8, .logits_stride = 9}, nullptr),
+      ConfigError, says("FinishPaddedLogits: stride is below width"));
+  BOOST_CHECK_EXCEPTION(
+      enqueue(FinishPaddedLogits{.rows = 1, .width = 9, .stride = 9, .logits_stride = 8}, nullptr),
+      ConfigError, says("FinishPaddedLogits: logits_stride is below width"));
 }
 
 BOOST_AUTO_TEST_SUITE_END()

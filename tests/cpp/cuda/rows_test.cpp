@@ -41,7 +41,7 @@ BOOST_DATA_TEST_CASE(embeddings_match_float64, data::make(kRowTypes) * data::mak
     const auto table = random_elements(dtype, kVocabulary * width, &random);
     const auto positions = random_elements(dtype, kPositions * width, &random);
     for (const std::int64_t tokens : kRowCounts) {
-      const auto ids = random_indices(tokens, kVocabulary, &random);
+      auto ids = random_indices(tokens, kVocabulary, &random);
       const auto places = random_indices(tokens, kPositions, &random);
       for (const bool has_positions : {false, true}) {
         Tensor<float> output(tokens * width);
@@ -49,6 +49,7 @@ BOOST_DATA_TEST_CASE(embeddings_match_float64, data::make(kRowTypes) * data::mak
         enqueue(Embedding{.dtype = dtype,
                           .tokens = tokens,
                           .width = width,
+                          .vocabulary = kVocabulary,
                           .table = table.data(),
                           .token_ids = ids.data(),
                           .scale = scale,
@@ -248,9 +249,12 @@ BOOST_AUTO_TEST_CASE(best_tokens_are_the_first_of_the_largest) {
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
     for (const std::int64_t width : {1, 3, 8, 1021, 4096, 20004, 20005}) {
       for (const std::int64_t rows : {1, 5}) {
-        auto logits = random_floats(rows * width, &random);
+        // Values between the rows do not count.
+        const std::int64_t stride = width + (rows == 1 ? 0 : random.integer(0, 5));
+        auto logits = random_floats(rows * stride, &random);
         for (std::int64_t row = 0; row < rows; ++row) {
-          float* of_row = logits.data() + row * width;
+          float* of_row = logits.data() + row * stride;
+          std::fill(of_row + width, of_row + stride, std::numeric_limits<float>::quiet_NaN());
           if (row == 1) std::fill_n(of_row, width, -kInfinity);
           if (row == 2) std::fill_n(of_row, width, 2.5F);
           // Several equal maxima at any places.
@@ -260,10 +264,14 @@ BOOST_AUTO_TEST_CASE(best_tokens_are_the_first_of_the_largest) {
           if (row == 4 && width > 1) of_row[random.integer(0, static_cast<int>(width) - 1)] = -kInfinity;
         }
         Tensor<std::int32_t> tokens(rows);
-        enqueue(BestTokens{.rows = rows, .width = width, .logits = logits.data(), .tokens = tokens.data()},
+        enqueue(BestTokens{.rows = rows,
+                           .width = width,
+                           .stride = stride,
+                           .logits = logits.data(),
+                           .tokens = tokens.data()},
                 nullptr);
         for (std::int64_t row = 0; row < rows; ++row) {
-          const float* of_row = logits.data() + row * width;
+          const float* of_row = logits.data() + row * stride;
           const auto best = std::max_element(of_row, of_row + width);
           BOOST_TEST(tokens[row] == (*best == -kInfinity ? kEveryTokenForbidden : best - of_row));
         }
@@ -285,7 +293,11 @@ BOOST_AUTO_TEST_CASE(rows_with_nan_or_infinity_have_no_best_token) {
         logits[width + place()] = std::numeric_limits<float>::max();
         logits[width + place()] = bad;
         Tensor<std::int32_t> tokens(kRows);
-        enqueue(BestTokens{.rows = kRows, .width = width, .logits = logits.data(), .tokens = tokens.data()},
+        enqueue(BestTokens{.rows = kRows,
+                           .width = width,
+                           .stride = width,
+                           .logits = logits.data(),
+                           .tokens = tokens.data()},
                 nullptr);
         BOOST_TEST(tokens[0] >= 0);
         BOOST_TEST(tokens[1] == kUnusableLogits);
@@ -397,19 +409,40 @@ BOOST_AUTO_TEST_CASE(wrong_sizes_of_searches_are_refused) {
 BOOST_AUTO_TEST_CASE(a_zero_equals_a_negative_zero) {
   const std::vector<float> logits = {-1.0F, -0.0F, 0.0F, -1.0F, 0.0F, -0.0F};
   Tensor<std::int32_t> tokens(2);
-  enqueue(BestTokens{.rows = 2, .width = 3, .logits = logits.data(), .tokens = tokens.data()}, nullptr);
+  enqueue(BestTokens{.rows = 2, .width = 3, .stride = 3, .logits = logits.data(), .tokens = tokens.data()},
+          nullptr);
   BOOST_TEST(tokens[0] == 1);
   BOOST_TEST(tokens[1] == 1);
 }
 
+BOOST_AUTO_TEST_CASE(tokens_that_a_table_does_not_have_keep_their_rows) {
+  FreshRandom random;
+  const auto table = random_elements(DType::kFloat16, 3 * 8, &random);
+  const std::vector<std::int32_t> ids{3, 2, 7};
+  Tensor<float> output(3 * 8);
+  enqueue(Embedding{.dtype = DType::kFloat16,
+                    .tokens = 3,
+                    .width = 8,
+                    .vocabulary = 3,
+                    .table = table.data(),
+                    .token_ids = ids.data(),
+                    .output = output.data()},
+          nullptr);
+  for (std::int64_t i = 0; i < 8; ++i) {
+    BOOST_TEST(std::isnan(output[i]));
+    BOOST_TEST(output[8 + i] == element(DType::kFloat16, table[16 + i]));
+    BOOST_TEST(std::isnan(output[16 + i]));
+  }
+}
+
 BOOST_AUTO_TEST_CASE(no_rows_need_no_memory) {
-  enqueue(Embedding{.width = 8}, nullptr);
+  enqueue(Embedding{.width = 8, .vocabulary = 1}, nullptr);
   enqueue(RmsNorm{.width = 8}, nullptr);
   enqueue(Addition{}, nullptr);
   enqueue(RopeTable{.half = 4}, nullptr);
   enqueue(Finish{.width = 8}, nullptr);
   enqueue(FinishLogits{}, nullptr);
-  enqueue(BestTokens{.width = 8}, nullptr);
+  enqueue(BestTokens{.width = 8, .stride = 8}, nullptr);
 }
 
 BOOST_AUTO_TEST_CASE(invalid_sizes_are_refused_by_name) {
@@ -433,6 +466,9 @@ BOOST_AUTO_TEST_CASE(invalid_sizes_are_refused_by_name) {
   BOOST_CHECK_EXCEPTION(enqueue(FinishLogits{.elements = -1}, nullptr), ConfigError, says("elements is -1"));
   BOOST_CHECK_EXCEPTION(enqueue(BestTokens{.width = 0}, nullptr), ConfigError,
                         says("width is 0; expected 1 to "));
+  BOOST_CHECK_EXCEPTION(enqueue(BestTokens{.width = 8, .stride = 7}, nullptr), ConfigError,
+                        says("stride is below width"));
+  BOOST_CHECK_EXCEPTION(enqueue(Embedding{.width = 8}, nullptr), ConfigError, says("vocabulary is 0"));
 }
 
 BOOST_AUTO_TEST_SUITE_END()

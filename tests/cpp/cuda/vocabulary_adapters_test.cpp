@@ -11,6 +11,7 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/cuda/adapted_embedding.h"
 #include "adaptrt/cuda/lora_kernel.h"
+#include "adaptrt/cuda/new_token_logits.h"
 #include "adaptrt/lora/modules.h"
 #include "lora_case.h"
 #include "print_dtype.h"
@@ -107,7 +108,7 @@ struct LogitsCase {
                              .max_rank = 40,
                              .dora = dora,
                              .decode_tokens = decode ? LoraKernel::kDecodeTokens : 0,
-                             .layers = {0, 1, 2},
+                             .entries = {26, kNumLoraModules + 26, 2 * kNumLoraModules + 26},
                              .logits_stride = static_cast<std::int32_t>(stride)});
     Tensor<float> y(count * stride);
     std::copy_n(base.data() + first * stride, count * stride, y.data());
@@ -204,14 +205,18 @@ BOOST_DATA_TEST_CASE(logits_match_float64, data::make(kRowTypes) * data::make({1
 BOOST_AUTO_TEST_CASE(invalid_logits_are_refused) {
   BOOST_CHECK_EXCEPTION(
       LoraKernel(
-          {.module_ids = {26, 26}, .out_sizes = {8, 8}, .max_rank = 1, .layers = {0}, .logits_stride = 15}),
+          {.module_ids = {26, 26}, .out_sizes = {8, 8}, .max_rank = 1, .entries = {-1}, .logits_stride = 15}),
       ConfigError, [](const ConfigError& error) {
         const std::string text = error.what();
-        return text.find("1 layers; expected none, or one for each part") != std::string::npos &&
+        return text.find("1 entries; expected none, or one for each part") != std::string::npos &&
+               text.find("entry -1 is negative") != std::string::npos &&
                text.find("logits_stride 15 is less than the out_sizes' sum 16") != std::string::npos;
       });
-  const LoraKernel kernel(
-      {.module_ids = {26, 26}, .out_sizes = {8, 8}, .max_rank = 1, .layers = {0, 4}, .logits_stride = 16});
+  const LoraKernel kernel({.module_ids = {26, 26},
+                           .out_sizes = {8, 8},
+                           .max_rank = 1,
+                           .entries = {0, 4 * kNumLoraModules},
+                           .logits_stride = 16});
   float other = 0;
   BOOST_CHECK_EXCEPTION(
       kernel.enqueue({.tokens = 1, .in = 8, .sequences = 1, .layers = 4}, {}, &other, nullptr, nullptr),
@@ -242,6 +247,7 @@ BOOST_DATA_TEST_CASE(embeddings_match_float64, data::make(kRowTypes) * data::mak
       const Embedding plain{.dtype = dtype,
                             .tokens = count,
                             .width = kWidth,
+                            .vocabulary = kVocabulary,
                             .table = table.data(),
                             .token_ids = ids.data() + first,
                             .scale = 1.5F,
@@ -250,7 +256,6 @@ BOOST_DATA_TEST_CASE(embeddings_match_float64, data::make(kRowTypes) * data::mak
                             .output = output.data()};
       enqueue(plain, nullptr);
       enqueue(AdaptedEmbedding{.embedding = plain,
-                               .vocabulary = kVocabulary,
                                .layers = tables.layers,
                                .max_rank = 20,
                                .dora = dora,
@@ -295,14 +300,161 @@ BOOST_DATA_TEST_CASE(embeddings_match_float64, data::make(kRowTypes) * data::mak
 
 BOOST_AUTO_TEST_CASE(invalid_embeddings_are_refused) {
   BOOST_CHECK_EXCEPTION(
-      enqueue(AdaptedEmbedding{.embedding = {.width = 12}, .vocabulary = kVocabularySlice + 1, .layers = 1},
+      enqueue(AdaptedEmbedding{.embedding = {.width = 12, .vocabulary = kVocabularySlice + 1},
+                               .layers = 1,
+                               .new_tokens_entry = kNumLoraModules},
               nullptr),
       ConfigError, [](const ConfigError& error) {
         const std::string text = error.what();
         return text.find("width is 12") != std::string::npos &&
                text.find("max_rank is 0") != std::string::npos &&
+               text.find("the tables have no new_tokens_entry") != std::string::npos &&
                text.find("fewer layers than the vocabulary has slices") != std::string::npos;
       });
+}
+
+/// Tables of two adapters that add 2 and 11 tokens, at an entry behind those of a layer's modules.
+struct NewTokensCase {
+  static constexpr std::int64_t kEntry = kNumLoraModules + 3;
+  static constexpr std::int64_t kMost = 13;
+
+  NewTokensCase(DType dtype, std::int64_t width, FreshRandom* random) : type(dtype) {
+    ranks.assign(2 * 2 * kNumLoraModules, 0);
+    pointers.assign(3 * ranks.size(), 0x10);
+    for (const std::int32_t count : {2, 11}) {
+      const auto entry = static_cast<std::size_t>(kEntry + 2 * kNumLoraModules * std::ssize(outputs));
+      outputs.push_back(random_elements(dtype, count * width, random, 1));
+      inputs.push_back(random_elements(dtype, count * width, random, 1));
+      ranks[entry] = count;
+      pointers[3 * entry] = reinterpret_cast<std::int64_t>(outputs.back().data());
+      pointers[3 * entry + 1] = reinterpret_cast<std::int64_t>(inputs.back().data());
+    }
+  }
+
+  DType type;
+  std::vector<Tensor<std::uint16_t>> outputs;  ///< [tokens, width], rows of lm_head
+  std::vector<Tensor<std::uint16_t>> inputs;   ///< [width, tokens], columns for the embedding
+  std::vector<std::int32_t> ranks;
+  std::vector<std::int64_t> pointers;
+};
+
+BOOST_DATA_TEST_CASE(new_tokens_have_logits, data::make(kRowTypes) * data::make({8, 264, 1000}), dtype,
+                     width) {
+  constexpr std::int64_t kVocabulary = 37;
+  constexpr std::int64_t kStride = kVocabulary + NewTokensCase::kMost;
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    const NewTokensCase made(dtype, width, &random);
+    const std::vector<std::int32_t> slots{1, -1, 0, 1};
+    const auto x = random_elements(dtype, 4 * width, &random, 1);
+    const auto run = [&](std::int64_t first, std::int64_t rows, float softcap) {
+      Tensor<float> logits(rows * kStride);
+      enqueue(NewTokenLogits{.dtype = dtype,
+                             .rows = rows,
+                             .width = width,
+                             .vocabulary = kVocabulary,
+                             .max_tokens = NewTokensCase::kMost,
+                             .entry = NewTokensCase::kEntry,
+                             .slot_entries = 2 * kNumLoraModules,
+                             .x = x.data() + first * width,
+                             .adapter_slots = slots.data() + first,
+                             .ranks = made.ranks.data(),
+                             .pointers = made.pointers.data(),
+                             .scale = 0.5F,
+                             .softcap = softcap,
+                             .logits = logits.data()},
+              nullptr);
+      BOOST_TEST(logits.rest_is_unchanged());
+      return logits;
+    };
+    for (const float softcap : {0.0F, 3.0F}) {
+      const Tensor<float> found = run(0, 4, softcap);
+      for (std::int64_t row = 0; row < 4; ++row) {
+        const std::int32_t slot = slots[static_cast<std::size_t>(row)];
+        const std::int64_t tokens = slot < 0 ? 0 : slot == 0 ? 2 : 11;
+        for (std::int64_t column = 0; column < kStride; ++column) {
+          const float logit = found[row * kStride + column];
+          const std::int64_t token = column - kVocabulary;
+          if (token < 0 || token >= tokens) {
+            BOOST_TEST(std::isnan(logit));  // not written
+            continue;
+          }
+          double sum = 0;
+          for (std::int64_t k = 0; k < width; ++k) {
+            sum += static_cast<double>(element(dtype, x[row * width + k])) *
+                   element(dtype, made.outputs[static_cast<std::size_t>(slot)][token * width + k]);
+          }
+          sum *= 0.5;
+          if (softcap > 0) sum = softcap * std::tanh(sum / softcap);
+          BOOST_TEST(std::abs(logit - sum) <= 1e-4);
+        }
+        const Tensor<float> alone = run(row, 1, softcap);
+        for (std::int64_t token = 0; token < tokens; ++token) {
+          BOOST_TEST(alone[kVocabulary + token] == found[row * kStride + kVocabulary + token]);
+        }
+      }
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(new_tokens_have_embeddings, data::make(kRowTypes), dtype) {
+  constexpr std::int64_t kWidth = 2056;  // more vectors than a block has threads
+  constexpr std::int64_t kVocabulary = 37;
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    const NewTokensCase made(dtype, kWidth, &random);
+    const auto table = random_elements(dtype, kVocabulary * kWidth, &random, 1);
+    const auto positions = random_elements(dtype, 8 * kWidth, &random, 1);
+    // The last one has no such token, and stays.
+    const std::vector<std::int32_t> ids{kVocabulary, kVocabulary + 10, 4, kVocabulary + 1, kVocabulary + 2};
+    const std::vector<std::int32_t> slots{0, 1, 1, 1, 0};
+    const std::vector<std::int32_t> places{3, 0, 7, 2, 5};
+    Tensor<float> output(5 * kWidth);
+    enqueue(AdaptedEmbedding{.embedding = {.dtype = dtype,
+                                           .tokens = 5,
+                                           .width = kWidth,
+                                           .vocabulary = kVocabulary,
+                                           .table = table.data(),
+                                           .token_ids = ids.data(),
+                                           .scale = 1.5F,
+                                           .positions = positions.data(),
+                                           .position_ids = places.data(),
+                                           .output = output.data()},
+                             .layers = 2,
+                             .new_tokens_entry = NewTokensCase::kEntry,
+                             .max_rank = 1,
+                             .adapter_slots = slots.data(),
+                             .ranks = made.ranks.data(),
+                             .pointers = made.pointers.data()},
+            nullptr);
+    std::int64_t wrong = 0;
+    for (std::int64_t i = 0; i < 5 * kWidth; ++i) {
+      const auto token = static_cast<std::size_t>(i / kWidth);
+      if (token == 2 || token == 4) {  // a token of the table, and none
+        wrong += static_cast<std::int64_t>(!std::isnan(output[i]));
+        continue;
+      }
+      const auto slot = static_cast<std::size_t>(slots[token]);
+      const std::int64_t at = i % kWidth;
+      const std::int64_t count = slot == 0 ? 2 : 11;
+      const double expected = 1.5 * element(dtype, made.inputs[slot][at * count + ids[token] - kVocabulary]) +
+                              element(dtype, positions[places[token] * kWidth + at]);
+      wrong += static_cast<std::int64_t>(!(std::abs(output[i] - expected) <= 1e-5));
+    }
+    BOOST_TEST(wrong == 0);
+    BOOST_TEST(output.rest_is_unchanged());
+  }
+}
+
+BOOST_AUTO_TEST_CASE(invalid_logits_of_new_tokens_are_refused) {
+  BOOST_CHECK_EXCEPTION(enqueue(NewTokenLogits{.width = 12, .entry = 4, .slot_entries = 4}, nullptr),
+                        ConfigError, [](const ConfigError& error) {
+                          const std::string text = error.what();
+                          return text.find("width is 12") != std::string::npos &&
+                                 text.find("vocabulary is 0") != std::string::npos &&
+                                 text.find("max_tokens is 0") != std::string::npos &&
+                                 text.find("a slot has no such entry") != std::string::npos;
+                        });
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -25,9 +25,12 @@ BOOST_AUTO_TEST_CASE(every_part_has_an_entry_of_its_own) {
     for (std::int32_t expert = 0; expert < 40; ++expert) add(layer, expert, {kMoe4HToH});
   }
   for (std::int32_t slice = 0; slice < 5; ++slice) add(slice, 0, {kLmHead});
+  // Modules without a place in a layer's row. A norm has its number in place of a layer.
+  for (std::int32_t norm = 0; norm < 30; ++norm) add(norm, 0, {kNorm});
+  add(0, 0, {kNewTokens});
+  // 5 slices, then 240 parts of experts, 30 norms and new tokens.
   const AdapterEntries entries(layout);
-  // 5 slices, then 240 parts of experts.
-  BOOST_TEST(entries.rows() == 5 + (240 + kNumLoraModules - 1) / kNumLoraModules);
+  BOOST_TEST(entries.rows() == 5 + (271 + kNumLoraModules - 1) / kNumLoraModules);
   BOOST_TEST(entries.count() == std::int64_t{entries.rows()} * kNumLoraModules);
   std::set<std::int64_t> all;
   std::size_t parts = 0;

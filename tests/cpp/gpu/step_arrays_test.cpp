@@ -152,6 +152,13 @@ BOOST_AUTO_TEST_CASE(tokens_before_their_adapter_are_a_range_of_their_own) {
   const StepPlaces of_experts = adaptrt::StepArrays(described).places(shape);
   BOOST_TEST(of_experts.token_adapter_slots.has_value());
   BOOST_TEST(!of_experts.row_adapter_slots.has_value());
+  // Adapters of norms, and those that add tokens, need both.
+  for (const LoraModule module : {LoraModule::kNorm, LoraModule::kNewTokens}) {
+    described.lora.sites.back() = {0, 1, {{module, 8}}};
+    const StepPlaces both = adaptrt::StepArrays(described).places(shape);
+    BOOST_TEST(both.token_adapter_slots.has_value());
+    BOOST_TEST(both.row_adapter_slots.has_value());
+  }
   described.lora.sites.pop_back();
   // Models without start positions have one range for each sequence.
   described.has_adapter_start_positions = false;

@@ -44,12 +44,12 @@ class LoraKernel {
     std::int64_t many_tokens_from = kManyTokensFrom;
     /// Shorter steps, up to this many tokens, use the kernels for decode steps, also without effect on bits.
     std::int64_t decode_tokens = kDecodeTokens;
-    /// Layer of each part, if they differ; empty: `layer` for all. The parts of lm_head are slices of the
-    /// vocabulary, whose numbers are in the place of layers.
-    std::vector<std::int32_t> layers = {};
-    /// For a layer of experts, at least 0: the entry of the first expert's first part among a slot's entries
-    /// of the tables. The entries of its other parts follow, then those of the next expert. `layer`, `layers`
-    /// and the values of module_ids are not used.
+    /// Entry of each part among a slot's entries of the tables; `layer` and the values of module_ids are not
+    /// used then. Empty: the entry of the module in the layer's row.
+    std::vector<std::int64_t> entries = {};
+    /// For a layer of experts, at least 0: the entry of the first expert's first part. The entries of its
+    /// other parts follow, then those of the next expert. `layer`, `entries` and the values of module_ids are
+    /// not used.
     std::int64_t expert_entry = kNoExperts;
     /// Above 0: y is float32 [tokens, logits_stride], base is y, and nothing is rounded.
     std::int32_t logits_stride = 0;
@@ -96,10 +96,8 @@ class LoraKernel {
   void enqueue(const Sizes& sizes, const Inputs& inputs, void* y, void* workspace, void* stream) const;
 
  private:
-  /// Layer of a part.
-  [[nodiscard]] std::int32_t layer_of(std::size_t part) const {
-    return config_.layers.empty() ? config_.layer : config_.layers[part];
-  }
+  /// Entry of a part, of the first expert if there are experts.
+  [[nodiscard]] std::int64_t entry_of(std::size_t part) const;
 
   Config config_;
 };

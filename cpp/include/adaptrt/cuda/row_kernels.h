@@ -16,11 +16,13 @@ namespace adaptrt::cuda {
 // throws ConfigError for invalid sizes and types, and StepError if CUDA rejects the launch. The order of
 // every sum depends only on the width, so a row's bits do not depend on the other rows.
 
-/// output[row] = table[token_ids[row]] * scale + positions[position_ids[row]].
+/// output[row] = table[token_ids[row]] * scale + positions[position_ids[row]]. Rows of tokens that the table
+/// does not have stay as they are; see AdaptedEmbedding.
 struct Embedding {
   DType dtype = DType::kBFloat16;
   std::int64_t tokens = 0;
   std::int64_t width = 0;                   ///< a multiple of 8
+  std::int64_t vocabulary = 0;              ///< rows of the table
   const void* table = nullptr;              ///< T [vocabulary, width]
   const std::int32_t* token_ids = nullptr;  ///< [tokens]
   float scale = 1.0F;
@@ -45,7 +47,8 @@ struct RmsNorm {
 };
 void enqueue(const RmsNorm& work, void* stream);
 
-/// output[i] = round((s - mean(s)) / sqrt(variance(s) + epsilon) * weight + bias), otherwise as RmsNorm.
+/// output[i] = round((s - mean(s)) / sqrt(variance(s) + epsilon) * weight + bias), otherwise as RmsNorm. The
+/// shift of the row's adapter is added to the bias.
 struct LayerNorm {
   DType dtype = DType::kBFloat16;
   std::int64_t rows = 0;                  ///< rows of the output
@@ -55,6 +58,11 @@ struct LayerNorm {
   const std::int32_t* row_ids = nullptr;  ///< [rows]; nullptr: all tokens
   const float* weight = nullptr;          ///< [width]
   const float* bias = nullptr;            ///< [width]; nullptr: none
+  /// [rows]: -1 is the base model; nullptr: no row has an adapter. With a bias only.
+  const std::int32_t* adapter_slots = nullptr;
+  const std::int64_t* shifts = nullptr;  ///< [slots, slot_entries]: address of float32[width], or 0
+  std::int64_t slot_entries = 0;
+  std::int64_t entry = 0;  ///< of the norm, among a slot's entries
   float epsilon = 0.0F;
   void* output = nullptr;       ///< T or float32 [rows, width]; float32 may be `stream` without row_ids
   bool float32_output = false;  ///< true: the output is float32, not rounded
@@ -187,13 +195,14 @@ struct FinishLogits {
 };
 void enqueue(const FinishLogits& work, void* stream);
 
-/// The same for a product whose rows have padding: logits[row] are the first `width` values of input[row].
+/// The same for rows of other widths: the first `width` logits of a row come from the first of input[row].
 struct FinishPaddedLogits {
   std::int64_t rows = 0;
   std::int64_t width = 0;
-  std::int64_t stride = 0;       ///< distance of rows of `input`, at least `width`
-  const float* input = nullptr;  ///< [rows, stride]
-  float* logits = nullptr;       ///< [rows, width]
+  std::int64_t stride = 0;         ///< distance of rows of `input`, at least `width`
+  std::int64_t logits_stride = 0;  ///< distance of rows of `logits`, at least `width`
+  const float* input = nullptr;    ///< [rows, stride]
+  float* logits = nullptr;         ///< [rows, logits_stride]
   float scale = 1.0F;
   float softcap = 0.0F;         ///< 0: none
   const float* bias = nullptr;  ///< [width]; nullptr: none
@@ -205,7 +214,8 @@ void enqueue(const FinishPaddedLogits& work, void* stream);
 struct BestTokens {
   std::int64_t rows = 0;
   std::int64_t width = 0;
-  const float* logits = nullptr;   ///< [rows, width]
+  std::int64_t stride = 0;         ///< from row to row
+  const float* logits = nullptr;   ///< [rows, stride]
   std::int32_t* tokens = nullptr;  ///< [rows]
 };
 void enqueue(const BestTokens& work, void* stream);

@@ -16,7 +16,7 @@ namespace adaptrt {
 ///
 /// A part has the entry of its module in its layer's row. Slices of the vocabulary have the rows with their
 /// numbers. Parts of experts follow after these rows, in the order of the sites: a row for each expert would
-/// be mostly empty.
+/// be mostly empty. So do modules from kNumLoraModules on, which have no place in a row.
 class AdapterEntries {
  public:
   explicit AdapterEntries(const LoraLayout& layout);

@@ -32,7 +32,7 @@ struct GpuModelArrays {
   /// The arrays of a step begin here, at the offsets of StepArrays::places().
   std::byte* step_memory = nullptr;
   std::optional<AdapterArrays> adapters;  ///< nullopt without LoRA
-  std::byte* logits = nullptr;            ///< float32 [logit rows, vocab_size]
+  std::byte* logits = nullptr;            ///< float32 [logit rows, logits_width()]
   /// [logit rows], written in every run like the logits (see StepInput::best_tokens); nullptr unless
   /// GpuModelDescription::finds_best_tokens.
   std::int32_t* best_tokens = nullptr;

@@ -54,6 +54,8 @@ struct GpuModelDescription {
   /// True if the model reads AdapterArrays::shifts, and adapters may have shifts.
   bool adds_shifts = false;
 
+  /// See EngineInfo.
+  [[nodiscard]] std::int64_t logits_width() const { return vocab_size + lora.max_extra_tokens; }
   /// Lists all inconsistencies.
   [[nodiscard]] Problems validate() const;
   /// Returns the EngineInfo of an engine with this model.

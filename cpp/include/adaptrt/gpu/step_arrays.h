@@ -51,10 +51,10 @@ struct StepPlaces {
   std::optional<StepArray> adapter_slots;
   /// [ranges + 1], first token of each range; only with start positions
   std::optional<StepArray> adapter_offsets;
-  /// [T], the slot of each token, where adapters change the embedding or experts
+  /// [T], the slot of each token, where adapters change the embedding, experts or norms, or add tokens
   std::optional<StepArray> token_adapter_slots;
-  /// Where adapters change lm_head: the slot of each row of logits [R], and 0 .. R [R + 1], since each row is
-  /// a range of its own
+  /// Where adapters change lm_head or norms, or add tokens: the slot of each row of logits [R], and 0 .. R
+  /// [R + 1], since each row is a range of its own
   std::optional<StepArray> row_adapter_slots;
   std::optional<StepArray> row_adapter_offsets;
   std::size_t bytes = 0;  ///< of all of them
@@ -94,7 +94,7 @@ class StepArrays {
   bool has_adapters_;
   bool has_adapter_starts_;
   bool has_token_adapters_;
-  bool has_lm_head_adapters_;
+  bool has_row_adapters_;
   std::int32_t max_blocks_per_sequence_;
   std::size_t max_bytes_ = 0;
   // Scratch of write():

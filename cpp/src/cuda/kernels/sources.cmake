@@ -14,6 +14,7 @@ set(ADAPTRT_CUDA_KERNEL_SOURCES
     product/quantized.cu)
 set(ADAPTRT_CUDA_ROW_SOURCES
     lora/adapted_embedding.cu
+    lora/new_token_logits.cu
     experts/gather_slots.cu
     experts/number_slots.cu
     experts/number_tiles.cu

@@ -142,9 +142,7 @@ void enqueue_typed(const LoraKernel::Config& config, const Operands& operands) {
 LoraKernel::LoraKernel(Config config) : config_(std::move(config)) {
   Problems problems;
   if (config_.dtype == DType::kFloat32) problems.add("dtype float32; expected float16 or bfloat16");
-  for (std::size_t part = 0; part < std::max<std::size_t>(1, config_.layers.size()); ++part) {
-    if (layer_of(part) < 0) problems.add("layer " + std::to_string(layer_of(part)) + " is negative");
-  }
+  if (config_.layer < 0) problems.add("layer " + std::to_string(config_.layer) + " is negative");
   if (config_.max_rank < 1)
     problems.add("max_rank " + std::to_string(config_.max_rank) + " must be at least 1");
   const auto parts = config_.module_ids.size();
@@ -152,11 +150,14 @@ LoraKernel::LoraKernel(Config config) : config_(std::move(config)) {
     problems.add(std::to_string(parts) + " module_ids and " + std::to_string(config_.out_sizes.size()) +
                  " out_sizes; expected as many, 1 to " + std::to_string(lora::kMaxParts));
   }
-  if (!config_.layers.empty() && config_.layers.size() != parts) {
-    problems.add(std::to_string(config_.layers.size()) + " layers; expected none, or one for each part");
+  if (!config_.entries.empty() && config_.entries.size() != parts) {
+    problems.add(std::to_string(config_.entries.size()) + " entries; expected none, or one for each part");
+  }
+  for (const auto entry : config_.entries) {
+    if (entry < 0) problems.add("entry " + std::to_string(entry) + " is negative");
   }
   for (const auto module : config_.module_ids) {
-    if (module < 0 || module >= lora::kNumModules) {
+    if (config_.entries.empty() && (module < 0 || module >= lora::kNumModules)) {
       problems.add("module id " + std::to_string(module) + " must be within 0 .. " +
                    std::to_string(lora::kNumModules - 1));
     }
@@ -177,6 +178,12 @@ LoraKernel::LoraKernel(Config config) : config_(std::move(config)) {
                  " is less than the out_sizes' sum " + std::to_string(width));
   }
   problems.throw_if_any<ConfigError>("LoraKernel");
+}
+
+std::int64_t LoraKernel::entry_of(std::size_t part) const {
+  if (config_.expert_entry != kNoExperts) return config_.expert_entry + static_cast<std::int64_t>(part);
+  if (!config_.entries.empty()) return config_.entries[part];
+  return std::int64_t{config_.layer} * lora::kNumModules + config_.module_ids[part];
 }
 
 std::int64_t LoraKernel::workspace_bytes(std::int64_t max_tokens) const {
@@ -202,8 +209,11 @@ void LoraKernel::enqueue(const Sizes& sizes, const Inputs& inputs, void* y, void
   check("tokens", sizes.tokens, 0);
   check("in", sizes.in, 1);
   check("sequences", sizes.sequences, 0);
-  const std::int32_t last_layer = config_.layers.empty() ? config_.layer : std::ranges::max(config_.layers);
-  check("layers", sizes.layers, last_layer + 1);
+  std::int64_t last_entry = 0;
+  for (std::size_t part = 0; part < config_.module_ids.size(); ++part) {
+    last_entry = std::max(last_entry, entry_of(part));
+  }
+  check("layers", sizes.layers, last_entry / lora::kNumModules + 1);
   const bool has_experts = config_.expert_entry != kNoExperts;
   check("tiles", sizes.tiles, has_experts ? 1 : 0);
   if (has_experts != (inputs.tiles != nullptr)) problems.add("tiles are for experts, and needed by them");
@@ -228,9 +238,7 @@ void LoraKernel::enqueue(const Sizes& sizes, const Inputs& inputs, void* y, void
             .shrunk_stride = static_cast<int>(round_up(config_.max_rank, lora::kVector))};
   int start = 0;
   for (std::size_t part = 0; part < config_.module_ids.size(); ++part) {
-    const std::int64_t entry = has_experts ? config_.expert_entry + static_cast<std::int64_t>(part)
-                                           : layer_of(part) * lora::kNumModules + config_.module_ids[part];
-    step.parts[part] = {static_cast<int>(entry), config_.out_sizes[part], start};
+    step.parts[part] = {static_cast<int>(entry_of(part)), config_.out_sizes[part], start};
     start += config_.out_sizes[part];
   }
   const Operands operands{.step = step,

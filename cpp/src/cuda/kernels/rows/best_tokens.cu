@@ -46,7 +46,7 @@ class BestTokensRows {
   __device__ static void run(const BestTokens& work) {
     allow_next_kernel();
     wait_for_previous_kernel();
-    const float* row = work.logits + static_cast<std::int64_t>(blockIdx.x) * work.width;
+    const float* row = work.logits + static_cast<std::int64_t>(blockIdx.x) * work.stride;
     const auto thread = static_cast<std::int32_t>(threadIdx.x);
     Best best{-kInfinity, kEveryTokenForbidden};
     constexpr int kLoads = 8;
@@ -77,8 +77,12 @@ void launch_rows(const BestTokens& work, void* stream) {
 void enqueue(const BestTokens& work, void* stream) {
   constexpr int kWidth = 4;
   constexpr std::int64_t kMaxWidth = std::int64_t{1} << 30;
-  rows::Checks().count("rows", work.rows).positive("width", work.width, kMaxWidth).done("BestTokens");
-  if (work.width % kWidth == 0) {
+  rows::Checks()
+      .count("rows", work.rows)
+      .positive("width", work.width, kMaxWidth)
+      .condition(work.stride >= work.width, "stride is below width")
+      .done("BestTokens");
+  if (work.width % kWidth == 0 && work.stride % kWidth == 0) {
     launch_rows<kWidth>(work, stream);
   } else {
     launch_rows<1>(work, stream);

@@ -21,8 +21,10 @@ class EmbeddingRows {
     allow_next_kernel();
     wait_for_previous_kernel();
     const auto token = static_cast<std::int64_t>(blockIdx.x);
+    const std::int64_t id = work.token_ids[token];
+    if (id >= work.vocabulary) return;
     const std::int64_t vectors = work.width / rows::kVector;
-    const std::int64_t from = work.token_ids[token] * vectors;
+    const std::int64_t from = id * vectors;
     const std::int64_t position = work.positions == nullptr ? 0 : work.position_ids[token] * vectors;
     for (std::int64_t i = threadIdx.x; i < vectors; i += kThreads) {
       rows::Elements row = rows::load_constant<T>(work.table, from + i);
@@ -43,6 +45,7 @@ void enqueue(const Embedding& work, void* stream) {
       .type(work.dtype)
       .count("tokens", work.tokens)
       .vectors("width", work.width, 8)
+      .positive("vocabulary", work.vocabulary)
       .done("Embedding");
   with_element_type(work.dtype, [&]<typename T>(TypeTag<T>) {
     launch<EmbeddingRows<T>>({.x = static_cast<std::uint32_t>(work.tokens), .overlaps_previous = true}, work,

@@ -52,7 +52,7 @@ class FinishLogitsVectors {
 
 struct FinishPaddedLogitsStep {
   FinishPaddedLogits work;
-  std::int32_t count;  ///< elements of the logits
+  std::int32_t count;  ///< logits of all rows
   Divisor width;
 };
 
@@ -74,7 +74,8 @@ class FinishPaddedElements {
     const std::int32_t column = i - row * step.width.value();
     float logit = work.input[row * work.stride + column];
     if (work.bias != nullptr) logit += work.bias[column];
-    work.logits[i] = finished(logit, work.scale, work.softcap);
+    const std::int64_t to = std::int64_t{row} * work.logits_stride + column;
+    work.logits[to] = finished(logit, work.scale, work.softcap);
   }
 };
 
@@ -96,7 +97,9 @@ void enqueue(const FinishPaddedLogits& work, void* stream) {
   using Kernel = FinishPaddedElements;
   rows::Checks checks;
   checks.count("rows", work.rows).positive("width", work.width);
-  checks.condition(work.stride >= work.width, "stride is below width").done("FinishPaddedLogits");
+  checks.condition(work.stride >= work.width, "stride is below width");
+  checks.condition(work.logits_stride >= work.width, "logits_stride is below width")
+      .done("FinishPaddedLogits");
   const std::int64_t count = work.rows * work.width;
   rows::Checks().count("rows * width", count).done("FinishPaddedLogits");
   launch<Kernel>({.x = rows::blocks_for(count, Kernel::kThreads), .overlaps_previous = true},

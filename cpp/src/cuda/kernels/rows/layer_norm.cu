@@ -46,9 +46,10 @@ class LayerNormRows {
     }
     const float variance = rows::block_sum<kThreads>(squares, shared + kWarps) / elements;
     const float factor = rsqrtf(variance + work.epsilon);
-    if (has_vector) store(work, row * vectors, own, kept, mean, factor);
+    const float* shift = shift_of(work, row);
+    if (has_vector) store(work, row * vectors, own, kept, mean, factor, shift);
     for (std::int32_t i = own + kThreads; i < vectors; i += kThreads) {
-      store(work, row * vectors, i, read_again(work, from + i), mean, factor);
+      store(work, row * vectors, i, read_again(work, from + i), mean, factor, shift);
     }
   }
 
@@ -95,12 +96,23 @@ class LayerNormRows {
     return sum;
   }
 
+  /// The shift of a row's adapter; nullptr: it has none.
+  __device__ static const float* shift_of(const LayerNorm& work, std::int64_t row) {
+    const std::int32_t slot = work.adapter_slots == nullptr ? -1 : work.adapter_slots[row];
+    if (slot < 0) return nullptr;
+    return reinterpret_cast<const float*>(work.shifts[slot * work.slot_entries + work.entry]);
+  }
+
   __device__ static void store(const LayerNorm& work, std::int64_t to, std::int32_t column,
-                               rows::Elements elements, float mean, float factor) {
+                               rows::Elements elements, float mean, float factor, const float* shift) {
     const rows::Elements weight = rows::load_constant<float>(work.weight, column);
     elements.for_each([&](float value, int at) { return (value - mean) * factor * weight.values[at]; });
     if (work.bias != nullptr) {
-      const rows::Elements bias = rows::load_constant<float>(work.bias, column);
+      rows::Elements bias = rows::load_constant<float>(work.bias, column);
+      if (shift != nullptr) {
+        const rows::Elements more = rows::load_constant<float>(shift, column);
+        bias.for_each([&](float value, int at) { return value + more.values[at]; });
+      }
       elements.for_each([&](float value, int at) { return value + bias.values[at]; });
     }
     rows::store<Output>(work.output, to + column, elements);
@@ -132,7 +144,12 @@ void launch_for_width(const LayerNorm& work, void* stream) {
 }  // namespace
 
 void enqueue(const LayerNorm& work, void* stream) {
-  rows::Checks().type(work.dtype).count("rows", work.rows).vectors("width", work.width, 8).done("LayerNorm");
+  rows::Checks()
+      .type(work.dtype)
+      .count("rows", work.rows)
+      .vectors("width", work.width, 8)
+      .condition(work.adapter_slots == nullptr || work.bias != nullptr, "shifts are for norms with a bias")
+      .done("LayerNorm");
   with_element_type(work.dtype, [&]<typename T>(TypeTag<T>) {
     if (work.float32_output) {
       launch_for_width<T, float>(work, stream);
