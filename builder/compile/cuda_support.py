@@ -21,6 +21,7 @@ from ...formats.network.ops import (
     Embedding,
     Experts,
     GatedAdd,
+    GatedColumns,
     LayerNorm,
     Linear,
     Op,
@@ -33,7 +34,9 @@ from .emit_linear import exact_outputs
 
 WIDTH_MULTIPLE: Final = 8
 """Kernels read rows in pieces of this many elements."""
-MOST_HEAD_DIM: Final = 256
+MOST_HEAD_DIM: Final = 512
+MOST_HEAD_DIM_NORMED_LATE: Final = 256
+"""Of heads whose norms come after the rotation: a warp has one head."""
 MOST_EXPERTS: Final = 1024
 MOST_EXPERTS_OF_TOKEN: Final = 32
 COLUMNS_TOGETHER: Final = 16
@@ -73,8 +76,14 @@ def _problems_of_op(op: Op) -> Iterator[str]:
             yield f"the op {name} with {field.name}{problem}"
     if isinstance(op, Linear):
         yield from _problems_of_linear(op)
-    if isinstance(op, Attention) and op.interleaved and op.norms_after_rotation:
-        yield "the op Attention with interleaved and norms_after_rotation"
+    if isinstance(op, RmsNorm) and op.add_to is None and op.weight.shape != (op.input.width,):
+        yield "the op RmsNorm of groups without add_to"
+    if isinstance(op, Attention) and op.norms_after_rotation:
+        for name in ("interleaved", "normalizes_values"):
+            if getattr(op, name):
+                yield f"the op Attention with {name} and norms_after_rotation"
+    if isinstance(op, Attention) and op.values_from_keys and (op.key_norm is None or not op.normalizes_values):
+        yield "the op Attention with values_from_keys, and without norms of keys and values"
 
 
 def _problems_of_linear(op: Linear) -> Iterator[str]:
@@ -100,6 +109,11 @@ def _size_problems(op: Op, exact: Set[str]) -> Iterator[str]:
             accepted = f"a multiple of {WIDTH_MULTIPLE} up to {MOST_HEAD_DIM}"
             yield f"a head_dim of {size}; expected {accepted} with backend {CUDA}"
         half = op.rotary.cosine.width
+        if op.norms_after_rotation and size > MOST_HEAD_DIM_NORMED_LATE:
+            yield (
+                f"a head_dim of {size} with norms after the rotation; expected up to {MOST_HEAD_DIM_NORMED_LATE} with "
+                f"backend {CUDA}"
+            )
         if op.norms_after_rotation and half % WIDTH_MULTIPLE:
             yield (
                 f"{2 * half} rotated elements of a head with norms after the rotation; expected a multiple of "
@@ -203,6 +217,7 @@ _GATED: Final = frozenset(
         Activation.CLAMPED_SILU,
     )
 )
+_GATED_COLUMNS: Final = frozenset((Activation.SILU, Activation.GELU, Activation.GELU_TANH))
 _ACTIVATED: Final = frozenset((Activation.GELU, Activation.GELU_TANH, Activation.RELU, Activation.RELU_SQUARED))
 
 _ACCEPTED: Final[Mapping[type[Op], Mapping[str, _Check]]] = {
@@ -217,7 +232,20 @@ _ACCEPTED: Final[Mapping[type[Op], Mapping[str, _Check]]] = {
         "positions": _any,
     },
     Rotary: dict.fromkeys(("scope", "output", "size", "base", "scaling", "max_position_embeddings"), _any),
-    RmsNorm: dict.fromkeys(("scope", "input", "output", "weight", "epsilon", "gather_logit_rows", "add_to"), _any),
+    RmsNorm: dict.fromkeys(
+        (
+            "scope",
+            "input",
+            "output",
+            "weight",
+            "epsilon",
+            "gather_logit_rows",
+            "add_to",
+            "is_stream",
+            "sum_scale",
+        ),
+        _any,
+    ),
     LayerNorm: dict.fromkeys(
         ("scope", "input", "output", "weight", "bias", "epsilon", "gather_logit_rows", "is_stream", "number"), _any
     ),
@@ -228,10 +256,15 @@ _ACCEPTED: Final[Mapping[type[Op], Mapping[str, _Check]]] = {
         "activation": _gated,
     },
     GatedAdd: dict.fromkeys(("scope", "input", "gate", "output", "add_to"), _any),
+    GatedColumns: {
+        **dict.fromkeys(("scope", "gate", "values", "first_column", "output"), _any),
+        "activation": lambda activation: None if activation in _GATED_COLUMNS else f" {activation.value}",
+    },
     Xielu: dict.fromkeys(("scope", "input", "output", "parameters"), _any),
     Attention: {
         **dict.fromkeys(("scope", "layer", "qkv", "rotary", "output", "shape", "scale", "window", "softcap"), _any),
         **dict.fromkeys(("query_norm", "key_norm", "interleaved", "sinks", "norms_after_rotation"), _any),
+        **dict.fromkeys(("normalizes_values", "values_from_keys", "shared_layer"), _any),
         "kind": _causal,
         # No position of the engine has scaled queries: build() checks max_seq_len.
         "query_scaling": _any,

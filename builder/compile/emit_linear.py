@@ -17,7 +17,7 @@ from ...formats.checkpoint.activation import Activation
 from ...formats.engine.plan import ExpertsOp, LinearOp, LinearPart, Matrix, NeuronTable, Routing
 from ...formats.network.network import Network
 from ...formats.network.operands import Value
-from ...formats.network.ops import Experts, GatedAdd, Linear
+from ...formats.network.ops import Experts, GatedAdd, Linear, RmsNorm
 from ...formats.network.weights import LinearWeight
 from .emitted import EmittedOp, Weights, as_float32, buffer_of
 from .lora_sites import SiteNumbers
@@ -43,10 +43,13 @@ _ACTIVATED: Final = {
 
 def exact_outputs(network: Network) -> set[str]:
     """Names of the values, besides logits, that linear layers store as float32 whatever the engine's type is: other
-    experts would be chosen by rounded values, and gates have one value per row.
+    experts would be chosen by rounded values, gates have one value per row, and norms read streams unless they are
+    added to one.
     """
+    stored = {op.output.name for op in network.ops if isinstance(op, Linear) and op.add_to is None}
     routers = {op.router_logits.name for op in network.ops if isinstance(op, Experts)}
-    return routers | {op.gate.name for op in network.ops if isinstance(op, GatedAdd)}
+    normed = {op.input.name for op in network.ops if isinstance(op, RmsNorm) and op.add_to is None}
+    return routers | {op.gate.name for op in network.ops if isinstance(op, GatedAdd)} | (normed & stored)
 
 
 class LinearEmitter:

@@ -32,6 +32,8 @@ def row_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
                 yield from rows.norm(dtype, tokens, width)
                 yield from rows.layer_norm(dtype, tokens, width)
                 yield rows.added_norm(dtype, tokens, width)
+                yield rows.scaled_norm(dtype, tokens, width)
+                yield from rows.gated_columns(dtype, tokens, width)
                 yield from rows.addition(dtype, tokens, width)
                 yield rows.gated_add(dtype, tokens, width)
                 yield rows.cast(dtype, tokens, width)
@@ -39,6 +41,7 @@ def row_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
             for heads, kv_heads in ((3, 1),) if subset else ((3, 1), (32, 8)):
                 if width <= 1032:
                     yield from rows.head_norms(dtype, 5, heads, kv_heads, width)
+                    yield from rows.value_norms(dtype, 5, heads, kv_heads, width)
                 if 16 <= width <= 256:
                     yield from rows.head_norms(dtype, 5, heads, kv_heads, width, half=width // 16 * 8)
         for epilogue in LinearEpilogue:
@@ -157,6 +160,8 @@ class _Rows:
         alone = self._norm(before[row : row + 1].clone(), addend[row : row + 1].clone(), None, weight, dtype)
         same = torch.equal(alone.view(torch.int16), output[row : row + 1].view(torch.int16))
         yield Check(f"{name}: bits of a row alone", same, f"seed {self.seed}")
+        exact = self._norm(before.clone(), addend, None, weight, dtype, torch.float32)
+        yield Check(f"{name} to float32", _same_bits(exact.to(dtype), output), f"seed {self.seed}")
         plain = self._norm(before.clone(), None, None, weight, dtype)
         expected = _rms_norm(before, weight)
         yield self._check(f"{name} without an addend", plain, expected, expected.abs() * 2.0**-19)
@@ -168,10 +173,11 @@ class _Rows:
         row_ids: torch.Tensor | None,
         weight: torch.Tensor,
         dtype: torch.dtype,
+        output_dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         rows = len(residual) if row_ids is None else len(row_ids)
-        output = self.machine.poisoned((rows, residual.shape[1]), dtype)
-        self._enqueue_norm(residual, addend, row_ids, weight, output)
+        output = self.machine.poisoned((rows, residual.shape[1]), dtype if output_dtype is None else output_dtype)
+        self._enqueue_norm(residual, addend, row_ids, weight, output, dtype)
         self.machine.synchronize()
         return output
 
@@ -182,9 +188,10 @@ class _Rows:
         row_ids: torch.Tensor | None,
         weight: torch.Tensor,
         output: torch.Tensor,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self.machine.kernels.enqueue_rms_norm(
-            dtype=KERNEL_DTYPES[output.dtype].value,
+            dtype=KERNEL_DTYPES[output.dtype if dtype is None else dtype].value,
             rows=len(output),
             width=output.shape[1],
             residual=residual.data_ptr(),
@@ -193,6 +200,7 @@ class _Rows:
             weight=weight.data_ptr(),
             epsilon=_EPSILON,
             output=output.data_ptr(),
+            float32_output=output.dtype == torch.float32,
             stream=self.machine.stream(),
         )
 
@@ -264,7 +272,7 @@ class _Rows:
         slots: torch.Tensor | None = None,
         shifts: torch.Tensor | None = None,
     ) -> None:
-        """dtype: the engine's; None: the output's. slots, shifts: adapters with two entries each, the second the norm's."""
+        """dtype: the engine's; None: the output's. slots, shifts: adapters with two entries, the second the norm's."""
         self.machine.kernels.enqueue_layer_norm(
             dtype=KERNEL_DTYPES[output.dtype if dtype is None else dtype].value,
             rows=len(residual),
@@ -302,6 +310,85 @@ class _Rows:
         extra = (added.abs() + before.abs().double()) * 2.0**-19
         name = f"rows added norm {_name(dtype)} {tokens} x {width}"
         return self._check(name, residual, before.double() + added, extra)
+
+    def scaled_norm(self, dtype: torch.dtype, tokens: int, width: int) -> Check:
+        """Checks a norm of float32 rows, which is added to the residual stream before that is scaled."""
+        before, rows = (self._random((tokens, width), torch.float32) for _ in range(2))
+        weight, scale = self._random((width,), torch.float32), self._random((1,), torch.float32)
+        residual = before.clone()
+        self.machine.kernels.enqueue_added_norm(
+            dtype=KERNEL_DTYPES[dtype].value,
+            rows=tokens,
+            width=width,
+            input=rows.data_ptr(),
+            float32_input=True,
+            weight=weight.data_ptr(),
+            epsilon=_EPSILON,
+            sum_scale=scale.data_ptr(),
+            residual=residual.data_ptr(),
+            stream=self.machine.stream(),
+        )
+        added = _rms_norm(rows, weight)
+        extra = (added.abs() + before.abs().double()) * scale.abs() * 2.0**-19
+        name = f"rows added norm of float32 {_name(dtype)} {tokens} x {width}"
+        return self._check(name, residual, (before.double() + added) * scale.double(), extra)
+
+    def gated_columns(self, dtype: torch.dtype, tokens: int, width: int) -> Iterator[Check]:
+        """Checks columns that are multiplied by an activated gate."""
+        stride, first = 2 * width + 16, width + 8
+        gate, values = self._random((tokens, width), dtype, 3.0), self._random((tokens, stride), torch.float32)
+        for epilogue in (LinearEpilogue.SILU_MUL, LinearEpilogue.GELU_MUL, LinearEpilogue.GELU_TANH_MUL):
+            output = self.machine.poisoned((tokens, width), dtype)
+            self.machine.kernels.enqueue_gated_columns(
+                dtype=KERNEL_DTYPES[dtype].value,
+                tokens=tokens,
+                width=width,
+                stride=stride,
+                first_column=first,
+                activation=epilogue.value,
+                gate=gate.data_ptr(),
+                values=values.data_ptr(),
+                output=output.data_ptr(),
+                stream=self.machine.stream(),
+            )
+            columns = values[:, first : first + width].double()
+            expected = _finished(epilogue, gate.double(), columns)
+            extra = (gate.double().abs() + 1) * (columns.abs() + 1) * 2.0**-19
+            yield self._check(
+                f"rows gated columns {_name(dtype)} {epilogue.name} {tokens} x {width}", output, expected, extra
+            )
+
+    def value_norms(self, dtype: torch.dtype, tokens: int, heads: int, kv_heads: int, size: int) -> Iterator[Check]:
+        """Checks norms of the heads of v, and values that are the keys before their norm."""
+        for from_keys in (False, True):
+            parts = (heads * size, kv_heads * size, *(() if from_keys else (kv_heads * size,)))
+            before = self._random((tokens, sum(parts)), dtype)
+            weights = [self._random((size,), torch.float32) for _ in range(3)]
+            qkv, values = before.clone(), self.machine.poisoned(tuple(before.shape), dtype)
+            self.machine.kernels.enqueue_head_norms(
+                dtype=KERNEL_DTYPES[dtype].value,
+                tokens=tokens,
+                stride=before.shape[1],
+                num_heads=heads,
+                num_kv_heads=kv_heads,
+                head_size=size,
+                query_weight=weights[0].data_ptr(),
+                key_weight=weights[1].data_ptr(),
+                value_weight=weights[2].data_ptr(),
+                epsilon=_EPSILON,
+                qkv=qkv.data_ptr(),
+                values_from_keys=values.data_ptr() if from_keys else 0,
+                stream=self.machine.stream(),
+            )
+            sources, found = list(before.split(parts, 1)), list(qkv.split(parts, 1))
+            if from_keys:
+                sources.append(sources[1])
+                found.append(values[:, : kv_heads * size])
+            name = f"rows norms of values {_name(dtype)} {heads} + {kv_heads} heads of {size}"
+            for part, rows, actual, weight in zip("qkv", sources, found, weights, strict=True):
+                expected = _rms_norm(rows.reshape(-1, size), weight).view_as(rows)
+                kind = " from keys" if from_keys else ""
+                yield self._check(f"{name}{kind}: {part}", actual, expected, expected.abs() * 2.0**-19)
 
     def head_norms(
         self, dtype: torch.dtype, tokens: int, heads: int, kv_heads: int, size: int, *, half: int = 0

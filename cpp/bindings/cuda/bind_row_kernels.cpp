@@ -37,7 +37,8 @@ void enqueue_embedding(int dtype, std::int64_t tokens, std::int64_t width, std::
 }
 
 void enqueue_rms_norm(int dtype, std::int64_t rows, std::int64_t width, Address residual, Address addend,
-                      Address row_ids, Address weight, float epsilon, Address output, Address stream) {
+                      Address row_ids, Address weight, float epsilon, Address output, bool float32_output,
+                      Address stream) {
   cuda::enqueue(cuda::RmsNorm{.dtype = dtype_of(dtype),
                               .rows = rows,
                               .width = width,
@@ -46,7 +47,8 @@ void enqueue_rms_norm(int dtype, std::int64_t rows, std::int64_t width, Address 
                               .row_ids = at_address<const std::int32_t>(row_ids),
                               .weight = at_address<const float>(weight),
                               .epsilon = epsilon,
-                              .output = at_address<void>(output)},
+                              .output = at_address<void>(output),
+                              .float32_output = float32_output},
                 at_address<void>(stream));
 }
 
@@ -72,14 +74,16 @@ void enqueue_layer_norm(int dtype, std::int64_t rows, std::int64_t width, Addres
                 at_address<void>(stream));
 }
 
-void enqueue_added_norm(int dtype, std::int64_t rows, std::int64_t width, Address input, Address weight,
-                        float epsilon, Address residual, Address stream) {
+void enqueue_added_norm(int dtype, std::int64_t rows, std::int64_t width, Address input, bool float32_input,
+                        Address weight, float epsilon, Address sum_scale, Address residual, Address stream) {
   cuda::enqueue(cuda::AddedNorm{.dtype = dtype_of(dtype),
                                 .rows = rows,
                                 .width = width,
                                 .input = at_address<const void>(input),
+                                .float32_input = float32_input,
                                 .weight = at_address<const float>(weight),
                                 .epsilon = epsilon,
+                                .sum_scale = at_address<const float>(sum_scale),
                                 .stream = at_address<float>(residual)},
                 at_address<void>(stream));
 }
@@ -91,15 +95,20 @@ cuda::NormGroups heads_at(std::int64_t first, std::int64_t count, std::int64_t s
 
 void enqueue_head_norms(int dtype, std::int64_t tokens, std::int64_t stride, std::int64_t num_heads,
                         std::int64_t num_kv_heads, std::int64_t head_size, Address query_weight,
-                        Address key_weight, float epsilon, Address qkv, std::int64_t rotary_half,
-                        Address cosine, Address sine, Address stream) {
+                        Address key_weight, Address value_weight, float epsilon, Address qkv,
+                        Address values_from_keys, std::int64_t rotary_half, Address cosine, Address sine,
+                        Address stream) {
+  const std::int64_t values = value_weight == 0 || values_from_keys != 0 ? 0 : num_kv_heads;
   cuda::enqueue(cuda::HeadNorms{.dtype = dtype_of(dtype),
                                 .tokens = tokens,
                                 .stride = stride,
                                 .queries = heads_at(0, num_heads, head_size, query_weight),
                                 .keys = heads_at(num_heads * head_size, num_kv_heads, head_size, key_weight),
+                                .values = heads_at((num_heads + num_kv_heads) * head_size, values, head_size,
+                                                   value_weight),
                                 .epsilon = epsilon,
                                 .qkv = at_address<void>(qkv),
+                                .values_from_keys = at_address<void>(values_from_keys),
                                 .rotary_half = rotary_half,
                                 .cosine = at_address<const float>(cosine),
                                 .sine = at_address<const float>(sine)},
@@ -130,6 +139,21 @@ void enqueue_gated_add(int dtype, std::int64_t tokens, std::int64_t width, Addre
                                .input = at_address<const void>(input),
                                .gate = at_address<const float>(gate),
                                .stream = at_address<float>(residual)},
+                at_address<void>(stream));
+}
+
+void enqueue_gated_columns(int dtype, std::int64_t tokens, std::int64_t width, std::int64_t stride,
+                           std::int64_t first_column, int activation, Address gate, Address values,
+                           Address output, Address stream) {
+  cuda::enqueue(cuda::GatedColumns{.dtype = dtype_of(dtype),
+                                   .tokens = tokens,
+                                   .width = width,
+                                   .stride = stride,
+                                   .first_column = first_column,
+                                   .activation = enum_of(activation, kLastLinearEpilogue, "activation"),
+                                   .gate = at_address<const void>(gate),
+                                   .values = at_address<const float>(values),
+                                   .output = at_address<void>(output)},
                 at_address<void>(stream));
 }
 
@@ -241,7 +265,7 @@ void bind_row_kernels(py::module_& module) {
   module.def(
       "enqueue_rms_norm", &enqueue_rms_norm, py::kw_only(), py::arg("dtype"), py::arg("rows"),
       py::arg("width"), py::arg("residual"), py::arg("addend") = 0, py::arg("row_ids") = 0, py::arg("weight"),
-      py::arg("epsilon"), py::arg("output"), py::arg("stream"),
+      py::arg("epsilon"), py::arg("output"), py::arg("float32_output") = false, py::arg("stream"),
       "residual += addend, then output = its RMS norm. With row_ids, output is the norm of these rows, "
       "and residual does not change.");
   module.def("enqueue_layer_norm", &enqueue_layer_norm, py::kw_only(), py::arg("dtype"), py::arg("rows"),
@@ -252,13 +276,18 @@ void bind_row_kernels(py::module_& module) {
              "As enqueue_rms_norm, for a layer norm. shifts: int64 [slots, slot_entries], addresses of "
              "float32[width] that are added to the bias, or 0.");
   module.def("enqueue_added_norm", &enqueue_added_norm, py::kw_only(), py::arg("dtype"), py::arg("rows"),
-             py::arg("width"), py::arg("input"), py::arg("weight"), py::arg("epsilon"), py::arg("residual"),
-             py::arg("stream"), "residual += the RMS norm of input.");
-  module.def("enqueue_head_norms", &enqueue_head_norms, py::kw_only(), py::arg("dtype"), py::arg("tokens"),
-             py::arg("stride"), py::arg("num_heads"), py::arg("num_kv_heads"), py::arg("head_size"),
-             py::arg("query_weight"), py::arg("key_weight"), py::arg("epsilon"), py::arg("qkv"),
-             py::arg("rotary_half") = 0, py::arg("cosine") = 0, py::arg("sine") = 0, py::arg("stream"),
-             "RMS norms of each head of q and of k, in place. With rotary_half, heads are rotated first.");
+             py::arg("width"), py::arg("input"), py::arg("float32_input") = false, py::arg("weight"),
+             py::arg("epsilon"), py::arg("sum_scale") = 0, py::arg("residual"), py::arg("stream"),
+             "residual += the RMS norm of input; then it is multiplied by sum_scale.");
+  module.def(
+      "enqueue_head_norms", &enqueue_head_norms, py::kw_only(), py::arg("dtype"), py::arg("tokens"),
+      py::arg("stride"), py::arg("num_heads"), py::arg("num_kv_heads"), py::arg("head_size"),
+      py::arg("query_weight"), py::arg("key_weight"), py::arg("value_weight") = 0, py::arg("epsilon"),
+      py::arg("qkv"), py::arg("values_from_keys") = 0, py::arg("rotary_half") = 0, py::arg("cosine") = 0,
+      py::arg("sine") = 0, py::arg("stream"),
+      "RMS norms of each head of q and k, and of v with value_weight, in place. With rotary_half, heads "
+      "are rotated first. values_from_keys [tokens, stride]: gets the norms of k as values, in its "
+      "first columns.");
   module.def("enqueue_cast", &enqueue_cast, py::kw_only(), py::arg("dtype"), py::arg("elements"),
              py::arg("input"), py::arg("output"), py::arg("stream"), "output = input, rounded to dtype.");
   module.def("enqueue_addition", &enqueue_addition, py::kw_only(), py::arg("dtype"), py::arg("elements"),
@@ -266,6 +295,10 @@ void bind_row_kernels(py::module_& module) {
   module.def("enqueue_gated_add", &enqueue_gated_add, py::kw_only(), py::arg("dtype"), py::arg("tokens"),
              py::arg("width"), py::arg("input"), py::arg("gate"), py::arg("residual"), py::arg("stream"),
              "residual += sigmoid(gate) * input, row by row.");
+  module.def("enqueue_gated_columns", &enqueue_gated_columns, py::kw_only(), py::arg("dtype"),
+             py::arg("tokens"), py::arg("width"), py::arg("stride"), py::arg("first_column"),
+             py::arg("activation"), py::arg("gate"), py::arg("values"), py::arg("output"), py::arg("stream"),
+             "output = activation(gate) * columns of values. activation: a value of LinearEpilogue.");
   module.def("enqueue_rope_table", &enqueue_rope_table, py::kw_only(), py::arg("tokens"), py::arg("half"),
              py::arg("kind"), py::arg("attention_scaling") = 1.0F, py::arg("base") = 10000.0F,
              py::arg("factor") = 1.0F, py::arg("original_max_position") = 0, py::arg("inverse_frequencies"),

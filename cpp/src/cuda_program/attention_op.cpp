@@ -32,8 +32,11 @@ cuda::HeadNorms head_norms(const AttentionOp& op, const Program& program, const 
           .stride = program.buffers[static_cast<std::size_t>(op.qkv)].width,
           .queries = groups(op.query_norm, 0, op.shape.query_size()),
           .keys = groups(op.key_norm, op.shape.query_size(), op.shape.key_value_size()),
+          .values = groups(op.value_norm, op.shape.query_size() + op.shape.key_value_size(),
+                           op.values_from_keys ? 0 : op.shape.key_value_size()),
           .epsilon = op.norm_epsilon,
           .qkv = memory.buffer(op.qkv),
+          .values_from_keys = op.values_from_keys ? memory.product() : nullptr,
           .rotary_half = rotates ? rotary_half(op, program) : 0,
           .cosine = rotates ? floats(memory.buffer(op.cosine)) : nullptr,
           .sine = rotates ? floats(memory.buffer(op.sine)) : nullptr};
@@ -45,7 +48,7 @@ class AttentionLaunches final : public CudaOp {
                     const KvPoolAddresses& pools, DeviceWeights& weights)
       : norms_(head_norms(op, program, memory, weights)),
         kernel_(attention_config(op, program)),
-        pool_(pools[static_cast<std::size_t>(op.layer)]) {
+        pool_(pools[static_cast<std::size_t>(op.kv_layer())]) {
     const Buffer& qkv = program.buffers[static_cast<std::size_t>(op.qkv)];
     const std::byte* q = memory.buffer(op.qkv);
     const auto element = size_of(program.dtype);
@@ -56,8 +59,10 @@ class AttentionLaunches final : public CudaOp {
     sizes_.q_stride = static_cast<std::int32_t>(qkv.width);
     sizes_.kv_stride = static_cast<std::int32_t>(qkv.width);
     arrays_.q = q;
-    arrays_.k = k;
-    arrays_.v = v;
+    if (op.shared_layer < 0) {
+      arrays_.k = k;
+      arrays_.v = op.values_from_keys ? memory.product() : v;
+    }
     arrays_.cosine = floats(memory.buffer(op.cosine));
     arrays_.sine = floats(memory.buffer(op.sine));
     arrays_.sinks = weights.vector(op.sinks);

@@ -67,6 +67,10 @@ SharedBytes shared_bytes(const Program& program) {
           if (lora) require(&bytes.workspace, cuda::LoraKernel(*lora).workspace_bytes(slots));
         }
       } else if (const auto* attention = std::get_if<AttentionOp>(&op)) {
+        if (attention->values_from_keys) {
+          const std::int64_t width = program.buffers[static_cast<std::size_t>(attention->qkv)].width;
+          require(&bytes.product, tokens * width * element);
+        }
         const cuda::PagedAttentionKernel kernel(attention_config(*attention, program));
         require(&bytes.workspace, static_cast<std::int64_t>(kernel.workspace_bytes(program.max_num_tokens,
                                                                                    program.max_batch_size)));

@@ -35,7 +35,8 @@ class CudaMemory {
   [[nodiscard]] std::byte* buffer(BufferId id) const { return buffers_[static_cast<std::size_t>(id)]; }
   /// Output of a linear layer that a later op adds to a residual stream: T [max_num_tokens, width].
   [[nodiscard]] std::byte* addend() const { return addend_.data(); }
-  /// Output of a linear layer before its activation: T [max_num_tokens, width of all parts].
+  /// Output of a linear layer before its activation: T [max_num_tokens, width of all parts]. In attention,
+  /// the values that come from keys, in the first columns of rows as wide as qkv.
   [[nodiscard]] std::byte* product() const { return product_.data(); }
   /// Product of a linear layer with has_padded_output(): float32 [rows, padded_rows()].
   [[nodiscard]] std::byte* padded_output() const { return padded_output_.data(); }

@@ -137,7 +137,8 @@ GpuModelDescription describe(const Program& program) {
       .adds_shifts = true};
   model.attention.resize(static_cast<std::size_t>(program.num_layers));
   for (const Op& op : program.body) {
-    if (const auto* attention = std::get_if<AttentionOp>(&op)) {
+    if (const auto* attention = std::get_if<AttentionOp>(&op);
+        attention != nullptr && attention->shared_layer < 0) {
       model.attention[static_cast<std::size_t>(attention->layer)] = attention->shape;
     }
     const auto* rope = std::get_if<RopeTableOp>(&op);

@@ -50,6 +50,7 @@ class Lowering {
   void lower_one(const XieluOp& op) { ops_.push_back(make_xielu(op, program_, memory_)); }
   void lower_one(const ExpertsOp& op) { ops_.push_back(make_experts(op, program_, memory_, weights_)); }
   void lower_one(const GatedAddOp& op) { ops_.push_back(make_gated_add(op, program_, memory_)); }
+  void lower_one(const GatedColumnsOp& op) { ops_.push_back(make_gated_columns(op, program_, memory_)); }
   void lower_one(const AttentionOp& op) {
     weights_.enter(static_cast<std::int32_t>(sections_.size()));
     sections_.push_back(ops_.size());

@@ -14,7 +14,8 @@ namespace {
 
 /// Products and vector loads move eight elements at a time.
 constexpr std::int64_t kVector = 8;
-constexpr std::int64_t kMaxHeadDim = 256;
+constexpr std::int64_t kMaxHeadDim = 512;
+constexpr std::int64_t kMaxRotatedHeadDim = 256;
 
 class Checker {
  public:
@@ -69,9 +70,7 @@ class Checker {
   void check(const RopeTableOp& /*op*/) {}
   void check(const RmsNormOp& op) {
     const Buffer& output = program_.buffers[static_cast<std::size_t>(op.output)];
-    refuse_op(op.weight.size != output.width, "norms of groups");
-    refuse_op(op.sum_scale.size != 0, "a scaled sum");
-    refuse_op(!op.add && output.dtype == DType::kFloat32, "a residual stream as its output");
+    refuse_op(op.weight.size != output.width && !op.add, "norms of groups that are not added");
     check_width(op.weight.size, "the width");
   }
   void check(const LayerNormOp& op) { check_width(op.weight.size, "the width"); }
@@ -83,9 +82,10 @@ class Checker {
     refuse_op(op.position_bias.size != 0, "biases of positions");
     if (op.norms_after_rotation) check_norms_after_rotation(op);
     refuse_op(op.norms_after_rotation && op.interleaved, "norms after a rotation of neighbouring elements");
-    refuse_op(op.value_norm.size != 0, "a norm of values");
-    refuse_op(op.values_from_keys, "values from keys");
-    refuse_op(op.shared_layer >= 0, "keys and values of another layer");
+    refuse_op(op.value_norm.size != 0 && op.norms_after_rotation,
+              "a norm of values, and others after a rotation");
+    refuse_op(op.values_from_keys && (op.key_norm.size != op.shape.head_dim || op.value_norm.size == 0),
+              "values from keys without a norm of each; expected both");
     refuse_op(op.joint_column >= 0, "rows that attend to later ones");
     refuse_op(op.chunk != 0, "chunks");
     // Queries before this position are not scaled.
@@ -98,8 +98,12 @@ class Checker {
     }
     check_width(op.shape.head_dim, "head_dim");
   }
-  /// One kernel rotates and normalises.
+  /// One kernel rotates and normalises, a warp for each head.
   void check_norms_after_rotation(const AttentionOp& op) {
+    if (op.shape.head_dim > kMaxRotatedHeadDim) {
+      problems_.add(where_ + " has head_dim " + std::to_string(op.shape.head_dim) +
+                    " with norms after the rotation; expected at most " + std::to_string(kMaxRotatedHeadDim));
+    }
     refuse_op(op.query_norm.size == 0 || op.key_norm.size == 0,
               "a norm after the rotation of either queries or keys; expected both");
     check_width(program_.buffers[static_cast<std::size_t>(op.cosine)].width,
@@ -118,6 +122,12 @@ class Checker {
     }
     if (op.output != program_.logits) return;
     refuse_op(op.epilogue != LinearEpilogue::kStore, "logits after an activation");
+  }
+  void check(const GatedColumnsOp& op) {
+    check_width(program_.buffers[static_cast<std::size_t>(op.gate)].width, "the gate's width");
+    check_width(program_.buffers[static_cast<std::size_t>(op.values)].width, "the values' width");
+    check_width(op.first_column, "first_column");
+    refuse_op(op.activation == LinearEpilogue::kClampedSiluMul, "a clamped activation");
   }
   void check(const GatedAddOp& op) {
     check_width(program_.buffers[static_cast<std::size_t>(op.output)].width, "the width");

@@ -41,6 +41,10 @@ std::int64_t width_of(const Program& program, BufferId id) {
   return program.buffers[static_cast<std::size_t>(id)].width;
 }
 
+DType dtype_of(const Program& program, BufferId id) {
+  return program.buffers[static_cast<std::size_t>(id)].dtype;
+}
+
 cuda::Embedding embedding_kernel(const EmbeddingOp& op, const Program& program, const CudaMemory& memory,
                                  DeviceWeights& weights) {
   return {.dtype = program.dtype,
@@ -117,7 +121,8 @@ std::unique_ptr<const CudaOp> make_rms_norm(const RmsNormOp& op, const Program& 
                              .addend = adds ? memory.addend() : nullptr,
                              .weight = weights.vector(op.weight),
                              .epsilon = op.epsilon,
-                             .output = memory.buffer(op.output)};
+                             .output = memory.buffer(op.output),
+                             .float32_output = dtype_of(program, op.output) == DType::kFloat32};
   return make_row_launch(kernel,
                          [is_head, gathers = op.gather_logit_rows](cuda::RmsNorm& work, const CudaRun& run) {
                            work.rows = is_head ? run.shape.logit_rows : run.shape.tokens;
@@ -127,19 +132,22 @@ std::unique_ptr<const CudaOp> make_rms_norm(const RmsNormOp& op, const Program& 
 
 std::unique_ptr<const CudaOp> make_added_norm(const RmsNormOp& op, const Program& program,
                                               const CudaMemory& memory, DeviceWeights& weights) {
+  // Each group of a row has its own mean, so it is a row of the kernel.
+  const std::int64_t groups = width_of(program, op.input) / op.weight.size;
   const cuda::AddedNorm kernel{.dtype = program.dtype,
-                               .width = width_of(program, op.input),
+                               .width = op.weight.size,
                                .input = memory.buffer(op.input),
+                               .float32_input = dtype_of(program, op.input) == DType::kFloat32,
                                .weight = weights.vector(op.weight),
                                .epsilon = op.epsilon,
+                               .sum_scale = weights.vector(op.sum_scale),
                                .stream = floats(memory.buffer(op.output))};
-  return make_row_launch(kernel,
-                         [](cuda::AddedNorm& work, const CudaRun& run) { work.rows = run.shape.tokens; });
+  return make_row_launch(
+      kernel, [groups](cuda::AddedNorm& work, const CudaRun& run) { work.rows = run.shape.tokens * groups; });
 }
 
 std::unique_ptr<const CudaOp> make_layer_norm(const LayerNormOp& op, const Program& program, bool is_head,
                                               bool adds, const CudaMemory& memory, DeviceWeights& weights) {
-  const Buffer& output = program.buffers[static_cast<std::size_t>(op.output)];
   cuda::LayerNorm kernel{.dtype = program.dtype,
                          .width = width_of(program, op.input),
                          .stream = floats(memory.buffer(op.input)),
@@ -148,7 +156,7 @@ std::unique_ptr<const CudaOp> make_layer_norm(const LayerNormOp& op, const Progr
                          .bias = weights.vector(op.bias),
                          .epsilon = op.epsilon,
                          .output = memory.buffer(op.output),
-                         .float32_output = output.dtype == DType::kFloat32};
+                         .float32_output = dtype_of(program, op.output) == DType::kFloat32};
   const bool is_adapted = op.lora_site >= 0;
   if (is_adapted) {
     const AdapterEntries entries(program.lora);
@@ -206,6 +214,20 @@ std::unique_ptr<const CudaOp> make_gated_add(const GatedAddOp& op, const Program
                               .stream = floats(memory.buffer(op.output))};
   return make_row_launch(kernel,
                          [](cuda::GatedAdd& work, const CudaRun& run) { work.tokens = run.shape.tokens; });
+}
+
+std::unique_ptr<const CudaOp> make_gated_columns(const GatedColumnsOp& op, const Program& program,
+                                                 const CudaMemory& memory) {
+  const cuda::GatedColumns kernel{.dtype = program.dtype,
+                                  .width = width_of(program, op.gate),
+                                  .stride = width_of(program, op.values),
+                                  .first_column = op.first_column,
+                                  .activation = op.activation,
+                                  .gate = memory.buffer(op.gate),
+                                  .values = floats(memory.buffer(op.values)),
+                                  .output = memory.buffer(op.output)};
+  return make_row_launch(
+      kernel, [](cuda::GatedColumns& work, const CudaRun& run) { work.tokens = run.shape.tokens; });
 }
 
 std::unique_ptr<const CudaOp> make_best_tokens(const Program& program, const CudaMemory& memory,

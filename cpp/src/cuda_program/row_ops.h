@@ -48,6 +48,10 @@ namespace adaptrt {
 [[nodiscard]] std::unique_ptr<const CudaOp> make_gated_add(const GatedAddOp& op, const Program& program,
                                                            const CudaMemory& memory);
 
+[[nodiscard]] std::unique_ptr<const CudaOp> make_gated_columns(const GatedColumnsOp& op,
+                                                               const Program& program,
+                                                               const CudaMemory& memory);
+
 /// Makes an op that finds the best token of each row of logits.
 [[nodiscard]] std::unique_ptr<const CudaOp> make_best_tokens(const Program& program, const CudaMemory& memory,
                                                              std::int32_t* best_tokens);

@@ -67,6 +67,7 @@ Problems GpuModelDescription::validate() const {
               std::to_string(num_layers));
   }
   for (const AttentionShape& shape : attention) {
+    if (shape == AttentionShape{}) continue;
     check.positive("num_key_value_heads", shape.num_key_value_heads);
     check.positive("head_dim", shape.head_dim);
   }

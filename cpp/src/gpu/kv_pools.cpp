@@ -31,6 +31,10 @@ void KvPools::allocate(std::int32_t num_blocks, Device& device, Stream& stream) 
   std::vector<Allocation> pools;
   for (const Layer& layer : layers_) {
     const std::size_t bytes = layer.block_bytes * static_cast<std::size_t>(num_blocks);
+    if (bytes == 0) {
+      pools.emplace_back();
+      continue;
+    }
     pools.push_back(device.allocate(bytes));
     stream.fill_zero(pools.back().data(), bytes);
   }
@@ -43,6 +47,7 @@ void KvPools::copy_blocks(std::span<const std::int32_t> from, std::span<const st
                           Stream& stream) const {
   for (std::size_t i = 0; i < from.size(); ++i) {
     for (const Layer& layer : layers_) {
+      if (layer.block_bytes == 0) continue;
       stream.copy_on_device(layer.memory.data() + static_cast<std::size_t>(to[i]) * layer.block_bytes,
                             layer.memory.data() + static_cast<std::size_t>(from[i]) * layer.block_bytes,
                             layer.block_bytes);

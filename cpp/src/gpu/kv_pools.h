@@ -12,7 +12,7 @@
 namespace adaptrt {
 
 /// The KV pool on a device: one tensor [blocks, 2, kv_heads, tokens_per_block, head_dim] per layer,
-/// which the model updates in place.
+/// which the model updates in place; nothing for layers without a pool of their own.
 class KvPools {
  public:
   explicit KvPools(const GpuModelDescription& model);

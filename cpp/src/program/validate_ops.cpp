@@ -188,7 +188,7 @@ void Validator::check(const RmsNormOp& op) {
     add(where_ + ": gathers logit rows outside the head");
   const RowKind input_rows = op.gather_logit_rows ? RowKind::kTokens : rows_;
   // A norm whose result is added reads a sublayer's output, other norms read a residual stream.
-  const DType input_type = op.add ? program_.stored_type() : DType::kFloat32;
+  const DType input_type = op.add && !keeps_float32(op.input) ? program_.stored_type() : DType::kFloat32;
   const auto* input = operand("input", op.input, input_type, input_rows);
   const DType output_type = op.add ? DType::kFloat32 : norm_type(op.output);
   const auto* output = operand("output", op.output, output_type, rows_);

@@ -144,7 +144,7 @@ void Validator::check(const XieluOp& op) {
 }
 
 void Validator::check(const GatedColumnsOp& op) {
-  const Buffer* gate = operand("gate", op.gate, DType::kFloat32, rows_);
+  const Buffer* gate = operand("gate", op.gate, program_.stored_type(), rows_);
   const Buffer* values = operand("values", op.values, DType::kFloat32, rows_);
   const Buffer* output = operand("output", op.output, program_.activation_type(), rows_);
   check_range_(where_ + ": first_column", op.first_column, 0, kSizeLimit - 1);

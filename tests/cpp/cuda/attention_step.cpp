@@ -183,7 +183,7 @@ std::vector<std::uint16_t> RandomAttentionStep::random_elements(std::size_t coun
   return elements;
 }
 
-void RandomAttentionStep::run() {
+void RandomAttentionStep::run(bool has_keys) {
   const PagedAttentionKernel kernel(config_);
   const auto sequences = static_cast<std::int32_t>(sequence_offsets_.size()) - 1;
   pool_before_ = pool_;
@@ -204,6 +204,7 @@ void RandomAttentionStep::run() {
   }
   const std::size_t bytes = kernel.workspace_bytes(tokens(), sequences);
   std::vector<std::uint8_t> workspace(bytes + kCanaryBytes, 0xff);
+  const auto of_keys = [has_keys](const std::uint16_t* address) { return has_keys ? address : nullptr; };
   kernel.enqueue({.tokens = tokens(),
                   .sequences = sequences,
                   .max_blocks = sizes_.max_blocks,
@@ -212,8 +213,8 @@ void RandomAttentionStep::run() {
                   .q_stride = static_cast<std::int32_t>(sizes_.fused ? fused_width : query_width),
                   .kv_stride = static_cast<std::int32_t>(sizes_.fused ? fused_width : kv_width)},
                  {.q = sizes_.fused ? fused.data() : q_.data(),
-                  .k = sizes_.fused ? fused.data() + query_width : k_.data(),
-                  .v = sizes_.fused ? fused.data() + query_width + kv_width : v_.data(),
+                  .k = of_keys(sizes_.fused ? fused.data() + query_width : k_.data()),
+                  .v = of_keys(sizes_.fused ? fused.data() + query_width + kv_width : v_.data()),
                   .kv_pool = config_.int8_pool ? static_cast<void*>(int8_pool_.data()) : pool_.data(),
                   .block_tables = block_tables_.data(),
                   .sequence_offsets = sequence_offsets_.data(),

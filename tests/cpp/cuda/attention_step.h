@@ -33,8 +33,9 @@ class RandomAttentionStep {
   RandomAttentionStep(const PagedAttentionConfig& config, const StepSizes& sizes,
                       const std::vector<SequenceOfStep>& sequences, std::mt19937& random);
 
-  /// Runs the kernels with a workspace of exactly the size that they ask for.
-  void run();
+  /// Runs the kernels with a workspace of exactly the size that they ask for. `has_keys`: false gives them no
+  /// keys and values, so that they take those of the step from the pool.
+  void run(bool has_keys = true);
 
   /// Lists errors after run(): results that differ from the reference by more than rounding, pool elements
   /// that were written wrongly, or that the step must not write. Empty if there are none.

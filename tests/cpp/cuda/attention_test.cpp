@@ -233,6 +233,27 @@ BOOST_DATA_TEST_CASE(int8_keys_that_are_not_finite_are_seen, data::make({1, 5}),
   }
 }
 
+/// As a layer does that shares another one's keys and values: prefills with decodes, decodes alone, int8
+/// pools and sizes without tensor core kernels.
+BOOST_DATA_TEST_CASE(keys_that_the_pool_has_already, data::make({64, 24}) * data::make({false, true}),
+                     head_dim, int8_pool) {
+  Random random;
+  PagedAttentionConfig config = config_of(random.among(kDtypes), 4, 2, head_dim);
+  config.int8_pool = int8_pool;
+  const std::vector<SequenceOfStep> decodes{{.past = 70}, {.past = 3}, {.padding = true}};
+  for (const auto& sequences : {kMixed, decodes}) {
+    RandomAttentionStep step(config, {.tokens_per_block = 16, .max_blocks = 16}, sequences, random.engine);
+    step.run();
+    const auto attended = step.attended(0, step.tokens());
+    const auto pool = step.pool();
+    step.run(/*has_keys=*/false);
+    BOOST_TEST_CONTEXT("seed " << random.seed) {
+      BOOST_TEST((step.attended(0, step.tokens()) == attended));
+      BOOST_TEST((step.pool() == pool));
+    }
+  }
+}
+
 BOOST_AUTO_TEST_CASE(one_decode_and_one_prefill_alone) {
   Random random;
   expect_right(config_of(random.among(kDtypes), 6, 2, 128), {}, {{.past = 33}}, random);

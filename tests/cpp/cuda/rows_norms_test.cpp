@@ -199,6 +199,196 @@ BOOST_AUTO_TEST_CASE(queries_may_have_a_norm_without_keys) {
   BOOST_TEST(queries.values(64, 48) == before.values(64, 48));
 }
 
+/// v has two heads of 64, or the second and third head, k, are v too.
+BOOST_DATA_TEST_CASE(values_have_norms_of_their_own, data::make(kRowTypes) * data::make({64, 512}), dtype,
+                     size) {
+  constexpr std::int64_t kTokens = 3;
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    const Tensor<float> query_weight = random_floats(size, &random);
+    const Tensor<float> key_weight = random_floats(size, &random);
+    const Tensor<float> value_weight = random_floats(size, &random);
+    for (const bool from_keys : {false, true}) {
+      const std::int64_t stride = (from_keys ? 3 : 5) * size + 8;
+      const auto before = random_elements(dtype, kTokens * stride, &random);
+      Tensor<std::uint16_t> qkv = before;
+      Tensor<std::uint16_t> values(kTokens * stride);
+      enqueue(HeadNorms{.dtype = dtype,
+                        .tokens = kTokens,
+                        .stride = stride,
+                        .queries = {.count = 1, .size = size, .weight = query_weight.data()},
+                        .keys = {.first = size, .count = 2, .size = size, .weight = key_weight.data()},
+                        .values = {.first = 3 * size,
+                                   .count = from_keys ? 0 : 2,
+                                   .size = size,
+                                   .weight = value_weight.data()},
+                        .epsilon = kEpsilon,
+                        .qkv = qkv.data(),
+                        .values_from_keys = from_keys ? values.data() : nullptr},
+              nullptr);
+      std::int64_t wrong = 0;
+      const auto check = [&](std::int64_t from, const std::uint16_t* found, const Tensor<float>& weight) {
+        const auto expected = rms_normalised(elements_of(dtype, before, from, size));
+        for (std::int64_t i = 0; i < size; ++i) {
+          const double value = expected[static_cast<std::size_t>(i)] * weight[i];
+          wrong += static_cast<std::int64_t>(!is_rounded(value, dtype, found[i], std::abs(value) * 0x1p-19));
+        }
+      };
+      for (std::int64_t token = 0; token < kTokens; ++token) {
+        const std::int64_t row = token * stride;
+        check(row, qkv.data() + row, query_weight);
+        for (std::int64_t head = 0; head < 2; ++head) {
+          const std::int64_t key = row + (1 + head) * size;
+          check(key, qkv.data() + key, key_weight);
+          if (from_keys) {
+            check(key, values.data() + row + head * size, value_weight);
+          } else {
+            check(key + 2 * size, qkv.data() + key + 2 * size, value_weight);
+          }
+        }
+        // What follows the heads stays.
+        BOOST_TEST(qkv.values(row + stride - 8, 8) == before.values(row + stride - 8, 8));
+        for (std::int64_t i = from_keys ? 2 * size : 0; i < stride; ++i) {
+          wrong += static_cast<std::int64_t>(values[row + i] != 0xffff);
+        }
+      }
+      BOOST_TEST(wrong == 0);
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(rotated_heads_may_have_values_that_are_not, data::make(kRowTypes), dtype) {
+  FreshRandom random;
+  const Tensor<float> weight = random_floats(16, &random);
+  const Tensor<float> cosine = random_floats(8, &random, 1);
+  const Tensor<float> sine = random_floats(8, &random, 1);
+  const auto before = random_elements(dtype, 48, &random);
+  Tensor<std::uint16_t> rotated = before;
+  Tensor<std::uint16_t> plain = before;
+  const auto groups = [&](std::int64_t first) {
+    return NormGroups{.first = first, .count = 1, .size = 16, .weight = weight.data()};
+  };
+  HeadNorms work{.dtype = dtype,
+                 .tokens = 1,
+                 .stride = 48,
+                 .queries = groups(0),
+                 .keys = groups(16),
+                 .values = groups(32),
+                 .epsilon = kEpsilon,
+                 .qkv = plain.data()};
+  enqueue(work, nullptr);
+  work.qkv = rotated.data();
+  work.rotary_half = 8;
+  work.cosine = cosine.data();
+  work.sine = sine.data();
+  enqueue(work, nullptr);
+  BOOST_TEST(rotated.values(32, 16) == plain.values(32, 16));
+  BOOST_TEST(rotated.values(0, 16) != plain.values(0, 16));
+  BOOST_TEST(rotated.values(16, 16) != plain.values(16, 16));
+  Tensor<std::uint16_t> values(48);
+  work.values_from_keys = values.data();
+  BOOST_CHECK_EXCEPTION(enqueue(work, nullptr), ConfigError,
+                        says("values_from_keys is given, and values have columns or heads are rotated"));
+}
+
+BOOST_DATA_TEST_CASE(columns_have_gates, data::make(kRowTypes), dtype) {
+  constexpr std::int64_t kTokens = 5;
+  constexpr std::int64_t kWidth = 24;
+  constexpr std::int64_t kStride = 72;
+  constexpr std::int64_t kFirst = 40;
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    const auto gate = random_elements(dtype, kTokens * kWidth, &random);
+    const auto values = random_floats(kTokens * kStride, &random);
+    for (const auto activation :
+         {LinearEpilogue::kSiluMul, LinearEpilogue::kGeluMul, LinearEpilogue::kGeluTanhMul}) {
+      Tensor<std::uint16_t> output(kTokens * kWidth);
+      enqueue(GatedColumns{.dtype = dtype,
+                           .tokens = kTokens,
+                           .width = kWidth,
+                           .stride = kStride,
+                           .first_column = kFirst,
+                           .activation = activation,
+                           .gate = gate.data(),
+                           .values = values.data(),
+                           .output = output.data()},
+              nullptr);
+      for (std::int64_t i = 0; i < kTokens * kWidth; ++i) {
+        const double x = element(dtype, gate[i]);
+        const double activated = activation == LinearEpilogue::kSiluMul ? x / (1 + std::exp(-x))
+                                 : activation == LinearEpilogue::kGeluMul
+                                     ? 0.5 * x * std::erfc(-x / std::sqrt(2.0))
+                                     : x / (1 + std::exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)));
+        const double factor = values[i / kWidth * kStride + kFirst + i % kWidth];
+        BOOST_TEST(is_rounded(activated * factor, dtype, output[i], 1e-5));
+      }
+      BOOST_TEST(output.rest_is_unchanged());
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(added_norms_may_read_floats_and_scale_their_sums,
+                     data::make({8, 1032, 17000}) * data::make({false, true}), width, is_scaled) {
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    const auto rounded = random_elements(DType::kFloat16, 2 * width, &random);
+    Tensor<float> input(2 * width);
+    for (std::int64_t i = 0; i < 2 * width; ++i) input[i] = element(DType::kFloat16, rounded[i]);
+    const auto weight = random_floats(width, &random);
+    const auto before = random_floats(2 * width, &random);
+    const float scale = 0.25F;  // which multiplies exactly
+    Tensor<float> plain = before;
+    AddedNorm work{.dtype = DType::kFloat16,
+                   .rows = 2,
+                   .width = width,
+                   .input = rounded.data(),
+                   .weight = weight.data(),
+                   .epsilon = kEpsilon,
+                   .stream = plain.data()};
+    enqueue(work, nullptr);
+    Tensor<float> stream = before;
+    work.input = input.data();
+    work.float32_input = true;
+    work.sum_scale = is_scaled ? &scale : nullptr;
+    work.stream = stream.data();
+    enqueue(work, nullptr);
+    std::int64_t wrong = 0;
+    for (std::int64_t i = 0; i < 2 * width; ++i) {
+      wrong += static_cast<std::int64_t>(stream[i] != plain[i] * (is_scaled ? scale : 1.0F));
+    }
+    BOOST_TEST(wrong == 0);
+  }
+}
+
+BOOST_DATA_TEST_CASE(rms_norms_may_be_float32, data::make(kRowTypes) * data::make({8, 2056, 17000}), dtype,
+                     width) {
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    auto stream = random_floats(2 * width, &random);
+    const auto weight = random_floats(width, &random);
+    Tensor<std::uint16_t> rounded(2 * width);
+    Tensor<float> exact(2 * width);
+    RmsNorm work{.dtype = dtype,
+                 .rows = 2,
+                 .width = width,
+                 .stream = stream.data(),
+                 .weight = weight.data(),
+                 .epsilon = kEpsilon,
+                 .output = rounded.data()};
+    enqueue(work, nullptr);
+    work.output = exact.data();
+    work.float32_output = true;
+    enqueue(work, nullptr);
+    std::int64_t wrong = 0;
+    for (std::int64_t i = 0; i < 2 * width; ++i) {
+      const auto bits = dtype == DType::kFloat16 ? float_to_float16(exact[i]) : float_to_bfloat16(exact[i]);
+      wrong += static_cast<std::int64_t>(rounded[i] != bits);
+    }
+    BOOST_TEST(wrong == 0);
+    BOOST_TEST(exact.rest_is_unchanged());
+  }
+}
+
 BOOST_DATA_TEST_CASE(added_norms_match_float64, data::make(kRowTypes) * data::make(kWidths), dtype, width) {
   FreshRandom random;
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
@@ -525,6 +715,12 @@ BOOST_AUTO_TEST_CASE(invalid_sizes_are_refused_by_name) {
                              "more than half of a group"));
   BOOST_CHECK_EXCEPTION(enqueue(HeadNorms{.stride = 8, .queries = {}, .keys = {}, .rotary_half = 4}, nullptr),
                         ConfigError, says("HeadNorms: rotary_half is 4; expected a multiple of 8"));
+  BOOST_CHECK_EXCEPTION(
+      enqueue(GatedColumns{.tokens = 1, .width = 8, .stride = 16, .first_column = 16}, nullptr), ConfigError,
+      says("GatedColumns: the columns end after the row"));
+  BOOST_CHECK_EXCEPTION(
+      enqueue(GatedColumns{.width = 8, .stride = 8, .activation = LinearEpilogue::kReluMul}, nullptr),
+      ConfigError, says("activation is not kSiluMul, kGeluMul or kGeluTanhMul"));
   BOOST_CHECK_EXCEPTION(enqueue(Xielu{.elements = 9, .coefficients = {}}, nullptr), ConfigError,
                         says("Xielu: elements is 9; expected a multiple of 8 from 0 to "));
   const float bias = 0;

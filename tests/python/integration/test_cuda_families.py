@@ -44,6 +44,14 @@ NEOX = {name: value for name, value in WIDE.items() if name != "num_key_value_he
 NEOX_TARGETS = ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]
 TWO_WINDOWS = {**WINDOWS, "sliding_window": 10, "layer_types": WINDOWS["layer_types"][:2]}
 GEMMA = {**HEADS, **TWO_WINDOWS, "query_pre_attn_scalar": 24}
+GEMMA4 = {
+    **HEADS, "global_head_dim": 32, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 96,
+    "sliding_window": 10, "layer_types": ["sliding_attention", "full_attention"], "final_logit_softcapping": 4.0,
+    "rope_parameters": {
+        "full_attention": rope("proportional", 5000.0, partial_rotary_factor=0.5),
+        "sliding_attention": rope(theta=300.0),
+    },
+}  # fmt: skip
 OPT = {
     "vocab_size": 96, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 72,
     "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None,
@@ -147,6 +155,28 @@ FAMILIES = {
             "yarn", 300.0, factor=8.0, truncate=False, original_max_position_embeddings=16)},
         ("experts.gate_up_proj", "experts.down_proj", "mlp.router.weight"),
     ),
+    # Heads of two sizes, norms of values, and a factor for each layer. Values come from keys; in the second model,
+    # layers share keys and have embeddings of their own; in the third, experts are added to MLPs.
+    "gemma4": Family(
+        transformers.Gemma4TextConfig, LLAMA,
+        {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1, "attention_bias": True},
+    ),
+    "gemma4-shared": Family(
+        transformers.Gemma4TextConfig,
+        [*LLAMA, "per_layer_input_gate", "per_layer_projection", "per_layer_model_projection"],
+        {**GEMMA4, "num_hidden_layers": 4, "layer_types": GEMMA4["layer_types"] * 2, "vocab_size_per_layer_input": 96,
+         "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+         "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    ),
+    "gemma4-moe": Family(
+        transformers.Gemma4TextConfig, LLAMA,
+        {**GEMMA4, "enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 24},
+        ("experts.gate_up_proj", "experts.down_proj", "router.proj.weight"),
+    ),
+    "gemma4-unified": Family(
+        transformers.Gemma4UnifiedTextConfig, LLAMA,
+        {name: value for name, value in GEMMA4.items() if "per_layer_input" not in name},
+    ),
     "apertus": Family(
         transformers.ApertusConfig, [name for name in LLAMA if name != "gate_proj"],
         {**HEADS, "attention_bias": True, "rope_parameters": rope(
@@ -158,7 +188,7 @@ FAMILIES = {
 # Their ops are those of other families in the list.
 REPEATED = {
     "olmo3", "exaone4", "falcon-of-groups", "gpt2", "starcoder2", "stablelm-parallel", "glm4", "cohere2", "ernie4.5",
-    "helium", "cohere", "mixtral", "qwen3-moe",
+    "helium", "cohere", "mixtral", "qwen3-moe", "gemma4", "gemma4-moe", "gemma4-unified",
 }  # fmt: skip
 
 

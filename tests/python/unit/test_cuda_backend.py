@@ -42,7 +42,8 @@ from adaptrt.formats.engine.engine_file import EngineFile
 from adaptrt.formats.engine.plan import AttentionOp, KeepLogitRowsOp, LinearOp, Program, RmsNormOp
 from adaptrt.formats.models.registry import FAMILIES, specimen
 from adaptrt.formats.network.network import Network
-from adaptrt.formats.network.ops import Attention, Embedding, Linear, Op
+from adaptrt.formats.network.ops import Attention, Embedding, GatedColumns, Linear, Op, RmsNorm
+from adaptrt.formats.network.weights import Tensor, TensorName
 from adaptrt.runtime import cuda_engine
 from adaptrt.runtime.cuda_engine import CudaEngine
 from adaptrt.runtime.engine import load_engine, load_engine_bytes
@@ -166,7 +167,6 @@ def refusal(config: BuildConfig, checkpoint: Path | Checkpoint, tmp_path: Path, 
         ({"compress_weights": True}, "compress_weights needs backend native"),
         ({"sparse_predictors": Path("predictors")}, "sparse_predictors needs backend native"),
         ({"sparse_mlp": "enable"}, "sparse_mlp needs backend native"),
-        ({"lora_config": LoraBuildConfig(max_extra_tokens=1)}, "max_extra_tokens needs backend native"),
         (
             {"lora_config": LoraBuildConfig(long_lora_scaling_factors=(2,))},
             "long_lora_scaling_factors need backend native",
@@ -258,7 +258,7 @@ def test_several_ranks_are_refused(tmp_path: Path) -> None:
 def test_sizes_that_the_kernels_cannot_read_are_refused(tmp_path: Path) -> None:
     spec = replace(SPEC, vocab_size=61, intermediate_size=52, head_dim=12, num_attention_heads=8, num_key_value_heads=8)
     found = refusal(SIZES, make_checkpoint(spec, tmp_path, DType.FLOAT16), tmp_path)
-    assert "LlamaForCausalLM has a head_dim of 12; expected a multiple of 8 up to 256 with backend cuda" in found
+    assert "LlamaForCausalLM has a head_dim of 12; expected a multiple of 8 up to 512 with backend cuda" in found
     assert "LlamaForCausalLM has a linear layer of 52 outputs; expected a multiple of 8 with backend cuda" in found
     assert found.count("of 52 outputs") == 1
     assert "of 61 outputs" not in found
@@ -279,6 +279,7 @@ RUNNING = {
     "GptOssForCausalLM": True,
     "Qwen2MoeForCausalLM": True,
     "DeepseekV3ForCausalLM": False,
+    "Gemma4ForCausalLM": True,
     "Olmo2ForCausalLM": True,
     "Qwen3ForCausalLM": True,
     "StableLmForCausalLM": True,
@@ -306,7 +307,13 @@ def with_changed(network: Network, kind: type[Op], **fields: Any) -> Network:
 @pytest.mark.parametrize(
     ("kind", "fields", "missing"),
     [
-        (Attention, {"values_from_keys": True}, "the op Attention with values_from_keys"),
+        (
+            Attention,
+            {"values_from_keys": True, "normalizes_values": True},
+            "the op Attention with values_from_keys, and without norms of keys and values",
+        ),
+        (Attention, {"plain_norm_epsilon": 0.1}, "the op Attention with plain_norm_epsilon"),
+        (RmsNorm, {"weight": Tensor(TensorName("norm"), "norm", (8,))}, "the op RmsNorm of groups without add_to"),
         (Attention, {"position_bias": object()}, "the op Attention with position_bias"),
         (Embedding, {"types": object()}, "the op Embedding with types"),
         (Linear, {"scores": object()}, "the op Linear with scores"),
@@ -327,6 +334,24 @@ def test_neighbours_do_not_rotate_before_norms(root: Path) -> None:
     network = Checkpoint.open(root / "checkpoint").network
     changed = with_changed(network, Attention, interleaved=True, norms_after_rotation=True)
     assert "the op Attention with interleaved and norms_after_rotation" in problems_of_network(changed)[0]
+    changed = with_changed(network, Attention, normalizes_values=True, norms_after_rotation=True)
+    assert "the op Attention with normalizes_values and norms_after_rotation" in problems_of_network(changed)[0]
+
+
+def test_a_warp_normalises_a_rotated_head(root: Path) -> None:
+    network = Checkpoint.open(root / "checkpoint").network
+    attention = next(op for op in network.ops if isinstance(op, Attention))
+    large = dataclasses.replace(attention.shape, head_dim=264)
+    assert problems_of_network(with_changed(network, Attention, shape=large)) == []
+    changed = with_changed(network, Attention, shape=large, norms_after_rotation=True)
+    assert "a head_dim of 264 with norms after the rotation; expected up to 256" in problems_of_network(changed)[0]
+
+
+def test_gates_of_columns_have_a_kernel_of_their_activation() -> None:
+    network = specimen(FAMILIES["Gemma4ForCausalLM"])
+    assert any(isinstance(op, GatedColumns) for op in network.ops)
+    changed = with_changed(network, GatedColumns, activation=Activation.RELU)
+    assert any("the op GatedColumns with activation relu" in problem for problem in problems_of_network(changed))
 
 
 def test_a_rotation_before_norms_has_whole_vectors(root: Path) -> None:

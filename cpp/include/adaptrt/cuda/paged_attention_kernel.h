@@ -47,8 +47,10 @@ struct PagedAttentionSizes {
 /// aligned to 16 bytes; q, k and v to their elements if head_dim is not a multiple of 8.
 struct PagedAttentionArrays {
   const void* q = nullptr;  ///< T [tokens, num_heads * head_dim], with a stride
-  const void* k = nullptr;  ///< T [tokens, num_kv_heads * head_dim], with a stride
-  const void* v = nullptr;  ///< T [tokens, num_kv_heads * head_dim], with a stride
+  /// T [tokens, num_kv_heads * head_dim], with a stride. Both are nullptr if the pool has the step's keys and
+  /// values already: it is another layer's.
+  const void* k = nullptr;
+  const void* v = nullptr;
   /// T [blocks, 2, num_kv_heads, tokens_per_block, head_dim], or blocks of int8_block_bytes()
   void* kv_pool = nullptr;
   const std::int32_t* block_tables = nullptr;  ///< [sequences, max_blocks]

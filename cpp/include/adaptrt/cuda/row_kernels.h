@@ -43,7 +43,8 @@ struct RmsNorm {
   const std::int32_t* row_ids = nullptr;  ///< [rows]; nullptr: all tokens
   const float* weight = nullptr;          ///< [width]
   float epsilon = 0.0F;
-  void* output = nullptr;  ///< T [rows, width]
+  void* output = nullptr;       ///< T or float32 [rows, width]
+  bool float32_output = false;  ///< true: the output is float32, not rounded
 };
 void enqueue(const RmsNorm& work, void* stream);
 
@@ -69,15 +70,18 @@ struct LayerNorm {
 };
 void enqueue(const LayerNorm& work, void* stream);
 
-/// stream += x / sqrt(mean(x^2) + epsilon) * weight for each row x of `input`: a norm after a sublayer.
+/// stream += x / sqrt(mean(x^2) + epsilon) * weight for each row x of `input`: a norm after a sublayer. The
+/// sum is then multiplied by sum_scale.
 struct AddedNorm {
   DType dtype = DType::kBFloat16;
   std::int64_t rows = 0;
   std::int64_t width = 0;         ///< a multiple of 8
-  const void* input = nullptr;    ///< T [rows, width]
+  const void* input = nullptr;    ///< T or float32 [rows, width]
+  bool float32_input = false;     ///< true: the input is float32
   const float* weight = nullptr;  ///< [width]
   float epsilon = 0.0F;
-  float* stream = nullptr;  ///< [rows, width]
+  const float* sum_scale = nullptr;  ///< [1]; nullptr: 1
+  float* stream = nullptr;           ///< [rows, width]
 };
 void enqueue(const AddedNorm& work, void* stream);
 
@@ -90,15 +94,19 @@ struct NormGroups {
 };
 
 /// x = round(x / sqrt(mean(x^2) + epsilon) * weight) in place, for groups of columns of each row: the heads
-/// of q and k, or all heads of q and all heads of k.
+/// of q, k and v, or all heads of q and all heads of k.
 struct HeadNorms {
   DType dtype = DType::kBFloat16;
   std::int64_t tokens = 0;
   std::int64_t stride = 0;  ///< width of a row, a multiple of 8
   NormGroups queries;
   NormGroups keys;
+  NormGroups values = {};  ///< never rotated
   float epsilon = 0.0F;
   void* qkv = nullptr;  ///< T [tokens, stride]
+  /// T [tokens, stride]: its first columns become the values, if those are the keys before their norm:
+  /// values.weight is their norm's weight, and `values` has no columns. nullptr: values are columns of qkv.
+  void* values_from_keys = nullptr;
   /// A multiple of 8: element i of a group is first rotated together with element i + rotary_half, in
   /// float32. Groups have up to 256 elements then. 0: groups are not rotated.
   std::int64_t rotary_half = 0;
@@ -124,6 +132,20 @@ struct Addition {
   const void* addend = nullptr;  ///< T
 };
 void enqueue(const Addition& work, void* stream);
+
+/// output = activation(gate) * the columns [first_column, first_column + width) of values.
+struct GatedColumns {
+  DType dtype = DType::kBFloat16;
+  std::int64_t tokens = 0;
+  std::int64_t width = 0;                                    ///< a multiple of 8
+  std::int64_t stride = 0;                                   ///< columns of `values`, a multiple of 8
+  std::int64_t first_column = 0;                             ///< a multiple of 8
+  LinearEpilogue activation = LinearEpilogue::kGeluTanhMul;  ///< kSiluMul, kGeluMul or kGeluTanhMul
+  const void* gate = nullptr;                                ///< T [tokens, width]
+  const float* values = nullptr;                             ///< [tokens, stride]
+  void* output = nullptr;                                    ///< T [tokens, width]
+};
+void enqueue(const GatedColumns& work, void* stream);
 
 /// stream[row] += sigmoid(gate[row]) * input[row].
 struct GatedAdd {

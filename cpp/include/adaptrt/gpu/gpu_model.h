@@ -58,7 +58,7 @@ class GpuModel {
   virtual void load(const StepArrays& step_arrays, const GpuModelArrays& arrays, Device& device,
                     Stream& stream) = 0;
   /// Sets each layer's KV pool [blocks, 2, kv_heads, tokens_per_block, head_dim]; int8 pools have their
-  /// scales after each block. Called once, before the first run.
+  /// scales after each block. Layers without a pool have no address. Called once, before the first run.
   virtual void set_kv_pools(std::span<const DeviceArray> pools) = 0;
   /// Enqueues a run of this shape. Throws StepError.
   virtual void run(GpuStepKind kind, const RunShape& shape, Stream& stream) = 0;

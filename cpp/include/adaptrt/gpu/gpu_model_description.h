@@ -26,7 +26,8 @@ struct GpuModelDescription {
   bool int8_kv_cache = false;
   std::int64_t vocab_size = 0;
   std::int32_t num_layers = 0;
-  std::vector<AttentionShape> attention;  ///< one per layer
+  /// One per layer; without heads for layers that have no KV pool of their own.
+  std::vector<AttentionShape> attention;
   std::int32_t max_batch_size = 0;
   std::int32_t max_num_tokens = 0;
   std::int32_t max_input_len = 0;

@@ -93,7 +93,7 @@ struct JoinColumnsOp {
 /// If the weight has fewer elements than a row, it belongs to each of the row's equal groups, and each group
 /// has its own mean.
 struct RmsNormOp {
-  BufferId input = kNoBuffer;  // float32, kTokens; with `add`, the type of stored outputs of linear layers
+  BufferId input = kNoBuffer;  // float32, kTokens; with `add`, also the type of linear layers' stored outputs
   BufferId output =
       kNoBuffer;      // the engine's activation type (see activation_dtype), or float32 for a stream
   VectorView weight;  // [width], or [elements of a group]
@@ -420,7 +420,7 @@ struct XieluOp {
 
 /// output = activation(gate) * the columns [first_column, first_column + the gate's width) of values.
 struct GatedColumnsOp {
-  BufferId gate = kNoBuffer;    // float32
+  BufferId gate = kNoBuffer;    // the type of stored outputs of linear layers
   BufferId values = kNoBuffer;  // float32
   BufferId output = kNoBuffer;  // activation type, as wide as the gate
   std::int64_t first_column = 0;

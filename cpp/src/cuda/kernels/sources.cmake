@@ -29,6 +29,7 @@ set(ADAPTRT_CUDA_ROW_SOURCES
     rows/finish_logits.cu
     rows/find_highest.cu
     rows/gated_add.cu
+    rows/gated_columns.cu
     rows/head_norms.cu
     rows/layer_norm.cu
     rows/rms_norm.cu

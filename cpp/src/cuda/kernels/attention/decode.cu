@@ -45,7 +45,7 @@ std::size_t split_bytes(std::int32_t num_heads, std::int32_t head_dim, std::int3
 
 bool decode_can_rotate(const AttentionStep& step) {
   constexpr std::int32_t kElements = 8;  // that a thread rotates at a time
-  return step.tokens == step.sequences && step.rotary_half % kElements == 0;
+  return step.key != nullptr && step.tokens == step.sequences && step.rotary_half % kElements == 0;
 }
 
 void launch_decode(const AttentionStep& step, const Splits& splits, bool rotates, DType dtype, void* stream) {

@@ -106,8 +106,10 @@ void check(const PagedAttentionConfig& config, const PagedAttentionSizes& sizes,
                  "; it must be a multiple of " + std::to_string(alignment) + " and not 0");
   };
   check_address("q", arrays.q, of_rows);
-  check_address("k", arrays.k, of_rows);
-  check_address("v", arrays.v, of_rows);
+  if (arrays.k != nullptr || arrays.v != nullptr) {
+    check_address("k", arrays.k, of_rows);
+    check_address("v", arrays.v, of_rows);
+  }
   check_address("kv_pool", arrays.kv_pool, kPiece);
   check_address("block_tables", arrays.block_tables, sizeof(std::int32_t));
   check_address("sequence_offsets", arrays.sequence_offsets, sizeof(std::int32_t));

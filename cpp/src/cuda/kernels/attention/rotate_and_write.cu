@@ -33,11 +33,12 @@ class RotateAndWrite {
     const std::int32_t units_of_value = step.head_dim / kWidth;
     const std::int32_t units_of_turned = units_of_value - step.rotary_half / kWidth;
     const std::int32_t query_units = step.num_heads * units_of_turned;
+    const std::int32_t kv_heads = step.key == nullptr ? 0 : step.num_kv_heads;  // to write
     if constexpr (kFormat == KvFormat::kInt8) {
       for (auto unit = static_cast<std::int32_t>(threadIdx.x); unit < query_units; unit += kThreads) {
         rotate_query(step, token, unit, units_of_turned);
       }
-      for (auto i = static_cast<std::int32_t>(threadIdx.x) / kWarpSize; i < 2 * step.num_kv_heads;
+      for (auto i = static_cast<std::int32_t>(threadIdx.x) / kWarpSize; i < 2 * kv_heads;
            i += kThreads / kWarpSize) {
         const std::int32_t kv_head = i / 2;
         const Int8Row to = int8_row(step, block, i % 2, kv_head, slot);
@@ -49,8 +50,8 @@ class RotateAndWrite {
       }
       return;
     }
-    const std::int32_t key_units = step.num_kv_heads * units_of_turned;
-    const std::int32_t value_units = step.num_kv_heads * units_of_value;
+    const std::int32_t key_units = kv_heads * units_of_turned;
+    const std::int32_t value_units = kv_heads * units_of_value;
     for (auto unit = static_cast<std::int32_t>(threadIdx.x); unit < query_units + key_units + value_units;
          unit += kThreads) {
       if (unit < query_units) {

@@ -11,7 +11,7 @@ namespace adaptrt::cuda {
 /// type that a kernel is compiled for.
 struct AttentionStep {
   const void* query;  // T [tokens, num_heads, head_dim] with query_stride, before RoPE
-  const void* key;    // T [tokens, num_kv_heads, head_dim] with kv_stride, before RoPE
+  const void* key;    // T [tokens, num_kv_heads, head_dim] with kv_stride, before RoPE; nullptr: in the pool
   const void* value;  // T [tokens, num_kv_heads, head_dim] with kv_stride
   void* kv_pool;      // T [blocks, 2, num_kv_heads, tokens_per_block, head_dim], or see Int8Row
   const std::int32_t* block_tables;      // [sequences, max_blocks]

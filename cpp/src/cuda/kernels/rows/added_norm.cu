@@ -11,7 +11,7 @@ namespace adaptrt::cuda {
 namespace {
 
 /// One block per row. Each thread keeps its first vector in registers, and reads further ones twice.
-template <typename T, int kBlockThreads>
+template <typename Input, int kBlockThreads>
 class AddedNormRows {
  public:
   using Parameters = AddedNorm;
@@ -26,16 +26,16 @@ class AddedNormRows {
     wait_for_previous_kernel();
     const std::int64_t from = static_cast<std::int64_t>(blockIdx.x) * vectors;
     rows::Elements kept{};
-    if (own < vectors) kept = rows::load<T>(work.input, from + own);
+    if (own < vectors) kept = rows::load<Input>(work.input, from + own);
     float squares = sum_of_squares(kept);
     for (std::int32_t i = own + kThreads; i < vectors; i += kThreads) {
-      squares += sum_of_squares(rows::load<T>(work.input, from + i));
+      squares += sum_of_squares(rows::load<Input>(work.input, from + i));
     }
     const float sum = rows::block_sum<kThreads>(squares, reinterpret_cast<float*>(shared_memory()));
     const float factor = rsqrtf(sum / static_cast<float>(work.width) + work.epsilon);
     if (own < vectors) add(work, from, own, kept, factor);
     for (std::int32_t i = own + kThreads; i < vectors; i += kThreads) {
-      add(work, from, i, rows::load<T>(work.input, from + i), factor);
+      add(work, from, i, rows::load<Input>(work.input, from + i), factor);
     }
   }
 
@@ -52,34 +52,45 @@ class AddedNormRows {
     const rows::Elements weight = rows::load_constant<float>(work.weight, column);
     rows::Elements sum = rows::load<float>(work.stream, from + column);
     sum.for_each([&](float value, int at) { return value + x.values[at] * factor * weight.values[at]; });
+    if (work.sum_scale != nullptr) {
+      const float scale = *work.sum_scale;
+      sum.for_each([&](float value, int) { return value * scale; });
+    }
     rows::store<float>(work.stream, from + column, sum);
   }
 };
 
-template <typename T, int kThreads>
+template <typename Input, int kThreads>
 void launch_rows(const AddedNorm& work, void* stream) {
-  using Kernel = AddedNormRows<T, kThreads>;
+  using Kernel = AddedNormRows<Input, kThreads>;
   launch<Kernel>({.x = static_cast<std::uint32_t>(work.rows),
                   .shared_bytes = Kernel::kSharedBytes,
                   .overlaps_previous = true},
                  work, stream);
 }
 
+/// The number of threads depends only on the width, and so does the order of the sum.
+template <typename Input>
+void launch_for_width(const AddedNorm& work, void* stream) {
+  const std::int64_t vectors = work.width / rows::kVector;
+  if (vectors <= 128) {
+    launch_rows<Input, 128>(work, stream);
+  } else if (vectors <= 512) {
+    launch_rows<Input, 512>(work, stream);
+  } else {
+    launch_rows<Input, 1024>(work, stream);
+  }
+}
+
 }  // namespace
 
 void enqueue(const AddedNorm& work, void* stream) {
   rows::Checks().type(work.dtype).count("rows", work.rows).vectors("width", work.width, 8).done("AddedNorm");
-  // The number of threads depends only on the width, and so does the order of the sum.
-  with_element_type(work.dtype, [&]<typename T>(TypeTag<T>) {
-    const std::int64_t vectors = work.width / rows::kVector;
-    if (vectors <= 128) {
-      launch_rows<T, 128>(work, stream);
-    } else if (vectors <= 512) {
-      launch_rows<T, 512>(work, stream);
-    } else {
-      launch_rows<T, 1024>(work, stream);
-    }
-  });
+  if (work.float32_input) {
+    launch_for_width<float>(work, stream);
+    return;
+  }
+  with_element_type(work.dtype, [&]<typename T>(TypeTag<T>) { launch_for_width<T>(work, stream); });
 }
 
 }  // namespace adaptrt::cuda

@@ -31,6 +31,8 @@ struct HeadNormsStep {
   Divisor groups_per_token;
   GroupVectors queries;
   GroupVectors keys;
+  GroupVectors values;
+  void* values_from_keys;
   float epsilon;
   std::int32_t half;  ///< vectors of a half of the rotated part; 0: groups are not rotated
   const float* cosine;
@@ -41,6 +43,9 @@ struct HeadNormsStep {
     std::int64_t first;  ///< vector of the tensor
     std::int32_t size;
     const float* weight;
+    bool is_rotated;
+    /// For a key that is also a value before its norm: vector of the value in values_from_keys; otherwise -1.
+    std::int64_t value;
   };
 
   /// Group `index` of all tokens.
@@ -49,10 +54,17 @@ struct HeadNormsStep {
     const std::int64_t token = groups_per_token.quotient(i);
     const std::int32_t number = groups_per_token.remainder(i);
     const bool is_query = number < queries.count;
-    const GroupVectors& columns = is_query ? queries : keys;
-    const std::int32_t at = is_query ? number : number - queries.count;
-    return {token, token * stride + columns.first + std::int64_t{at} * columns.size, columns.size,
-            columns.weight};
+    const bool is_value = number >= queries.count + keys.count;
+    const GroupVectors& columns = is_query ? queries : is_value ? values : keys;
+    const std::int32_t before = is_query ? 0 : is_value ? queries.count + keys.count : queries.count;
+    const std::int64_t at = std::int64_t{number - before} * columns.size;
+    const bool has_value = values_from_keys != nullptr && !is_query;
+    return {token,
+            token * stride + columns.first + at,
+            columns.size,
+            columns.weight,
+            half > 0 && !is_value,
+            has_value ? token * stride + at : -1};
   }
 };
 
@@ -72,6 +84,16 @@ __device__ inline void store_scaled(const HeadNormsStep& step, std::int64_t at, 
                                     float factor, const rows::Elements& weight) {
   elements.for_each([&](float value, int i) { return value * factor * weight.values[i]; });
   rows::store<T>(step.qkv, at, elements);
+}
+
+/// Stores vector `index` of a group's value, if the group is a key that is also a value.
+template <typename T>
+__device__ inline void store_value(const HeadNormsStep& step, const HeadNormsStep::Group& group,
+                                   std::int32_t index, rows::Elements elements, float factor) {
+  if (group.value < 0) return;
+  const rows::Elements weight = rows::load_constant<float>(step.values.weight, index);
+  elements.for_each([&](float value, int i) { return value * factor * weight.values[i]; });
+  rows::store<T>(step.values_from_keys, group.value + index, elements);
 }
 
 /// Rotates vector `index` of a group. Other threads must not store the group's vectors yet.
@@ -116,7 +138,7 @@ class WarpHeadNorms {
     rows::Elements kept{};
     if (has_vector) {
       kept = rows::load<T>(step.qkv, group.first + lane);
-      if (step.half > 0) kept = rotate<T>(step, group, lane, kept);
+      if (group.is_rotated) kept = rotate<T>(step, group, lane, kept);
     }
     float squares = sum_of_squares(kept);
     ADAPTRT_UNROLL
@@ -124,7 +146,9 @@ class WarpHeadNorms {
       squares += __shfl_xor_sync(kAllLanes, squares, distance);
     }
     if (!has_vector) return;
-    store_scaled<T>(step, group.first + lane, kept, factor_of(step, squares, group.size), weight);
+    const float factor = factor_of(step, squares, group.size);
+    store_value<T>(step, group, lane, kept, factor);
+    store_scaled<T>(step, group.first + lane, kept, factor, weight);
   }
 };
 
@@ -150,22 +174,25 @@ class BlockHeadNorms {
     const float sum = rows::block_sum<kThreads>(squares, reinterpret_cast<float*>(shared_memory()));
     const float factor = factor_of(step, sum, group.size);
     for (std::int32_t i = thread; i < group.size; i += kThreads) {
-      store_scaled<T>(step, group.first + i, rows::load<T>(step.qkv, group.first + i), factor,
-                      rows::load_constant<float>(group.weight, i));
+      const rows::Elements kept = rows::load<T>(step.qkv, group.first + i);
+      store_value<T>(step, group, i, kept, factor);
+      store_scaled<T>(step, group.first + i, kept, factor, rows::load_constant<float>(group.weight, i));
     }
   }
 };
 
-void check(rows::Checks* checks, const NormGroups& groups, const HeadNorms& work, const std::string& name) {
+/// rotary_half: of these groups.
+void check(rows::Checks* checks, const NormGroups& groups, const HeadNorms& work, std::int64_t rotary_half,
+           const std::string& name) {
   if (groups.count == 0) return;
   checks->count((name + ".count").c_str(), groups.count)
       .vectors((name + ".size").c_str(), groups.size, 8)
       .vectors((name + ".first").c_str(), groups.first, 0)
       .condition(groups.first + groups.count * groups.size <= work.stride,
                  (name + " ends after the row").c_str())
-      .condition(work.rotary_half == 0 || groups.size <= kMaxWarpSize,
+      .condition(rotary_half == 0 || groups.size <= kMaxWarpSize,
                  (name + ".size is too large for a rotation; expected at most 256").c_str())
-      .condition(2 * work.rotary_half <= groups.size, "rotary_half is more than half of a group");
+      .condition(2 * rotary_half <= groups.size, "rotary_half is more than half of a group");
 }
 
 GroupVectors in_vectors(const NormGroups& groups) {
@@ -189,10 +216,13 @@ void enqueue(const HeadNorms& work, void* stream) {
   rows::Checks checks;
   checks.type(work.dtype).count("tokens", work.tokens).vectors("stride", work.stride, 8);
   checks.vectors("rotary_half", work.rotary_half, 0);
-  check(&checks, work.queries, work, "queries");
-  check(&checks, work.keys, work, "keys");
+  check(&checks, work.queries, work, work.rotary_half, "queries");
+  check(&checks, work.keys, work, work.rotary_half, "keys");
+  check(&checks, work.values, work, 0, "values");
+  checks.condition(work.values_from_keys == nullptr || (work.values.count == 0 && work.rotary_half == 0),
+                   "values_from_keys is given, and values have columns or heads are rotated");
   checks.done("HeadNorms");
-  const std::int64_t per_token = work.queries.count + work.keys.count;
+  const std::int64_t per_token = work.queries.count + work.keys.count + work.values.count;
   rows::Checks().count("tokens * groups", work.tokens * per_token).done("HeadNorms");
   if (per_token == 0) return;
   const HeadNormsStep step{.qkv = work.qkv,
@@ -201,12 +231,14 @@ void enqueue(const HeadNorms& work, void* stream) {
                            .groups_per_token = Divisor(static_cast<std::int32_t>(per_token)),
                            .queries = in_vectors(work.queries),
                            .keys = in_vectors(work.keys),
+                           .values = in_vectors(work.values),
+                           .values_from_keys = work.values_from_keys,
                            .epsilon = work.epsilon,
                            .half = static_cast<std::int32_t>(work.rotary_half / rows::kVector),
                            .cosine = work.cosine,
                            .sine = work.sine};
   // The sizes alone decide, so the order of a sum does not depend on the number of tokens.
-  const bool fits_warps = std::max(work.queries.size, work.keys.size) <= kMaxWarpSize;
+  const bool fits_warps = std::max({work.queries.size, work.keys.size, work.values.size}) <= kMaxWarpSize;
   with_element_type(work.dtype, [&]<typename T>(TypeTag<T>) {
     if (fits_warps) {
       launch_groups<WarpHeadNorms<T>>(step, stream);

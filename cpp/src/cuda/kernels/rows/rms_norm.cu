@@ -12,7 +12,7 @@ namespace {
 
 /// One block per row. Each thread keeps its first vector of the row in registers. If `kHasMore`, it has more
 /// vectors, and reads those twice.
-template <typename T, int kBlockThreads, bool kHasMore>
+template <typename T, typename Output, int kBlockThreads, bool kHasMore>
 class RmsNormRows {
  public:
   using Parameters = RmsNorm;
@@ -80,13 +80,13 @@ class RmsNormRows {
   __device__ static void store(const RmsNorm& work, std::int64_t index, rows::Elements elements, float factor,
                                const rows::Elements& weight) {
     elements.for_each([&](float value, int at) { return value * factor * weight.values[at]; });
-    rows::store<T>(work.output, index, elements);
+    rows::store<Output>(work.output, index, elements);
   }
 };
 
-template <typename T, int kThreads, bool kHasMore = false>
+template <typename T, typename Output, int kThreads, bool kHasMore = false>
 void launch_rows(const RmsNorm& work, void* stream) {
-  using Kernel = RmsNormRows<T, kThreads, kHasMore>;
+  using Kernel = RmsNormRows<T, Output, kThreads, kHasMore>;
   launch<Kernel>({.x = static_cast<std::uint32_t>(work.rows),
                   .shared_bytes = Kernel::kSharedBytes,
                   .overlaps_previous = true},
@@ -94,19 +94,19 @@ void launch_rows(const RmsNorm& work, void* stream) {
 }
 
 /// The number of threads depends only on the width, and so does the order of the sum.
-template <typename T>
+template <typename T, typename Output>
 void launch_for_width(const RmsNorm& work, void* stream) {
   const std::int64_t vectors = work.width / rows::kVector;
   if (vectors <= 128) {
-    launch_rows<T, 128>(work, stream);
+    launch_rows<T, Output, 128>(work, stream);
   } else if (vectors <= 256) {
-    launch_rows<T, 256>(work, stream);
+    launch_rows<T, Output, 256>(work, stream);
   } else if (vectors <= 512) {
-    launch_rows<T, 512>(work, stream);
+    launch_rows<T, Output, 512>(work, stream);
   } else if (vectors <= 1024) {
-    launch_rows<T, 1024>(work, stream);
+    launch_rows<T, Output, 1024>(work, stream);
   } else {
-    launch_rows<T, 1024, true>(work, stream);
+    launch_rows<T, Output, 1024, true>(work, stream);
   }
 }
 
@@ -114,7 +114,13 @@ void launch_for_width(const RmsNorm& work, void* stream) {
 
 void enqueue(const RmsNorm& work, void* stream) {
   rows::Checks().type(work.dtype).count("rows", work.rows).vectors("width", work.width, 8).done("RmsNorm");
-  with_element_type(work.dtype, [&]<typename T>(TypeTag<T>) { launch_for_width<T>(work, stream); });
+  with_element_type(work.dtype, [&]<typename T>(TypeTag<T>) {
+    if (work.float32_output) {
+      launch_for_width<T, float>(work, stream);
+    } else {
+      launch_for_width<T, T>(work, stream);
+    }
+  });
 }
 
 }  // namespace adaptrt::cuda
