@@ -62,6 +62,21 @@ class CudaEngine(CompiledEngine):
         engine: _core.Engine = cuda.CudaEngine(self.program, device, weight_memory=self.weight_memory)
         return engine
 
+    def device_name(self) -> str:
+        """Name of its GPU. Raises ConfigError as start()."""
+        name: str = import_cuda(str(self.directory)).CudaDevice(self.device_index).info.name
+        return name
+
+    def measure_device_limits(self, **sizes: int) -> tuple[float, float]:
+        """Returns (bytes per second of a copy on its GPU, FLOPs per second of a product) in the engine's type.
+
+        sizes: arguments of _cuda.measure_device_limits. Raises ConfigError as start().
+        """
+        cuda = import_cuda(str(self.directory))
+        device = cuda.CudaDevice(self.device_index)
+        bandwidth, flops = cuda.measure_device_limits(device, dtype=self.program.dtype.value, **sizes)
+        return bandwidth, flops
+
 
 def load_cuda_engine(directory: Path, config: EngineConfig) -> CudaEngine:
     """Loads an engine directory. Needs no GPU.

@@ -27,7 +27,7 @@ from rows import ROWS, Target, groups, peak_of_row, rows_of, source_of_peers, ta
 
 from adaptrt import __version__
 from adaptrt.tools.bench.display import reasons_not_run
-from adaptrt.tools.bench.limits import LimitMeter, beside, rates_at_limit, roofline_shares
+from adaptrt.tools.bench.limits import CpuLimits, LimitMeter, beside, rates_at_limit, roofline_shares
 from adaptrt.tools.bench.noise import wait_until_quiet
 from adaptrt.tools.bench.profile import Work
 from adaptrt.tools.bench.report import ComparisonResult, Figure, NotRun, Report, Row, Sample, paired_ratio
@@ -276,7 +276,7 @@ def main(argv: list[str] | None = None) -> None:
     args, console = parse(argv), Console(width=TABLE_WIDTH)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # Exits normally, so that the peers end as well.
     root = make_model(args.model, args.home)
-    run = Run(args, MODELS[args.model], console, LimitMeter(args.threads, args.quiet_share))
+    run = Run(args, MODELS[args.model], console, LimitMeter(CpuLimits(args.threads), args.quiet_share))
     run.measure(root)
     report = run.report()
     if args.output is not None:

@@ -10,7 +10,7 @@ from typing import Final
 
 from adaptrt import ConfigError, Executor, LoraConfig
 from adaptrt._core import amx_is_permitted
-from adaptrt.runtime.native_engine import NativeEngine
+from adaptrt.runtime.compiled_engine import CompiledEngine
 from adaptrt.tools.bench.batches import adapter_of, batch_adapters, prompts_of
 from adaptrt.tools.bench.executors import BenchExecutor, CpuUse
 from adaptrt.tools.bench.limits import beside, peak_of, roofline_shares
@@ -79,7 +79,7 @@ class ScenarioBench(Bench):
         """Text of the scenario file."""
         return self._file.text
 
-    def library(self, engine: NativeEngine) -> RandomAdapters:
+    def library(self, engine: CompiledEngine) -> RandomAdapters:
         """Random adapters made for the engine."""
         return RandomAdapters(engine)
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from adaptrt import LoraConfig
 from adaptrt._core import VOCABULARY_SLICE, LoraLayout, dtype_name, lora_modules
-from adaptrt.runtime.native_engine import NativeEngine
+from adaptrt.runtime.compiled_engine import CompiledEngine
 from adaptrt.tools.bench.executors import AdapterLibrary
 from adaptrt.tools.bench.scenario_types import AdapterMix
 
@@ -55,7 +55,7 @@ class RandomAdapters(AdapterLibrary):
     The LoRA cache keeps equal matrices once, so equal adapters would take no memory.
     """
 
-    def __init__(self, engine: NativeEngine) -> None:
+    def __init__(self, engine: CompiledEngine) -> None:
         """The adapters change all linear layers of decoder layers that the engine adapts."""
         super().__init__(engine)
         self._made: dict[tuple[int, bool, str], tuple[npt.NDArray[np.generic], npt.NDArray[np.int32]]] = {}

@@ -8,9 +8,11 @@ from typing import Final
 
 from ..._core import ConfigError
 from ...builder.commands import engine_flags
+from ...formats.engine.build_config import CUDA
+from ...runtime.compiled_engine import CompiledEngine
 from ...runtime.native_engine import NativeEngine
 from . import engine_rows
-from .executors import AdapterLibrary, load_native_engine
+from .executors import AdapterLibrary, load_measured_engine
 from .on_ranks import follow, is_run_by_workers, leading
 from .run_command import (
     add_run_arguments,
@@ -49,7 +51,12 @@ def run(args: argparse.Namespace) -> int:
             f"{args.engine}: is not a directory; expected an engine. To run AdaptRT's own scenarios, use "
             "bench/run.py in its repository"
         )
-    engine = load_native_engine(args.engine, args.weight_memory)
+    engine = load_measured_engine(args.engine, args.weight_memory)
+    if not isinstance(engine, NativeEngine):
+        if args.profile is not None:
+            raise ConfigError(f"--profile {args.profile}: the steps of an engine of backend {CUDA} are not recorded")
+        _measure_or_profile(args, engine, 1)
+        return 0
     if is_run_by_workers(engine):
         if args.profile is not None:
             raise ConfigError(
@@ -67,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measure_or_profile(args: argparse.Namespace, engine: NativeEngine, ranks_here: int) -> None:
+def _measure_or_profile(args: argparse.Namespace, engine: CompiledEngine, ranks_here: int) -> None:
     rows = engine_rows.engine_rows(args, engine)
     if args.only:
         wanted = selected(args.only, rows, args.engine)

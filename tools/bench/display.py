@@ -39,6 +39,8 @@ def _machine_line(report: Report) -> Text:
     limits = ", ".join(
         f"{limit_title(name)} {_scaled(figure)}" for name, figure in report.limits.items() if figure.median > 0
     )
+    if "gpu" in machine:
+        return Text(f"{machine['gpu']}: {limits}")
     kernels = describe_kernels(machine["kernels"])
     return Text(f"{machine['processor']}, {machine['threads']} threads, {kernels} kernels: {limits}")
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ..._core import ConfigError, LoraConfig
 from ...formats.sources import find_adapter
-from ...runtime.native_engine import NativeEngine
+from ...runtime.compiled_engine import CompiledEngine
 from .scenario_types import NO_ADAPTERS, AdapterMix, Decode, Popularity, Prefill, Scenario, Serve
 
 NAME: Final = "engine"
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def engine_rows(args: argparse.Namespace, engine: NativeEngine) -> tuple[Scenario, ...]:
+def engine_rows(args: argparse.Namespace, engine: CompiledEngine) -> tuple[Scenario, ...]:
     """Scenarios: one prompt, a full generating batch, and a stream of requests. Raises ConfigError for invalid
     flags."""
     requests, concurrency = _count(args, "requests"), _count(args, "concurrency")
@@ -108,7 +108,7 @@ def _lengths(args: argparse.Namespace, name: str) -> tuple[int, int]:
     return int(bounds[0]), int(bounds[1]) + 1
 
 
-def _adapters(directories: list[Path], engine: NativeEngine) -> AdapterMix:
+def _adapters(directories: list[Path], engine: CompiledEngine) -> AdapterMix:
     """Raises AdapterError for an adapter that cannot be read, or that the engine cannot serve."""
     if not directories:
         return NO_ADAPTERS

@@ -23,7 +23,9 @@ from ..._core import (
     dtype_name,
     lora_modules,
 )
+from ...formats.engine.build_config import CUDA, NATIVE
 from ...formats.network.adapter_sites import NEW_TOKENS, NORM
+from ...runtime.compiled_engine import CompiledEngine
 from ...runtime.engine import load_engine
 from ...runtime.memory import available_memory
 from ...runtime.native_engine import NativeEngine
@@ -60,13 +62,24 @@ class ExecutorKey:
 
 
 def load_native_engine(directory: Path, weight_memory: int | None = None) -> NativeEngine:
-    """Loads an engine that the bench can measure. `weight_memory` as in ExecutorConfig.
+    """Loads an engine for CPUs. `weight_memory` as in ExecutorConfig.
+
+    Raises EngineError for a damaged engine, ConfigError for an engine of another backend.
+    """
+    engine = load_engine(directory, weight_memory=weight_memory)
+    if not isinstance(engine, NativeEngine):
+        raise ConfigError(f"{directory}: is an engine of another backend; expected backend {NATIVE}")
+    return engine
+
+
+def load_measured_engine(directory: Path, weight_memory: int | None = None) -> CompiledEngine:
+    """Loads an engine that the bench can measure, for CPUs or a GPU. `weight_memory` as in ExecutorConfig.
 
     Raises EngineError for a damaged engine, ConfigError for a TensorRT plan.
     """
     engine = load_engine(directory, weight_memory=weight_memory)
-    if not isinstance(engine, NativeEngine):
-        raise ConfigError(f"{directory}: the bench measures engines of the native backend; this one has another")
+    if not isinstance(engine, CompiledEngine):
+        raise ConfigError(f"{directory}: is a TensorRT plan; the bench measures engines of backend {NATIVE} and {CUDA}")
     return engine
 
 
@@ -82,7 +95,7 @@ def key_of(scenario: Scenario) -> ExecutorKey:
 class AdapterLibrary:
     """Adapters of AdapterMix objects, for one engine."""
 
-    def __init__(self, engine: NativeEngine) -> None:
+    def __init__(self, engine: CompiledEngine) -> None:
         self.engine: Final = engine
 
     def task_id(self, mix: AdapterMix, index: int) -> int:
@@ -112,7 +125,7 @@ class BenchExecutor:
 
     def __init__(
         self,
-        engine: NativeEngine,
+        engine: CompiledEngine,
         key: ExecutorKey,
         scenarios: Sequence[Scenario],
         cpu: CpuUse,
@@ -138,7 +151,7 @@ class BenchExecutor:
         self.profile = StepProfile(MAX_STEPS)
         """The newest steps of a profiled executor."""
         self._workers: Workers | None = None
-        if is_run_by_workers(engine):
+        if isinstance(engine, NativeEngine) and is_run_by_workers(engine):
             if profiled:
                 raise ConfigError(f"{engine.directory}: steps of workers are not recorded here")
             self._workers = Workers(engine, config, OrchestratorConfig())
@@ -164,9 +177,12 @@ class BenchExecutor:
         if self._workers is not None:
             native, memory = self._workers.engine, self._workers.available_memory
         else:
-            if self.engine.num_ranks > 1:
-                call_ranks(self.engine, config)
-            native = self.engine.start(config, profile=self.profile if profiled else None)
+            if isinstance(self.engine, NativeEngine):
+                if self.engine.num_ranks > 1:
+                    call_ranks(self.engine, config)
+                native = self.engine.start(config, profile=self.profile if profiled else None)
+            else:
+                native = self.engine.start(config)
             memory = self.engine.available_memory()
         self.info = native.info
         return Executor(native, config, memory)
@@ -274,12 +290,12 @@ def _widest_module_bytes(layout: LoraLayout) -> int:
     return widest * np.dtype(dtype_name(layout.dtype)).itemsize
 
 
-def num_chunks(scenario: Scenario, engine: NativeEngine) -> int:
+def num_chunks(scenario: Scenario, engine: CompiledEngine) -> int:
     """Number of steps that compute the scenario's longest prompt."""
     return -(-scenario.sizes.longest_input // engine.config.build_config.max_num_tokens)
 
 
-def problems_of(scenario: Scenario, engine: NativeEngine) -> list[str]:
+def problems_of(scenario: Scenario, engine: CompiledEngine) -> list[str]:
     """Reasons why a scenario cannot run on an engine: lengths or batches above its limits, or unsupported adapters."""
     limits, problems = engine.config.build_config, []
     assert limits.max_input_len is not None

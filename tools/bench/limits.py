@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
 
 from ..._core import DType, QuantAlgo, measure_machine_limits
 from ...formats.engine.plan import LinearOp, Program
+from ...runtime.cuda_engine import CudaEngine
 from .noise import NoiseMeter
 from .profile import Work
 from .report import Figure, Sample
@@ -21,6 +22,13 @@ LIMIT_UNITS: Final = {
     "float32_flops": "FLOP/s",
 }
 """Units of the fields of MachineLimits."""
+GPU_LIMIT_UNITS: Final = {"copy_bandwidth": "B/s", "product_flops": "FLOP/s"}
+"""Units of the limits of a GPU: bytes that a copy reads and writes, and a product of 16-bit matrices."""
+BANDWIDTHS: Final = ("read_bandwidth", "copy_bandwidth")
+"""Names of the limits of memory, of which a machine has one."""
+GPU_SIZES: Final = {"copy_bytes": 256 << 20, "product_size": 4096, "repeats": 8, "tries": 3}
+"""Sizes of a measurement of a GPU, see CudaEngine.measure_device_limits(). It takes 0.7 GB, which the KV cache leaves
+free."""
 _BESIDE: Final = "beside_"
 TRIES: Final = 3
 """Number of tries per limit and measurement; the best one counts."""
@@ -32,21 +40,75 @@ def machine_limits(num_threads: int, tries: int) -> dict[str, float]:
     return {name: getattr(limits, name) for name in LIMIT_UNITS}
 
 
+class LimitSource(Protocol):
+    """What limits an engine."""
+
+    @property
+    def units(self) -> Mapping[str, str]:
+        """Units of the limits by name."""
+
+    def measure(self) -> dict[str, float]:
+        """Measures the limits, which takes less than a second; returns them by name."""
+
+    def describe(self) -> dict[str, Any]:
+        """Fields for the report's machine."""
+
+
+@dataclass(frozen=True)
+class CpuLimits:
+    """The limits of this machine's CPUs."""
+
+    num_threads: int
+
+    @property
+    def units(self) -> Mapping[str, str]:
+        """See LimitSource."""
+        return LIMIT_UNITS
+
+    def measure(self) -> dict[str, float]:
+        """See LimitSource."""
+        return machine_limits(self.num_threads, TRIES)
+
+    def describe(self) -> dict[str, Any]:
+        """See LimitSource."""
+        return {}
+
+
+@dataclass(frozen=True)
+class GpuLimits:
+    """The limits of an engine's GPU."""
+
+    engine: CudaEngine
+
+    @property
+    def units(self) -> Mapping[str, str]:
+        """See LimitSource."""
+        return GPU_LIMIT_UNITS
+
+    def measure(self) -> dict[str, float]:
+        """See LimitSource."""
+        return dict(zip(self.units, self.engine.measure_device_limits(**GPU_SIZES), strict=True))
+
+    def describe(self) -> dict[str, Any]:
+        """See LimitSource."""
+        return {"gpu": self.engine.device_name()}
+
+
 class LimitMeter:
     """The limits of each round: the best of several measurements spread over the round.
 
     A single measurement may be disturbed, and a row would then exceed the measured limit.
     """
 
-    def __init__(self, num_threads: int, quiet_share: float) -> None:
-        self._threads = num_threads
+    def __init__(self, source: LimitSource, quiet_share: float) -> None:
+        self.source: Final = source
         self._quiet_share = quiet_share
-        self._best: dict[str, dict[int, Sample]] = {name: {} for name in LIMIT_UNITS}
+        self._best: dict[str, dict[int, Sample]] = {name: {} for name in source.units}
 
     def measure(self, number: int) -> dict[str, float]:
         """Measures the limits once more in round `number`; returns them by name. Takes half a second."""
         with NoiseMeter() as meter:
-            limits = machine_limits(self._threads, TRIES)
+            limits = self.source.measure()
         noise = meter.noise
         for name, best in self._best.items():
             value = limits[name]
@@ -60,7 +122,7 @@ class LimitMeter:
     def figures(self) -> dict[str, Figure]:
         """One sample per round."""
         return {
-            name: Figure(LIMIT_UNITS[name], [best[number] for number in sorted(best)])
+            name: Figure(self.source.units[name], [best[number] for number in sorted(best)])
             for name, best in self._best.items()
         }
 
@@ -94,7 +156,7 @@ def beside(before: dict[str, float], after: dict[str, float]) -> dict[str, float
 
     Other virtual machines can halve the bandwidth for seconds, so the round's best limit says little about one sample.
     """
-    return {_BESIDE + name: (before[name] + after[name]) / 2 for name in LIMIT_UNITS}
+    return {_BESIDE + name: (before[name] + after[name]) / 2 for name in before}
 
 
 def rates_at_limit(figure: Figure, work: Work, tokens: int, bandwidth: Figure, peak: Figure, peak_name: str) -> Figure:

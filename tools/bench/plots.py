@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from ..._core import ConfigError
 from .display import full_title, limit_title
+from .limits import BANDWIDTHS
 from .measure import PERCENTILES
 from .report import Report, Row
 
@@ -22,6 +23,7 @@ ROOFS: Final = {
     "int8_from_l2_ops": ":",
     "bfloat16_from_l2_flops": ":",
     "float32_flops": "--",
+    "product_flops": "-",
 }
 """Limits of the roofline, and their styles."""
 COLOURS: Final = ("#1f6f8b", "#d1495b", "#edae49", "#66a182", "#4a4e69", "#9c89b8")
@@ -196,7 +198,7 @@ def _roofline(report: Report) -> Any | None:
     if not rows:
         return None
     figure, axes = _axes("Roofline", report, (11.0, max(5.2, LEGEND_LINE * len(rows) + 0.8)))
-    bandwidth = report.limits["read_bandwidth"].median
+    bandwidth = next(report.limits[name].median for name in BANDWIDTHS if name in report.limits)
     points = [_roofline_point(row) for row in rows]
     low = min(min(intensity for intensity, _ in points) / 2, 0.5)
     medians = {name: limit.median for name, limit in report.limits.items()}

@@ -15,7 +15,7 @@ from rich.console import Console
 from ..._core import ConfigError, ExecutorConfig
 from ...common.number_flags import MAX_INT32, integer
 from ...common.usable_cpus import num_usable_cpus
-from ...runtime.native_engine import NativeEngine
+from ...runtime.compiled_engine import CompiledEngine
 from .display import profile_table, tables_of
 from .executors import AdapterLibrary, BenchExecutor, CpuUse, key_of, problems_of
 from .limits import TRIES, machine_limits, peak_of
@@ -118,8 +118,8 @@ def measure(run: Callable[[], Report], args: argparse.Namespace, console: Consol
 def profile(
     subject: Path,
     scenarios: Sequence[Scenario],
-    engines: Mapping[str, NativeEngine],
-    library: Callable[[NativeEngine], AdapterLibrary],
+    engines: Mapping[str, CompiledEngine],
+    library: Callable[[CompiledEngine], AdapterLibrary],
     cpu: CpuUse,
     directory: Path,
     console: Console,

@@ -12,11 +12,14 @@ from typing import Any, Final
 import numpy as np
 
 from ... import __version__
-from ..._core import ConfigError, StepRecord
+from ..._core import ConfigError, LoraConfig, StepRecord
+from ...runtime.compiled_engine import CompiledEngine
+from ...runtime.cuda_engine import CudaEngine
 from ...runtime.native_engine import NativeEngine
 from .batches import adapter_of, batch_adapters, prompts_of
+from .counted_work import CountedStep, counted_work
 from .executors import AdapterLibrary, BenchExecutor, CpuUse, ExecutorKey, key_of, num_chunks, problems_of
-from .limits import LimitMeter, beside
+from .limits import CpuLimits, GpuLimits, LimitMeter, beside
 from .measure import Metrics, decode, first_token_seconds, prefill, request, serve
 from .measure import finish as finish_request
 from .noise import NoiseMeter, wait_until_quiet
@@ -44,7 +47,7 @@ class Bench:
         subject: Path,
         scenarios: Sequence[Scenario],
         run: RunSettings,
-        engines: Mapping[str, NativeEngine],
+        engines: Mapping[str, CompiledEngine],
         cpu: CpuUse,
         progress: Progress,
     ) -> None:
@@ -62,7 +65,9 @@ class Bench:
         """Reasons by scenario."""
         self.say: Final = progress
         self._samples: dict[str, list[Sample]] = defaultdict(list)
-        self.limits: Final = LimitMeter(cpu.num_threads, run.quiet_share)
+        on_gpu = [engine for engine in engines.values() if isinstance(engine, CudaEngine)]
+        source = GpuLimits(on_gpu[0]) if on_gpu else CpuLimits(cpu.num_threads)
+        self.limits: Final = LimitMeter(source, run.quiet_share)
         self._extra: dict[str, int] = {}
         self._salts = itertools.count(1)
 
@@ -92,7 +97,7 @@ class Bench:
         """Scenarios that can be run."""
         return [scenario for scenario in self.scenarios if scenario.name not in self.not_run]
 
-    def library(self, engine: NativeEngine) -> AdapterLibrary:
+    def library(self, engine: CompiledEngine) -> AdapterLibrary:
         """The library of an engine's adapters."""
         return AdapterLibrary(engine)
 
@@ -184,12 +189,17 @@ class Bench:
         if problems:
             raise ConfigError(f"{self.subject}: " + "; ".join(problems))
 
-    def _find_work(self, engine: NativeEngine, key: ExecutorKey, scenarios: list[Prefill | Decode]) -> None:
+    def _find_work(self, engine: CompiledEngine, key: ExecutorKey, scenarios: list[Prefill | Decode]) -> None:
         """Runs each scenario once on an engine that counts the bytes and operations of its steps.
 
-        Workers' engines do not count, so their rows have no roofline.
+        A GPU's engines do not count, so this does it. Workers' engines do not count, so their rows have no roofline.
         """
-        if not scenarios or is_run_by_workers(engine):
+        if isinstance(engine, CudaEngine):
+            library = self.library(engine)
+            for scenario in scenarios:
+                self.work[scenario.name] = counted_work(engine, counted_steps(engine, scenario, library))
+            return
+        if not scenarios or not isinstance(engine, NativeEngine) or is_run_by_workers(engine):
             return
         bench = BenchExecutor(engine, key, scenarios, self.cpu, profiled=True, library=self.library(engine))
         try:
@@ -233,13 +243,29 @@ class Bench:
         return Report(
             version=__version__,
             created=utc_now(),
-            machine=describe_machine(self.cpu.num_threads, self.cpu.kernels),
+            machine=describe_machine(self.cpu.num_threads, self.cpu.kernels) | self.limits.source.describe(),
             run={**asdict(self.settings), "threads": self.cpu.num_threads, "scenarios": self.subject.name},
             scenario_file=self.text,
             limits=limits,
             rows=rows,
             not_run=[NotRun(name, titles[name], reason) for name, reason in self.not_run.items()],
         )
+
+
+def counted_steps(engine: CompiledEngine, scenario: Prefill | Decode, library: AdapterLibrary) -> list[CountedStep]:
+    """Steps of one prompt, or the step in the middle of a generating batch."""
+    mix = scenario.adapters
+
+    def lora(index: int) -> LoraConfig | None:
+        return library.tensors(mix, index % mix.count) if mix.count else None
+
+    if isinstance(scenario, Decode):
+        middle = scenario.input_length + scenario.output_length // 2
+        adapters = [lora(index) for index in range(scenario.requests)]
+        return [CountedStep([(middle, 1)] * scenario.requests, adapters, scenario.requests)]
+    length, most = scenario.input_length, engine.config.build_config.max_num_tokens
+    firsts = range(0, length, most)
+    return [CountedStep([(first, min(most, length - first))], [lora(0)], int(first == firsts[-1])) for first in firsts]
 
 
 def profiled_steps(bench: BenchExecutor, scenario: Prefill | Decode, *, warm_up: bool) -> list[StepRecord]:

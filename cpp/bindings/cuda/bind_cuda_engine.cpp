@@ -3,8 +3,10 @@
 #include <utility>
 
 #include "adaptrt/cuda_program/cuda_engine.h"
+#include "adaptrt/cuda_program/device_limits.h"
 #include "bindings.h"
 #include "engine_handle.h"
+#include "kernel_arguments.h"
 
 namespace py = pybind11;
 
@@ -39,6 +41,26 @@ void bind_cuda_engine(py::module_& module) {
   module.def(
       "problems_on_cuda", [](const Program& program) { return problems_on_cuda(program).list(); },
       py::arg("program"), "Returns everything in a valid program that the CUDA engine cannot run.");
+  module.def(
+      "measure_device_limits",
+      [](Device& device, int dtype, std::size_t copy_bytes, std::int64_t product_size, std::int32_t repeats,
+         std::int32_t tries) {
+        const DeviceLimits limits = [&] {
+          const py::gil_scoped_release no_gil;
+          return measure_device_limits(
+              device, dtype_of(dtype),
+              {.copy_bytes = copy_bytes, .product_size = product_size, .repeats = repeats, .tries = tries});
+        }();
+        return py::make_tuple(limits.copy_bandwidth, limits.product_flops);
+      },
+      py::arg("device"), py::kw_only(), py::arg("dtype"), py::arg("copy_bytes"), py::arg("product_size"),
+      py::arg("repeats"), py::arg("tries"),
+      "Returns (bytes per second that a copy on the device reads and writes, FLOPs per second of a product "
+      "of "
+      "square matrices) of the fastest of `tries` tries of `repeats` copies and products. dtype: a value of "
+      "DType. product_size: rows of a matrix, a multiple of 8. Raises ConfigError for invalid sizes and if "
+      "the "
+      "device has too little memory, and StepError if it fails.");
 }
 
 }  // namespace adaptrt::bindings

@@ -35,6 +35,10 @@ class EmulatedCuda:
         )
         return engine
 
+    def measure_device_limits(self, device: Any, **arguments: int) -> tuple[float, float]:
+        found: tuple[float, float] = adaptrt_cuda_emulated.measure_device_limits(device, **arguments)
+        return found
+
 
 def emulate(patch: pytest.MonkeyPatch, **settings: Any) -> EmulatedCuda:
     """From now on, engines of backend cuda start on emulated devices. settings: for EmulatedCuda."""

@@ -22,7 +22,7 @@ class FakeLimits:
 def test_the_best_of_a_round_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     values = iter([30.0, 48.0, 40.0, 20.0])
     monkeypatch.setattr(limits, "measure_machine_limits", lambda threads, rounds: FakeLimits(next(values)))
-    meter = limits.LimitMeter(1, quiet_share=1.0)  # any other load on the machine is ignored
+    meter = limits.LimitMeter(limits.CpuLimits(1), quiet_share=1.0)  # any other load on the machine is ignored
     for number in (0, 0, 0, 1):
         meter.measure(number)
     assert meter.figures()["read_bandwidth"].by_round() == {0: 48.0, 1: 20.0}
