@@ -21,6 +21,7 @@ from ..runtime.executor import Executor
 from ..runtime.images.opened import ImageLimits
 from ..runtime.images.prompt import PreparedMessages
 from ..runtime.images.vision import Vision
+from ..runtime.llm_config import needs_chunks
 from ..runtime.orchestrator.mode import with_workers
 from ..runtime.receipts import (
     FORMAT,
@@ -83,7 +84,11 @@ def run(args: argparse.Namespace) -> int:
     if kernels in cpu_kernels():
         config.kernels = kernels
     engine = load_engine(args.engine_dir)
+    # Whatever a server accepts, as in serve/command.py.
+    config.enable_chunked_context = needs_chunks(engine)
+    config.max_beam_width = engine.config.build_config.max_beam_width
     with Executor(engine, engine.model_type, with_workers(config, engine)) as executor:
+        executor.adapters.allows_no_op = True
         problems = replay(executor, receipt, _modules(args.lora_modules), prompts, template, args.images)
     for problem in problems:
         print(problem)

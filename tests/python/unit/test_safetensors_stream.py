@@ -18,8 +18,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from adaptrt import _core
+from adaptrt.common.pauses import pause_by
 from adaptrt.common.regular_file import read_into
-from adaptrt.common.safetensors_stream import SafetensorsReader, SafetensorsWriter, TensorSpec
+from adaptrt.common.safetensors_stream import SafetensorsReader, SafetensorsWriter, TensorSpec, reader
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOAT32 = np.dtype(np.float32)
@@ -342,3 +343,18 @@ def test_a_file_that_changes_while_it_is_read_into_memory_is_refused(
     monkeypatch.setattr("adaptrt.common.safetensors_stream.reader.read_into", read_and_touch)
     with pytest.raises(_core.AdapterError, match=r"a\.safetensors: cannot be read: it was changed while it was read"):
         SafetensorsReader(path, _core.AdapterError, in_memory=True)
+
+
+def test_a_file_is_read_into_memory_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.arange(1000, dtype=np.float32)
+    path = tmp_path / "a.safetensors"
+    safetensors.numpy.save_file({"a": values}, path)
+    monkeypatch.setattr(reader, "PIECE_BYTES", 1024)
+    pauses: list[int] = []
+    pause_by(lambda: pauses.append(1))
+    try:
+        read = SafetensorsReader(path, in_memory=True)
+    finally:
+        pause_by(None)
+    np.testing.assert_array_equal(read.array("a"), values)
+    assert len(pauses) == -(-path.stat().st_size // 1024)

@@ -19,6 +19,7 @@ import pytest
 import adaptrt
 from adaptrt.builder.cli import main
 from adaptrt.tools.replay import read_receipt, replay
+from support.models import save_adapter
 from support.served_app import AppClient, AppPlace, make_place, run_app
 
 ADAPTERS = ("poet", "clerk")
@@ -37,12 +38,13 @@ ASKED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/responses", {"model": "clerk", "input": "hello", "stream": True, "store": False}),
     ("/v1/messages", {"model": "poet", "messages": MESSAGES, "stop_sequences": ["e"]}),
     ("/v1/messages", {"model": "poet:0.5+clerk:0.5", "messages": MESSAGES, "stream": True}),
+    ("/v1/completions", {"model": "clerk", "prompt": "more tokens than a step has " * 4}),
 )
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> AppPlace:
-    return make_place(tmp_path_factory.mktemp("receipts"), ADAPTERS, max_beam_width=2)
+    return make_place(tmp_path_factory.mktemp("receipts"), ADAPTERS, max_beam_width=2, max_num_tokens=64)
 
 
 def drawn(path: str) -> dict[str, Any]:
@@ -79,14 +81,14 @@ def received(place: AppPlace) -> list[dict[str, Any]]:
         await client.tokens("poet")  # some answers reuse a prefix
         found.extend(await answers(client))
 
-    config = adaptrt.ExecutorConfig(num_threads=1, max_beam_width=2)
+    config = adaptrt.ExecutorConfig(num_threads=1, max_beam_width=2, enable_chunked_context=True)
     run_app(place, body, config)
     return found
 
 
 @pytest.fixture(scope="module")
 def executor(place: AppPlace) -> Iterator[adaptrt.Executor]:
-    config = adaptrt.ExecutorConfig(num_threads=2, max_beam_width=2)
+    config = adaptrt.ExecutorConfig(num_threads=2, max_beam_width=2, enable_chunked_context=True)
     with adaptrt.Executor(place.engine, executor_config=config) as made:
         yield made
 
@@ -235,6 +237,21 @@ def test_a_crowd_is_replayed_after_eviction_and_a_restart(place: AppPlace, tmp_p
     assert (done.returncode, done.stdout) == (0, "reproduced 16 answers bit by bit\n" * 4), done.stdout + done.stderr
 
 
+def test_an_adapter_that_changes_nothing_is_replayed(
+    place: AppPlace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    idle = save_adapter(place.model, tmp_path / "idle", 1, strength=0.0, r=4)
+    path = tmp_path / "answer.json"
+
+    async def body(client: AppClient) -> None:
+        answer = await client.post("/v1/completions", model="idle", prompt="hello", **DRAWN)
+        path.write_text(answer.text)
+
+    run_app(place, body, adapter_roots=(tmp_path,), allow_no_op_adapters=True)
+    assert main(["replay", str(path), "--engine_dir", str(place.engine), "--lora_modules", f"idle={idle}"]) == 0
+    assert capsys.readouterr().out == "reproduced 1 answers bit by bit\n"
+
+
 def test_the_responses_receipt_is_stored_and_counting_has_none(place: AppPlace) -> None:
     async def body(client: AppClient) -> None:
         asked = drawn("/v1/responses") | {"model": "poet", "input": "hello"}
@@ -258,6 +275,11 @@ def test_the_command_says_what_it_found(
     command = ["replay", str(path), "--engine_dir", str(place.engine), "--num_threads", "2", "--lora_modules"]
     assert main([*command, f"clerk={place.root / 'clerk'}"]) == 0
     assert capsys.readouterr().out == "reproduced 1 answers bit by bit\n"
+    for index in (5, 12):  # beams, and a prompt of two steps
+        path.write_text(json.dumps(received[index]))
+        assert main([*command, *(f"{name}={place.root / name}" for name in ADAPTERS)]) == 0
+        assert capsys.readouterr().out.startswith("reproduced ")
+    path.write_text(json.dumps(received[2]))
     event = tmp_path / "event.json"
     event.write_text(json.dumps(received[9]))
     assert body_of(received[9]) == received[9]["response"]
