@@ -25,7 +25,7 @@ class AdapterFacts:
     source: str = ""
     """Name, path or origin that the adapter was loaded from; empty: its directory."""
     kind: str | None = None
-    """"lora", "dora" or "virtual_tokens"."""
+    """Adapter.short_kind, or "virtual_tokens"."""
     max_rank: int | None = None
     """Maximum rank of its modules; 0 for virtual tokens."""
     last_used: float | None = None

@@ -17,7 +17,7 @@ from typing import Final
 from .._core import AdapterError, AdaptrtError, LoraConfig, PromptTuningConfig
 from ..formats.adapter import is_prompt_tuned
 from ..formats.adapter.adapter_copy import adapter_files
-from ..formats.adapter.convert import MAGNITUDE, ConvertedAdapter
+from ..formats.adapter.convert import ConvertedAdapter
 from ..formats.adapter.invocation import find_start, invocation_tokens
 from ..formats.adapter.one_version import one_version
 from ..formats.adapter.proof import read_proof
@@ -312,7 +312,7 @@ class AdapterStore:
             )
         adapter.facts.invocation_tokens = converted.invocation_tokens
         adapter.facts.terms = converted.terms
-        adapter.facts.kind = "dora" if (converted.config[0, :, 3] & MAGNITUDE).any() else "lora"
+        adapter.facts.kind = converted.kind
         adapter.facts.max_rank = max_rank_of(converted.config[0])
         return converted
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,3 +134,8 @@ class Adapter:
     """True if it also has tensors of layers that another network uses: those of a vision tower, or of its text."""
     absent_tokens: int = 0
     """Number of the base's last tokens that its vocabulary lacks; set once the base is known (new_tokens.py)."""
+
+    @property
+    def short_kind(self) -> str:
+        """The kind without its settings, such as lora, dora, alora, ia3 or trained_tokens."""
+        return re.split(", | of ", self.kind)[0].lower().replace(" ", "_")

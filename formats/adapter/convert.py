@@ -69,6 +69,8 @@ class ConvertedAdapter:
     # True if all answers would be the base model's: in each row, A or B is zero, the magnitudes are one (DoRA: within
     # bfloat16's rounding), and the shifts are zero.
     changes_nothing: bool = False
+    # Adapter.short_kind.
+    kind: str = "lora"
 
     @property
     def terms(self) -> AdapterTerms:
@@ -212,6 +214,7 @@ def _flatten(
         and not adapter.changes_elsewhere
         and not settings
         and not any(row.changes(place, adapter.is_dora) for place, row in zip(weights[0], rows, strict=False)),
+        adapter.short_kind,
     )
 
 

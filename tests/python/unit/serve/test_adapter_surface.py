@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 
+from adaptrt.formats.adapter.adapter import Adapter
 from adaptrt.serve.adapter_routes import ADAPTER_PATHS
 from adaptrt.serve.options import ServerLimits
+from support.kinds import save_kind
+from support.models import save_adapter
 from support.served_app import AppClient, AppPlace, make_place, run_app
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -52,6 +56,28 @@ def test_the_list_has_all_versions(place: AppPlace) -> None:
         assert (await client.http.get("/v1/adapters", params={"level": "host"})).status_code == 400
 
     run_app(place, body)
+
+
+def test_the_list_has_the_kind_of_each(place: AppPlace, tmp_path: Path) -> None:
+    save_adapter(place.model, tmp_path / "dora", 1, r=4, use_dora=True)
+    save_adapter(place.model, tmp_path / "alora", 2, r=4, alora_invocation_tokens=[5])
+    ia3 = peft.IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"])
+    save_kind(place.model, tmp_path / "ia3", ia3, 3)
+
+    async def body(client: AppClient) -> None:
+        for name in ("alora", "dora", "ia3"):
+            await client.tokens(name)
+        assert [row["kind"] for row in await client.adapters()] == ["alora", "dora", "ia3"]
+
+    run_app(place, body, adapter_roots=(tmp_path,))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("LoRA, rsLoRA scaling", "lora"), ("DoRA of MLX-LM", "dora"), ("trained tokens", "trained_tokens")],
+)
+def test_kinds_of_adapters_in_one_word(text: str, expected: str) -> None:
+    assert Adapter(Path(), Path(), text, {}, {}).short_kind == expected
 
 
 def test_clients_send_adapters(place: AppPlace) -> None:
