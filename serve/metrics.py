@@ -302,7 +302,7 @@ def _kv_cache_metrics(stats: KvCacheStats) -> Iterator[Metric]:
         stats.reused_tokens,
     )
     if stats.second_level is not None:
-        yield from _kv_file_metrics(stats.second_level)
+        yield from _file_metrics(stats.second_level, "kv_file", "blocks", "KV blocks")
 
 
 def _cross_kv_cache_metrics(stats: KvCacheStats) -> Iterator[Metric]:
@@ -330,22 +330,29 @@ def _state_metrics(stats: StatePoolStats) -> Iterator[Metric]:
     yield _gauge("state_snapshot_capacity", "Maximum number of such states.", stats.max_snapshots)
     yield _count("state_taken_snapshots", "States that were kept for later requests.", stats.taken_snapshots)
     yield _count("state_reused_snapshots", "Requests that continued from a kept state.", stats.reused_snapshots)
+    if stats.second_level is not None:
+        yield from _file_metrics(stats.second_level, "state_file", "snapshots", "snapshots of states")
 
 
-def _kv_file_metrics(stats: SecondLevelStats) -> Iterator[Metric]:
-    yield _gauge("kv_file_blocks", "KV blocks in the file.", stats.used_num_blocks)
-    yield _gauge("kv_file_capacity_blocks", "Maximum number of KV blocks in the file.", stats.max_num_blocks)
-    yield _gauge("kv_file_given_up", "1: the file is no longer used after an error.", float(stats.error != ""))
-    yield _count("kv_file_written_blocks", "KV blocks that were written to the file.", stats.written_blocks)
+def _file_metrics(stats: SecondLevelStats, file: str, unit: str, what: str) -> Iterator[Metric]:
+    """file, unit: parts of the names. what: what the file has, in texts."""
+    yield _gauge(f"{file}_{unit}", f"Number of {what} in the file.", stats.used_num_blocks)
+    yield _gauge(f"{file}_capacity_{unit}", f"Maximum number of {what} in the file.", stats.max_num_blocks)
+    yield _gauge(f"{file}_given_up", "1: the file is no longer used after an error.", float(stats.error != ""))
+    yield _count(f"{file}_written_{unit}", f"Number of {what} that were written to the file.", stats.written_blocks)
     yield _count(
-        "kv_file_read_blocks", "KV blocks that were read from the file instead of being computed.", stats.read_blocks
+        f"{file}_read_{unit}",
+        f"Number of {what} that were read from the file instead of being computed.",
+        stats.read_blocks,
     )
     yield _count(
-        "kv_file_dropped_blocks",
-        "KV blocks that were dropped because too many waited to be written.",
+        f"{file}_dropped_{unit}",
+        f"Number of {what} that were dropped because too many waited to be written.",
         stats.dropped_blocks,
     )
-    yield _count("kv_file_failed_blocks", "KV blocks that were damaged or lost to disk errors.", stats.failed_blocks)
+    yield _count(
+        f"{file}_failed_{unit}", f"Number of {what} that were damaged or lost to disk errors.", stats.failed_blocks
+    )
 
 
 def _speculation_metrics(stats: SpeculationStats) -> Iterator[Metric]:

@@ -309,6 +309,44 @@ BOOST_AUTO_TEST_CASE(the_base_keeps_its_states_for_adapters_that_act_later) {
   pool.release(first);
 }
 
+BOOST_AUTO_TEST_CASE(wrong_drafts_take_the_states_back) {
+  const auto tokens = counting(20);
+  const auto content = content_of(tokens, 6);
+  SequenceMemory memory;
+  compute(memory, content, 4);
+  compute(memory, content, 2);
+  const auto held = [&] { return std::vector<const SequenceMemory*>{&memory}; };
+  // A step with three drafts, of which one is right.
+  BOOST_TEST(pool.try_save_states(memory));
+  BOOST_TEST(pool.try_save_states(memory));  // they are saved once
+  require_sound(held());
+  BOOST_TEST_REQUIRE(pool.try_grow(memory, 10));
+  for (const StateCopy& copy : pool.state_copies()) {
+    states.at(static_cast<std::size_t>(copy.to)) = states.at(static_cast<std::size_t>(copy.from));
+  }
+  states.at(static_cast<std::size_t>(memory.states.slot)) = -1;
+  pool.commit_state_copies();
+  pool.keep(memory, 8, 2);
+  BOOST_TEST(memory.num_computed == 6);
+  pool.share(memory, content);
+  require_sound(held());
+  compute(memory, content, 3);  // reads the states after six tokens
+  // A step whose drafts are right.
+  BOOST_TEST(pool.try_save_states(memory));
+  compute(memory, content, 4);
+  BOOST_TEST(memory.num_computed == 13);
+  BOOST_TEST(memory.states.saved == kNoStateSlot);
+  // A sequence that ends in the planned step.
+  BOOST_TEST(pool.try_save_states(memory));
+  pool.release(memory);
+  require_sound({});
+  BOOST_TEST(pool.state_copies().empty());
+  SequenceMemory other;
+  BOOST_TEST_REQUIRE(pool.try_grow(other, 4));
+  BOOST_CHECK_THROW(pool.keep(other, 3, 1), std::logic_error);
+  pool.release(other);
+}
+
 BOOST_AUTO_TEST_CASE(an_answer_keeps_its_newest_snapshot) {
   const auto tokens = counting(40);
   const auto content = content_of(tokens, 6);

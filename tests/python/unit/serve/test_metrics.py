@@ -266,6 +266,16 @@ def test_states_of_sequences() -> None:
     assert samples["adaptrt_state_snapshot_capacity"] == 16
     assert samples["adaptrt_state_taken_snapshots_total"] == 7
     assert samples["adaptrt_state_reused_snapshots_total"] == 3
+    assert not [name for name in samples if "state_file" in name]
+    file = SecondLevelStats(max_num_blocks=9, used_num_blocks=8, written_blocks=7, read_blocks=6, error="broken")
+    made.steps = [IterationStats(state_stats=StatePoolStats(num_slots=8, second_level=file))]
+    samples = made.samples()
+    assert samples["adaptrt_state_file_snapshots"] == 8
+    assert samples["adaptrt_state_file_capacity_snapshots"] == 9
+    assert samples["adaptrt_state_file_written_snapshots_total"] == 7
+    assert samples["adaptrt_state_file_read_snapshots_total"] == 6
+    assert samples["adaptrt_state_file_given_up"] == 1
+    assert not [name for name in samples if "kv_file" in name]
 
 
 def gateway(made: MadeUp) -> tuple[list[str], list[str]]:
