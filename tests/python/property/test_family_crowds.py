@@ -38,6 +38,7 @@ ENGINES = {
     "qwen3-next": (DType.FLOAT32, QuantAlgo.W4A16),
     "hunyuan": (DType.FLOAT16, None),
     "lfm2": (DType.BFLOAT16, QuantAlgo.W8A8),
+    "mamba2": (DType.FLOAT32, None),
     "granite4-mamba-moe": (DType.BFLOAT16, None),
     "falcon-h1": (DType.BFLOAT16, QuantAlgo.W8A16),
     "deepseek-v2": (DType.BFLOAT16, None),
@@ -137,6 +138,7 @@ def service(tmp_path_factory):
     policy=st.sampled_from(["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"]),
     kv_tokens=st.sampled_from([88, 160, 2048]),
     reuse=st.booleans(),
+    drafts=st.booleans(),
     fields=st.fixed_dictionaries(
         {
             "num_threads": st.integers(1, 4),
@@ -145,8 +147,11 @@ def service(tmp_path_factory):
         }
     ),
 )
-def test_a_crowd_changes_no_bit(service, name, cases, policy, kv_tokens, reuse, fields) -> None:
+def test_a_crowd_changes_no_bit(service, name, cases, policy, kv_tokens, reuse, drafts, fields) -> None:
     served = service(name)
+    if drafts and (reuse or name not in RECURRENT):  # states are saved where snapshots for reuse are
+        lookahead = adaptrt.LookaheadDecodingConfig(3, 2, 3)
+        fields["decoding_config"] = adaptrt.DecodingConfig(lookahead_decoding_config=lookahead)
     with served.executor(**crowd_fields(policy, kv_tokens, reuse, **fields)) as executor:
         ids = executor.enqueue_requests([served.request(*case) for case in cases])
         answers = [collect(executor, request_id) for request_id in ids]
