@@ -16,6 +16,7 @@ import adaptrt
 from adaptrt.builder.build import build
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
+from support.adapters import edit_tensors
 from support.emulated_cuda import emulate
 from support.families import LLAMA, Family, save_family
 from support.kinds import save_kind
@@ -38,10 +39,15 @@ SIZES: dict[str, Any] = {
     "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
     "intermediate_size": 56, "max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None,
 }  # fmt: skip
-VOCABULARY = {"llama": 104, "gemma2": 97, "gpt2": 97, "gpt-neox": 96}
+VOCABULARY = {"granite": 104, "gemma2": 97, "gpt2": 97, "gpt-neox": 96}
 FAMILIES = {
-    "llama": Family(transformers.LlamaConfig, LLAMA, {**SIZES, "vocab_size": 104}),
-    # A tied lm_head with a soft cap; scaled embeddings.
+    # Scaled embeddings and logits.
+    "granite": Family(
+        transformers.GraniteConfig, LLAMA,
+        {**{name: value for name, value in SIZES.items() if name != "head_dim"}, "hidden_size": 64, "vocab_size": 104,
+         "embedding_multiplier": 2.0, "logits_scaling": 3.0, "tie_word_embeddings": False},
+    ),
+    # A tied lm_head with a soft cap.
     "gemma2": Family(
         transformers.Gemma2Config, LLAMA,
         {**SIZES, "vocab_size": 97, "query_pre_attn_scalar": 24, "final_logit_softcapping": 4.0},
@@ -141,6 +147,25 @@ def test_logits_are_those_of_peft_and_bits_those_of_each_alone(
         assert answers({kind: prompts[kind]})[kind].same_bits(answer), kind
     for kind, answer in answers(prompts, with_logits=False).items():
         assert answer.same_log_probs(together[kind]), kind
+    if name == "granite":
+        # Logits of new tokens that an earlier request left behind in the same row.
+        edit_tensors(
+            tmp_path / "resized",
+            lambda tensors: {
+                key: np.concatenate([value[:vocabulary], 50 * value[vocabulary:]]) for key, value in tensors.items()
+            },
+        )
+        output = adaptrt.OutputConfig(exclude_input_from_output=True)
+        with adaptrt.Executor(tmp_path / "engine", adaptrt.ModelType.DECODER_ONLY) as executor:
+
+            def best_tokens(prompt: list[int], lora: adaptrt.LoraConfig | None) -> list[int]:
+                request = adaptrt.Request(prompt, 3, lora_config=lora, output_config=output)
+                (response,) = executor.await_responses(executor.enqueue_request(request))
+                return list(response.result.output_token_ids[0])
+
+            loud = adaptrt.LoraConfig.from_peft(0, tmp_path / "resized", executor.engine)
+            assert max(best_tokens(prompts["resized"], loud)) >= vocabulary
+            assert best_tokens(prompts[None], None) == together[None].tokens
 
 
 def difference(actual: np.ndarray, expected: np.ndarray) -> float:
