@@ -18,15 +18,22 @@ from ...formats.network.operands import Routing
 from ...formats.network.ops import (
     Attention,
     Cast,
+    CausalConvolution,
     Embedding,
     Experts,
     GatedAdd,
     GatedColumns,
+    GatedConvolution,
+    GatedDelta,
+    GatedRmsNorm,
     LayerNorm,
     Linear,
     Op,
     RmsNorm,
     Rotary,
+    SelectiveScan,
+    SigmoidGate,
+    SiluGate,
     Xielu,
 )
 from ...formats.network.weights import LinearWeight
@@ -37,6 +44,8 @@ WIDTH_MULTIPLE: Final = 8
 MOST_HEAD_DIM: Final = 512
 MOST_HEAD_DIM_NORMED_LATE: Final = 256
 """Of heads whose norms come after the rotation: a warp has one head."""
+MOST_STATE_ROWS: Final = 256
+MOST_TAPS: Final = 4
 MOST_EXPERTS: Final = 1024
 MOST_EXPERTS_OF_TOKEN: Final = 32
 COLUMNS_TOGETHER: Final = 16
@@ -119,6 +128,16 @@ def _size_problems(op: Op, exact: Set[str]) -> Iterator[str]:
                 f"{2 * half} rotated elements of a head with norms after the rotation; expected a multiple of "
                 f"{2 * WIDTH_MULTIPLE} with backend {CUDA}"
             )
+    if isinstance(op, (CausalConvolution, GatedConvolution)) and op.weight.shape[-1] > MOST_TAPS:
+        yield f"convolutions over {op.weight.shape[-1]} tokens; expected at most {MOST_TAPS} with backend {CUDA}"
+    if isinstance(op, (GatedDelta, SelectiveScan)):
+        rows = op.shape.key_dim if isinstance(op, GatedDelta) else op.shape.state_dim
+        if rows > MOST_STATE_ROWS:
+            yield f"states of {rows} rows; expected at most {MOST_STATE_ROWS} with backend {CUDA}"
+    if isinstance(op, SigmoidGate):
+        for what, size in (("a gate of attention", op.gate.width), ("attention with a gate", op.output.width)):
+            if size % WIDTH_MULTIPLE:
+                yield f"{what} of {size} elements; expected a multiple of {WIDTH_MULTIPLE} with backend {CUDA}"
     if isinstance(op, Experts) and len(op.down) > MOST_EXPERTS:
         yield f"{len(op.down)} experts; expected at most {MOST_EXPERTS} with backend {CUDA}"
     if isinstance(op, (Linear, Experts)):
@@ -261,6 +280,32 @@ _ACCEPTED: Final[Mapping[type[Op], Mapping[str, _Check]]] = {
         "activation": lambda activation: None if activation in _GATED_COLUMNS else f" {activation.value}",
     },
     Xielu: dict.fromkeys(("scope", "input", "output", "parameters"), _any),
+    SigmoidGate: dict.fromkeys(("scope", "input", "gate", "output"), _any),
+    SiluGate: dict.fromkeys(("scope", "input", "gate", "output"), _any),
+    GatedRmsNorm: {
+        **dict.fromkeys(("scope", "input", "gate", "output", "weight", "epsilon", "gate_first", "num_groups"), _any),
+        "group_ranks": lambda ranks: None if ranks == 1 else f" {ranks}",
+    },
+    CausalConvolution: dict.fromkeys(("scope", "layer", "input", "output", "weight", "bias"), _any),
+    GatedConvolution: dict.fromkeys(("scope", "layer", "input", "output", "weight", "bias"), _any),
+    GatedDelta: dict.fromkeys(
+        ("scope", "layer", "qkv", "gates", "output", "shape", "log_decay", "time_bias", "update_scale"), _any
+    ),
+    SelectiveScan: dict.fromkeys(
+        (
+            "scope",
+            "layer",
+            "values",
+            "output",
+            "shape",
+            "log_decay",
+            "time_bias",
+            "skip",
+            "time_min",
+            "time_max",
+        ),
+        _any,
+    ),
     Attention: {
         **dict.fromkeys(("scope", "layer", "qkv", "rotary", "output", "shape", "scale", "window", "softcap"), _any),
         **dict.fromkeys(("query_norm", "key_norm", "interleaved", "sinks", "norms_after_rotation"), _any),

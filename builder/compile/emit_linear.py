@@ -17,7 +17,19 @@ from ...formats.checkpoint.activation import Activation
 from ...formats.engine.plan import ExpertsOp, LinearOp, LinearPart, Matrix, NeuronTable, Routing
 from ...formats.network.network import Network
 from ...formats.network.operands import Value
-from ...formats.network.ops import Experts, GatedAdd, Linear, RmsNorm
+from ...formats.network.ops import (
+    CausalConvolution,
+    Experts,
+    GatedAdd,
+    GatedConvolution,
+    GatedDelta,
+    GatedRmsNorm,
+    Linear,
+    Op,
+    RmsNorm,
+    SelectiveScan,
+    SiluGate,
+)
 from ...formats.network.weights import LinearWeight
 from .emitted import EmittedOp, Weights, as_float32, buffer_of
 from .lora_sites import SiteNumbers
@@ -43,13 +55,30 @@ _ACTIVATED: Final = {
 
 def exact_outputs(network: Network) -> set[str]:
     """Names of the values, besides logits, that linear layers store as float32 whatever the engine's type is: other
-    experts would be chosen by rounded values, gates have one value per row, and norms read streams unless they are
-    added to one.
+    experts would be chosen by rounded values, gates have one value per row, norms read streams unless they are added to
+    one, and states add up what they are given.
     """
     stored = {op.output.name for op in network.ops if isinstance(op, Linear) and op.add_to is None}
-    routers = {op.router_logits.name for op in network.ops if isinstance(op, Experts)}
-    normed = {op.input.name for op in network.ops if isinstance(op, RmsNorm) and op.add_to is None}
-    return routers | {op.gate.name for op in network.ops if isinstance(op, GatedAdd)} | (normed & stored)
+    return stored & {value.name for op in network.ops for value in _exact_inputs(op)}
+
+
+def _exact_inputs(op: Op) -> tuple[Value, ...]:
+    match op:
+        case Experts():
+            return (op.router_logits,)
+        case GatedAdd() | GatedRmsNorm():
+            return (op.gate,)
+        case RmsNorm():
+            return (op.input,) if op.add_to is None else ()
+        case SiluGate():
+            return (op.input, op.gate)
+        case CausalConvolution() | GatedConvolution():
+            return (op.input,)
+        case GatedDelta():
+            return (op.qkv, op.gates)
+        case SelectiveScan():
+            return (op.values,)
+    return ()
 
 
 class LinearEmitter:

@@ -32,7 +32,7 @@ from adaptrt.runtime.loaded_engine import LoadedEngine
 from support.adapter_crowds import ADAPTERS, MAX_RANK, SMALL_CROWD, TOLERANCE, Asked, Model
 from support.families import Family, save_family
 from support.kinds import save_kind
-from support.models import ModelSpec, Reference, save_adapter, save_model
+from support.models import ALL_MODULES, ModelSpec, Reference, save_adapter, save_model
 from support.serving import Answer, collect, crowd_fields, make_request
 from support.stand_in_engine import difference
 
@@ -71,6 +71,14 @@ LARGE = Model.of(
 # its type after every operator, and transformers does not round the adapters.
 _REFERENCE_TOLERANCE = {"float16": 0.008, "bfloat16": 0.06}
 _COMPARED = 0.5
+# Sizes of published models' heads: states of 128 rows.
+_LINEAR_ATTENTION: tuple[tuple[str, Any], ...] = (
+    ("layer_types", ["linear_attention", "full_attention"]),
+    ("linear_num_key_heads", 2),
+    ("linear_num_value_heads", 4),
+    ("linear_key_head_dim", 128),
+    ("linear_value_head_dim", 128),
+)
 _LOST = "cannot be used any more"
 _WAIT_SECONDS = 60.0
 
@@ -137,7 +145,13 @@ class Case:
         )
         self.saved = save_model(model.spec, directory / "model")
         self.adapters = [
-            save_adapter(self.saved, directory / f"adapter-{number}", seed=number, **lora, **self._experts(lora))
+            save_adapter(
+                self.saved,
+                directory / f"adapter-{number}",
+                seed=number,
+                **{**self._linear_targets(), **lora},
+                **self._experts(lora),
+            )
             for number, lora in enumerate(ADAPTERS)
         ]
         convert_checkpoint(
@@ -153,6 +167,12 @@ class Case:
         self.native = load_engine(directory / "native")
         self.cuda = CudaServed.load(self.directory, machine)
         self.loras = [adaptrt.LoraConfig.from_peft(n, path, self.native) for n, path in enumerate(self.adapters)]
+
+    def _linear_targets(self) -> dict[str, Any]:
+        """Returns the targets of adapters that name none, in models with linear attention."""
+        if self.model.spec.family != "qwen3.5":
+            return {}
+        return {"target_modules": [*ALL_MODULES, "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"]}
 
     def _experts(self, lora: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the fields of an adapter that also changes experts, which PEFT does not do with DoRA."""
@@ -225,8 +245,8 @@ def engine_checks(machine: Machine, subset: bool, soak_seconds: float) -> Iterat
 
 
 def _other_weights(machine: Machine, dtype: str) -> Iterator[Check]:
-    """Serves a small model with quantised weights, one with experts, and one with int8 keys and values. Their kernels
-    have checks of large sizes, except for int8 keys and values."""
+    """Serves a small model with quantised weights, one with experts, one with int8 keys and values, and one with
+    states. Their kernels have checks of large sizes, except for int8 keys and values, and states."""
     plain = dataclasses.replace(SMALL.spec, intermediate_size=96)
     # Tokens use all experts: where two are nearly tied, rounding chooses other ones than on the CPU.
     experts = dataclasses.replace(plain, family="mixtral", extra=(("num_local_experts", 8), ("num_experts_per_tok", 8)))
@@ -236,6 +256,7 @@ def _other_weights(machine: Machine, dtype: str) -> Iterator[Check]:
         (experts, None, False),
         (experts, QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=16), False),
         (plain, None, True),
+        (dataclasses.replace(plain, family="qwen3.5", extra=_LINEAR_ATTENTION), None, False),
     )
     plan = _small_plan()
     for spec, quantization, int8_kv in cases:

@@ -4,14 +4,12 @@
 #include <cstring>
 #include <new>
 #include <string>
-#include <variant>
 
 #include "adaptrt/core/error.h"
 
 namespace adaptrt {
 namespace {
 
-constexpr std::size_t kAlignment = 64;
 /// Bytes that one thread copies or clears at a time.
 constexpr std::size_t kPieceBytes = std::size_t{1} << 18;
 
@@ -27,40 +25,19 @@ void for_each_piece(std::size_t bytes, ThreadPool& threads, const Body& body) {
 
 }  // namespace
 
-StateMemory::StateMemory(const Program& program) : layers_(static_cast<std::size_t>(program.num_layers)) {
-  for (const Op& op : program.body) {
-    if (const auto* convolution = std::get_if<CausalConvolutionOp>(&op)) {
-      layers_[static_cast<std::size_t>(convolution->layer)].convolution = place(convolution->state_size());
-    } else if (const auto* gated = std::get_if<GatedConvolutionOp>(&op)) {
-      layers_[static_cast<std::size_t>(gated->layer)].convolution = place(gated->state_size());
-    } else if (const auto* scan = std::get_if<SelectiveScanOp>(&op)) {
-      layers_[static_cast<std::size_t>(scan->layer)].scan = place(scan->shape.state_size());
-    } else if (const auto* delta = std::get_if<GatedDeltaOp>(&op)) {
-      layers_[static_cast<std::size_t>(delta->layer)].delta = place(delta->shape.state_size());
-    }
-  }
-}
-
-std::size_t StateMemory::place(std::int64_t floats) {
-  const std::size_t offset = slot_bytes_;
-  const std::size_t bytes = static_cast<std::size_t>(floats) * sizeof(float);
-  slot_bytes_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  return offset;
-}
-
 void StateMemory::allocate(std::int32_t num_slots) {
   if (num_slots_ != 0) throw ConfigError("the states were allocated before");
   if (num_slots < 1) {
     throw ConfigError("num_slots is " + std::to_string(num_slots) + "; expected at least 1");
   }
   std::size_t bytes = 0;
-  const bool overflow = __builtin_mul_overflow(slot_bytes_, static_cast<std::size_t>(num_slots), &bytes);
+  const bool overflow = __builtin_mul_overflow(slot_bytes(), static_cast<std::size_t>(num_slots), &bytes);
   try {
     if (overflow) throw std::bad_alloc();
     memory_ = HugeArray(bytes);
   } catch (const std::bad_alloc&) {
     throw ConfigError("cannot allocate the states of " + std::to_string(num_slots) + " sequences of " +
-                      std::to_string(slot_bytes_) + " bytes each");
+                      std::to_string(slot_bytes()) + " bytes each");
   }
   num_slots_ = num_slots;
 }
@@ -70,7 +47,7 @@ void StateMemory::copy(std::span<const std::int32_t> from, std::span<const std::
   for (std::size_t i = 0; i < from.size(); ++i) {
     const std::byte* source = slot(from[i]);
     std::byte* target = slot(to[i]);
-    for_each_piece(slot_bytes_, threads, [&](std::size_t first, std::size_t bytes) {
+    for_each_piece(slot_bytes(), threads, [&](std::size_t first, std::size_t bytes) {
       std::memcpy(target + first, source + first, bytes);
     });
   }
@@ -78,24 +55,24 @@ void StateMemory::copy(std::span<const std::int32_t> from, std::span<const std::
 
 void StateMemory::clear(std::int32_t slot_index, ThreadPool& threads) {
   std::byte* target = slot(slot_index);
-  for_each_piece(slot_bytes_, threads,
+  for_each_piece(slot_bytes(), threads,
                  [&](std::size_t first, std::size_t bytes) { std::memset(target + first, 0, bytes); });
 }
 
 void StateMemory::require_slot(std::int32_t slot_index, std::size_t bytes) const {
-  if (slot_index >= 0 && slot_index < num_slots_ && bytes == slot_bytes_) return;
+  if (slot_index >= 0 && slot_index < num_slots_ && bytes == slot_bytes()) return;
   throw EngineError("slot " + std::to_string(slot_index) + " of " + std::to_string(num_slots_) + ", and " +
-                    std::to_string(bytes) + " bytes of states; expected " + std::to_string(slot_bytes_));
+                    std::to_string(bytes) + " bytes of states; expected " + std::to_string(slot_bytes()));
 }
 
 void StateMemory::read(std::int32_t slot_index, std::span<std::byte> bytes) const {
   require_slot(slot_index, bytes.size());
-  std::memcpy(bytes.data(), slot(slot_index), slot_bytes_);
+  std::memcpy(bytes.data(), slot(slot_index), slot_bytes());
 }
 
 void StateMemory::write(std::int32_t slot_index, std::span<const std::byte> bytes) {
   require_slot(slot_index, bytes.size());
-  std::memcpy(slot(slot_index), bytes.data(), slot_bytes_);
+  std::memcpy(slot(slot_index), bytes.data(), slot_bytes());
 }
 
 }  // namespace adaptrt

@@ -4,17 +4,14 @@
 
 #include "adaptrt/cuda/paged_attention_kernel.h"
 #include "adaptrt/cuda/row_kernels.h"
+#include "buffers.h"
 #include "kernel_configs.h"
 
 namespace adaptrt {
 namespace {
 
-const float* floats(const std::byte* address) {
-  return reinterpret_cast<const float*>(address);
-}
-
 std::int64_t rotary_half(const AttentionOp& op, const Program& program) {
-  return program.buffers[static_cast<std::size_t>(op.cosine)].width;
+  return width_of(program, op.cosine);
 }
 
 /// Returns the norms of the heads; without any, nothing is launched. Norms after the rotation also rotate.
@@ -29,7 +26,7 @@ cuda::HeadNorms head_norms(const AttentionOp& op, const Program& program, const 
   };
   const bool rotates = op.norms_after_rotation;
   return {.dtype = program.dtype,
-          .stride = program.buffers[static_cast<std::size_t>(op.qkv)].width,
+          .stride = width_of(program, op.qkv),
           .queries = groups(op.query_norm, 0, op.shape.query_size()),
           .keys = groups(op.key_norm, op.shape.query_size(), op.shape.key_value_size()),
           .values = groups(op.value_norm, op.shape.query_size() + op.shape.key_value_size(),

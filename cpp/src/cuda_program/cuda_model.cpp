@@ -33,19 +33,19 @@ LoweredProgram CudaModel::load_weights(Device& device, Stream& stream) {
     weights_ = resident.take();
     return lowered;
   };
-  if (weight_memory_ == 0) return finish(lower(program_, *memory_, pools_, resident));
+  if (weight_memory_ == 0) return finish(lower(program_, *memory_, pools_, states_, resident));
   MeasuredWeights measured;
-  static_cast<void>(lower(program_, *memory_, pools_, measured));
+  static_cast<void>(lower(program_, *memory_, pools_, states_, measured));
   const WeightSizes& sizes = measured.sizes();
   const std::vector<bool> is_streamed = streamed_sections(sizes, weight_memory_);
   std::vector<std::size_t> section_bytes;
   for (std::size_t i = 0; i < is_streamed.size(); ++i) {
     if (is_streamed[i]) section_bytes.push_back(sizes.sections[i]);
   }
-  if (section_bytes.empty()) return finish(lower(program_, *memory_, pools_, resident));
+  if (section_bytes.empty()) return finish(lower(program_, *memory_, pools_, states_, resident));
   ring_.emplace(device, section_bytes);
   StreamedWeights weights(is_streamed, resident, *ring_);
-  LoweredProgram lowered = lower(program_, *memory_, pools_, weights);
+  LoweredProgram lowered = lower(program_, *memory_, pools_, states_, weights);
   for (std::size_t i = 0; i < is_streamed.size(); ++i) {
     if (is_streamed[i]) {
       streamed_.push_back({.begin = lowered.sections[i], .end = lowered.sections[i + 1]});
@@ -94,6 +94,7 @@ void CudaModel::enqueue(const RunShape& shape, Stream& stream) {
                     .token_adapter_slots = at_optional(places.token_adapter_slots),
                     .row_adapter_slots = at_optional(places.row_adapter_slots),
                     .row_adapter_offsets = at_optional(places.row_adapter_offsets),
+                    .state_slots = at_optional(places.state_slots),
                     .stream = stream.handle()};
   std::size_t next = 0;
   const auto enqueue_until = [&](std::size_t end) {
@@ -134,7 +135,8 @@ GpuModelDescription describe(const Program& program) {
       .finds_highest_logits = true,
       .skips_unused_adapters = true,
       .has_adapter_start_positions = true,
-      .adds_shifts = true};
+      .adds_shifts = true,
+      .state_bytes = StateLayout(program).slot_bytes()};
   model.attention.resize(static_cast<std::size_t>(program.num_layers));
   for (const Op& op : program.body) {
     if (const auto* attention = std::get_if<AttentionOp>(&op);

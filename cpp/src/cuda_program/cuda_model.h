@@ -15,6 +15,7 @@
 #include "cuda_memory.h"
 #include "cuda_op.h"
 #include "lowering.h"
+#include "state_ops.h"
 #include "weight_ring.h"
 
 namespace adaptrt {
@@ -25,11 +26,12 @@ class CudaModel final : public GpuModel {
   /// `program` must be valid and without problems_on_cuda(). Its weights are read by load() only.
   /// `weight_memory`: see make_cuda_engine.
   CudaModel(const Program& program, std::size_t weight_memory)
-      : program_(program), weight_memory_(weight_memory) {}
+      : program_(program), weight_memory_(weight_memory), states_{.layout = StateLayout(program)} {}
 
   void load(const StepArrays& step_arrays, const GpuModelArrays& arrays, Device& device,
             Stream& stream) override;
   void set_kv_pools(std::span<const DeviceArray> pools) override;
+  void set_states(std::byte* slots) override { states_.slots = slots; }
   void run(GpuStepKind kind, const RunShape& shape, Stream& stream) override;
   [[nodiscard]] std::function<void(Stream&)> make_graph_work(const RunShape& shape) override;
   [[nodiscard]] bool can_be_captured() const override { return !ring_; }
@@ -53,6 +55,7 @@ class CudaModel final : public GpuModel {
   cuda::FindHighest find_highest_;  ///< for all rows of logits
   std::optional<CudaMemory> memory_;
   KvPoolAddresses pools_;
+  DeviceStates states_;
   std::vector<Allocation> weights_;
   CudaOps ops_;
   std::vector<StreamedOps> streamed_;

@@ -24,7 +24,8 @@ struct CudaRun {
   const std::int32_t* token_adapter_slots = nullptr;
   const std::int32_t* row_adapter_slots = nullptr;
   const std::int32_t* row_adapter_offsets = nullptr;
-  void* stream = nullptr;  ///< cudaStream_t
+  const std::int32_t* state_slots = nullptr;  ///< [sequences], where the model keeps states
+  void* stream = nullptr;                     ///< cudaStream_t
 };
 
 /// An op of a program with its addresses on the device resolved. The launches of a run depend on its shape

@@ -11,6 +11,7 @@
 #include "experts_op.h"
 #include "linear_op.h"
 #include "row_ops.h"
+#include "state_ops.h"
 
 namespace adaptrt {
 namespace {
@@ -18,8 +19,8 @@ namespace {
 class Lowering {
  public:
   Lowering(const Program& program, const CudaMemory& memory, const KvPoolAddresses& pools,
-           DeviceWeights& weights)
-      : program_(program), memory_(memory), pools_(pools), weights_(weights) {}
+           const DeviceStates& states, DeviceWeights& weights)
+      : program_(program), memory_(memory), pools_(pools), states_(states), weights_(weights) {}
 
   LoweredProgram run() {
     for (const Op& op : program_.body) lower_one(op);
@@ -52,9 +53,31 @@ class Lowering {
   void lower_one(const GatedAddOp& op) { ops_.push_back(make_gated_add(op, program_, memory_)); }
   void lower_one(const GatedColumnsOp& op) { ops_.push_back(make_gated_columns(op, program_, memory_)); }
   void lower_one(const AttentionOp& op) {
+    begin_section();
+    ops_.push_back(make_attention(op, program_, memory_, pools_, weights_));
+  }
+  void lower_one(const CausalConvolutionOp& op) {
+    begin_section();
+    ops_.push_back(make_causal_convolution(op, program_, memory_, states_, weights_));
+  }
+  void lower_one(const GatedConvolutionOp& op) {
+    begin_section();
+    ops_.push_back(make_gated_convolution(op, program_, memory_, states_, weights_));
+  }
+  void lower_one(const GatedDeltaOp& op) {
+    ops_.push_back(make_gated_delta(op, program_, memory_, states_, weights_));
+  }
+  void lower_one(const SelectiveScanOp& op) {
+    ops_.push_back(make_selective_scan(op, program_, memory_, states_, weights_));
+  }
+  void lower_one(const GatedRmsNormOp& op) {
+    ops_.push_back(make_gated_rms_norm(op, program_, memory_, weights_));
+  }
+  void lower_one(const SigmoidGateOp& op) { ops_.push_back(make_sigmoid_gate(op, program_, memory_)); }
+
+  void begin_section() {
     weights_.enter(static_cast<std::int32_t>(sections_.size()));
     sections_.push_back(ops_.size());
-    ops_.push_back(make_attention(op, program_, memory_, pools_, weights_));
   }
 
   void lower_one(const RmsNormOp& op) {
@@ -109,6 +132,7 @@ class Lowering {
   const Program& program_;
   const CudaMemory& memory_;
   const KvPoolAddresses& pools_;
+  const DeviceStates& states_;
   DeviceWeights& weights_;
   CudaOps ops_;
   std::vector<std::size_t> sections_;
@@ -120,8 +144,8 @@ class Lowering {
 }  // namespace
 
 LoweredProgram lower(const Program& program, const CudaMemory& memory, const KvPoolAddresses& pools,
-                     DeviceWeights& weights) {
-  return Lowering(program, memory, pools, weights).run();
+                     const DeviceStates& states, DeviceWeights& weights) {
+  return Lowering(program, memory, pools, states, weights).run();
 }
 
 }  // namespace adaptrt

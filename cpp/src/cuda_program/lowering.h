@@ -8,6 +8,7 @@
 #include "cuda_memory.h"
 #include "cuda_op.h"
 #include "device_weights.h"
+#include "state_ops.h"
 
 namespace adaptrt {
 
@@ -21,16 +22,17 @@ struct LoweredProgram {
   std::vector<std::size_t> sections;
 };
 
-/// Makes the ops of a program, in order of execution, and copies their weights to the device. `memory` and
-/// `pools` must outlive the ops.
+/// Makes the ops of a program, in order of execution, and copies their weights to the device. `memory`,
+/// `pools` and `states` must outlive the ops.
 ///
 /// The output of a linear layer that is added to a residual stream is kept in memory.addend() until the next
 /// op that reads the stream, or the next such layer. A norm adds it itself, which saves one pass over the
 /// stream.
 ///
-/// A section begins with each attention of the body, and the last one ends with the body. The weights of
-/// other ops belong to no section.
+/// A section begins with each attention and each convolution of the body, and the last one ends with the
+/// body. The weights of other ops belong to no section.
 [[nodiscard]] LoweredProgram lower(const Program& program, const CudaMemory& memory,
-                                   const KvPoolAddresses& pools, DeviceWeights& weights);
+                                   const KvPoolAddresses& pools, const DeviceStates& states,
+                                   DeviceWeights& weights);
 
 }  // namespace adaptrt

@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "adaptrt/cuda/expert_kernels.h"
+#include "adaptrt/cuda/state_kernels.h"
 #include "adaptrt/cuda_program/cuda_engine.h"
 #include "kernel_configs.h"
 
@@ -92,10 +93,7 @@ class Checker {
     const std::int64_t unscaled = std::int64_t{op.query_scaling_length} - op.query_scaling_offset;
     refuse_op(op.query_scaling_beta != 0.0F && program_.max_seq_len > unscaled,
               "queries that are scaled by their position");
-    if (op.shape.head_dim > kMaxHeadDim) {
-      problems_.add(where_ + " has head_dim " + std::to_string(op.shape.head_dim) + "; expected at most " +
-                    std::to_string(kMaxHeadDim));
-    }
+    check_most(op.shape.head_dim, kMaxHeadDim, "head_dim");
     check_width(op.shape.head_dim, "head_dim");
   }
   /// One kernel rotates and normalises, a warp for each head.
@@ -144,6 +142,20 @@ class Checker {
         check_width(part.weight.n, "an output's width");
       }
     }
+  }
+  void check(const CausalConvolutionOp& op) { check_most(op.taps, cuda::kMaxTaps, "taps"); }
+  void check(const GatedConvolutionOp& op) { check_most(op.taps, cuda::kMaxTaps, "taps"); }
+  void check(const GatedDeltaOp& op) { check_most(op.shape.key_dim, cuda::kMaxStateRows, "key_dim"); }
+  void check(const SelectiveScanOp& op) { check_most(op.shape.state_dim, cuda::kMaxStateRows, "state_dim"); }
+  void check(const GatedRmsNormOp& op) { refuse_op(op.group_ranks != 1, "groups of several ranks"); }
+  void check(const SigmoidGateOp& op) {
+    check_width(program_.buffers[static_cast<std::size_t>(op.gate)].width, "the gate's width");
+    check_width(program_.buffers[static_cast<std::size_t>(op.output)].width, "the width");
+  }
+  void check_most(std::int64_t value, std::int64_t most, std::string_view what) {
+    if (value <= most) return;
+    problems_.add(where_ + " has " + std::string(what) + " " + std::to_string(value) + "; expected at most " +
+                  std::to_string(most));
   }
   /// Copies move 16 bytes of integers, and instructions multiply 16 of them.
   void check_quantization(const PanelMatrix& matrix) {

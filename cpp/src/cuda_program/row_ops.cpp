@@ -1,45 +1,16 @@
 #include "row_ops.h"
 
 #include <cstdint>
-#include <utility>
 
 #include "adaptrt/cuda/adapted_embedding.h"
 #include "adaptrt/cuda/row_kernels.h"
 #include "adaptrt/gpu/adapter_entries.h"
+#include "buffers.h"
 #include "kernel_configs.h"
+#include "single_launch.h"
 
 namespace adaptrt {
 namespace {
-
-/// An op that is one launch of a row kernel. `fill` sets what differs from run to run.
-template <typename Kernel, typename Fill>
-class RowLaunch final : public CudaOp {
- public:
-  RowLaunch(Kernel kernel, Fill fill) : kernel_(kernel), fill_(std::move(fill)) {}
-
-  void enqueue(const CudaRun& run) const override {
-    Kernel kernel = kernel_;
-    fill_(kernel, run);
-    cuda::enqueue(kernel, run.stream);
-  }
-
- private:
-  Kernel kernel_;
-  Fill fill_;
-};
-
-template <typename Kernel, typename Fill>
-std::unique_ptr<const CudaOp> make_row_launch(const Kernel& kernel, Fill fill) {
-  return std::make_unique<RowLaunch<Kernel, Fill>>(kernel, std::move(fill));
-}
-
-float* floats(std::byte* address) {
-  return reinterpret_cast<float*>(address);
-}
-
-std::int64_t width_of(const Program& program, BufferId id) {
-  return program.buffers[static_cast<std::size_t>(id)].width;
-}
 
 DType dtype_of(const Program& program, BufferId id) {
   return program.buffers[static_cast<std::size_t>(id)].dtype;
@@ -66,7 +37,7 @@ void set_tokens(cuda::Embedding& work, const CudaRun& run) {
 
 std::unique_ptr<const CudaOp> make_embedding(const EmbeddingOp& op, const Program& program,
                                              const CudaMemory& memory, DeviceWeights& weights) {
-  return make_row_launch(embedding_kernel(op, program, memory, weights), set_tokens);
+  return make_launch(embedding_kernel(op, program, memory, weights), set_tokens);
 }
 
 std::unique_ptr<const CudaOp> make_adapted_embedding(const EmbeddingOp& op, const Program& program,
@@ -85,7 +56,7 @@ std::unique_ptr<const CudaOp> make_adapted_embedding(const EmbeddingOp& op, cons
       .ranks = reinterpret_cast<const std::int32_t*>(tables.ranks.address),
       .pointers = reinterpret_cast<const std::int64_t*>(tables.pointers.address),
       .shifts = reinterpret_cast<const std::int64_t*>(tables.shifts.address)};
-  return make_row_launch(kernel, [](cuda::AdaptedEmbedding& work, const CudaRun& run) {
+  return make_launch(kernel, [](cuda::AdaptedEmbedding& work, const CudaRun& run) {
     set_tokens(work.embedding, run);
     work.adapter_slots = run.token_adapter_slots;
     if (!run.shape.has_adapters) work.embedding.tokens = 0;
@@ -104,7 +75,7 @@ std::unique_ptr<const CudaOp> make_rope_table(const RopeTableOp& op, const CudaM
                                .long_inverse_frequencies = weights.vector(op.long_inverse_frequencies),
                                .cosine = floats(memory.buffer(op.cosine)),
                                .sine = floats(memory.buffer(op.sine))};
-  return make_row_launch(kernel, [](cuda::RopeTable& work, const CudaRun& run) {
+  return make_launch(kernel, [](cuda::RopeTable& work, const CudaRun& run) {
     work.tokens = run.shape.tokens;
     work.positions = run.positions;
     work.sequences = run.shape.sequences;
@@ -123,11 +94,11 @@ std::unique_ptr<const CudaOp> make_rms_norm(const RmsNormOp& op, const Program& 
                              .epsilon = op.epsilon,
                              .output = memory.buffer(op.output),
                              .float32_output = dtype_of(program, op.output) == DType::kFloat32};
-  return make_row_launch(kernel,
-                         [is_head, gathers = op.gather_logit_rows](cuda::RmsNorm& work, const CudaRun& run) {
-                           work.rows = is_head ? run.shape.logit_rows : run.shape.tokens;
-                           work.row_ids = gathers ? run.logit_rows : nullptr;
-                         });
+  return make_launch(kernel,
+                     [is_head, gathers = op.gather_logit_rows](cuda::RmsNorm& work, const CudaRun& run) {
+                       work.rows = is_head ? run.shape.logit_rows : run.shape.tokens;
+                       work.row_ids = gathers ? run.logit_rows : nullptr;
+                     });
 }
 
 std::unique_ptr<const CudaOp> make_added_norm(const RmsNormOp& op, const Program& program,
@@ -142,7 +113,7 @@ std::unique_ptr<const CudaOp> make_added_norm(const RmsNormOp& op, const Program
                                .epsilon = op.epsilon,
                                .sum_scale = weights.vector(op.sum_scale),
                                .stream = floats(memory.buffer(op.output))};
-  return make_row_launch(
+  return make_launch(
       kernel, [groups](cuda::AddedNorm& work, const CudaRun& run) { work.rows = run.shape.tokens * groups; });
 }
 
@@ -164,8 +135,8 @@ std::unique_ptr<const CudaOp> make_layer_norm(const LayerNormOp& op, const Progr
     kernel.slot_entries = entries.count();
     kernel.entry = entries.entry(static_cast<std::size_t>(op.lora_site), 0);
   }
-  return make_row_launch(kernel, [is_head, is_adapted, gathers = op.gather_logit_rows](cuda::LayerNorm& work,
-                                                                                       const CudaRun& run) {
+  return make_launch(kernel, [is_head, is_adapted, gathers = op.gather_logit_rows](cuda::LayerNorm& work,
+                                                                                   const CudaRun& run) {
     work.rows = is_head ? run.shape.logit_rows : run.shape.tokens;
     work.row_ids = gathers ? run.logit_rows : nullptr;
     if (!is_adapted || !run.shape.has_adapters) return;
@@ -177,10 +148,10 @@ std::unique_ptr<const CudaOp> make_cast(const CastOp& op, const Program& program
                                         const CudaMemory& memory) {
   const cuda::Cast kernel{
       .dtype = program.dtype, .input = floats(memory.buffer(op.input)), .output = memory.buffer(op.output)};
-  return make_row_launch(
-      kernel, [is_head, width = width_of(program, op.input)](cuda::Cast& work, const CudaRun& run) {
-        work.elements = (is_head ? run.shape.logit_rows : run.shape.tokens) * width;
-      });
+  return make_launch(kernel,
+                     [is_head, width = width_of(program, op.input)](cuda::Cast& work, const CudaRun& run) {
+                       work.elements = (is_head ? run.shape.logit_rows : run.shape.tokens) * width;
+                     });
 }
 
 std::unique_ptr<const CudaOp> make_xielu(const XieluOp& op, const Program& program,
@@ -189,20 +160,18 @@ std::unique_ptr<const CudaOp> make_xielu(const XieluOp& op, const Program& progr
                            .coefficients = coefficients_of(op),
                            .input = memory.buffer(op.input),
                            .output = memory.buffer(op.output)};
-  return make_row_launch(kernel,
-                         [width = width_of(program, op.input)](cuda::Xielu& work, const CudaRun& run) {
-                           work.elements = run.shape.tokens * width;
-                         });
+  return make_launch(kernel, [width = width_of(program, op.input)](cuda::Xielu& work, const CudaRun& run) {
+    work.elements = run.shape.tokens * width;
+  });
 }
 
 std::unique_ptr<const CudaOp> make_addition(BufferId stream, const Program& program,
                                             const CudaMemory& memory) {
   const cuda::Addition kernel{
       .dtype = program.dtype, .stream = floats(memory.buffer(stream)), .addend = memory.addend()};
-  return make_row_launch(kernel,
-                         [width = width_of(program, stream)](cuda::Addition& work, const CudaRun& run) {
-                           work.elements = run.shape.tokens * width;
-                         });
+  return make_launch(kernel, [width = width_of(program, stream)](cuda::Addition& work, const CudaRun& run) {
+    work.elements = run.shape.tokens * width;
+  });
 }
 
 std::unique_ptr<const CudaOp> make_gated_add(const GatedAddOp& op, const Program& program,
@@ -212,8 +181,8 @@ std::unique_ptr<const CudaOp> make_gated_add(const GatedAddOp& op, const Program
                               .input = memory.buffer(op.input),
                               .gate = floats(memory.buffer(op.gate)),
                               .stream = floats(memory.buffer(op.output))};
-  return make_row_launch(kernel,
-                         [](cuda::GatedAdd& work, const CudaRun& run) { work.tokens = run.shape.tokens; });
+  return make_launch(kernel,
+                     [](cuda::GatedAdd& work, const CudaRun& run) { work.tokens = run.shape.tokens; });
 }
 
 std::unique_ptr<const CudaOp> make_gated_columns(const GatedColumnsOp& op, const Program& program,
@@ -226,8 +195,8 @@ std::unique_ptr<const CudaOp> make_gated_columns(const GatedColumnsOp& op, const
                                   .gate = memory.buffer(op.gate),
                                   .values = floats(memory.buffer(op.values)),
                                   .output = memory.buffer(op.output)};
-  return make_row_launch(
-      kernel, [](cuda::GatedColumns& work, const CudaRun& run) { work.tokens = run.shape.tokens; });
+  return make_launch(kernel,
+                     [](cuda::GatedColumns& work, const CudaRun& run) { work.tokens = run.shape.tokens; });
 }
 
 std::unique_ptr<const CudaOp> make_best_tokens(const Program& program, const CudaMemory& memory,
@@ -236,8 +205,8 @@ std::unique_ptr<const CudaOp> make_best_tokens(const Program& program, const Cud
                                 .stride = program.logits_width(),
                                 .logits = floats(memory.buffer(program.logits)),
                                 .tokens = best_tokens};
-  return make_row_launch(
-      kernel, [](cuda::BestTokens& work, const CudaRun& run) { work.rows = run.shape.logit_rows; });
+  return make_launch(kernel,
+                     [](cuda::BestTokens& work, const CudaRun& run) { work.rows = run.shape.logit_rows; });
 }
 
 }  // namespace adaptrt

@@ -10,6 +10,7 @@
 #include "adaptrt/gpu/device_pages.h"
 #include "adaptrt/gpu/step_arrays.h"
 #include "kv_pools.h"
+#include "state_slots.h"
 #include "step_graphs.h"
 
 namespace adaptrt {
@@ -24,6 +25,7 @@ class GpuEngine final : public Engine {
         device_(std::move(device)),
         arrays_(description_),
         kv_pools_(description_),
+        states_(description_.state_bytes),
         step_memory_(device_->allocate(arrays_.max_bytes())),
         staging_(device_->allocate_pinned(arrays_.max_bytes())),
         logits_(device_->allocate(logits_bytes(max_logit_rows()))),
@@ -65,6 +67,12 @@ class GpuEngine final : public Engine {
     model_->set_kv_pools(kv_pools_.arrays());
   }
 
+  void allocate_states(std::int32_t num_slots) override {
+    if (!info_.has_states()) return Engine::allocate_states(num_slots);
+    states_.allocate(num_slots, *device_);
+    model_->set_states(states_.data());
+  }
+
   using Engine::step;
   void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) override {
     begin_step(input);
@@ -72,7 +80,7 @@ class GpuEngine final : public Engine {
   }
 
   void begin_step(const StepInput& input) override {
-    checker_.check(input, info_, kv_pools_.num_blocks());
+    checker_.check(input, info_, kv_pools_.num_blocks(), states_.num_slots());
     try {
       begin(input);
     } catch (...) {
@@ -133,6 +141,7 @@ class GpuEngine final : public Engine {
 
   void begin(const StepInput& input) {
     kv_pools_.copy_blocks(input.copies_from, input.copies_to, *stream_);
+    prepare_states(input);
     begun_ = {.input = input, .slots = place_adapters(input)};
     begun_.is_decode = input.token_ids.size() == input.prompt_lengths.size();
     begun_.has_adapters =
@@ -146,6 +155,15 @@ class GpuEngine final : public Engine {
     rows_.insert(rows_.end(), input.highest.rows.begin(), input.highest.rows.end());
     rows_.insert(rows_.end(), input.best_token_rows.begin(), input.best_token_rows.end());
     enqueue_slice(0);
+  }
+
+  /// Copies states, and clears those of sequences that start.
+  void prepare_states(const StepInput& input) const {
+    states_.copy(input.state_copies_from, input.state_copies_to, *stream_);
+    for (std::size_t sequence = 0; sequence < input.state_slots.size(); ++sequence) {
+      const auto first = static_cast<std::size_t>(input.sequence_offsets[sequence]);
+      if (input.positions[first] == 0) states_.clear(input.state_slots[sequence], *stream_);
+    }
   }
 
   void finish(const LogitsSink& sink) {
@@ -243,7 +261,8 @@ class GpuEngine final : public Engine {
             .blocks_per_sequence = arrays_.padded_blocks(input.max_blocks_per_sequence),
             .logit_rows = std::max<std::int32_t>(1, static_cast<std::int32_t>(rows.size())),
             .has_adapters = begun_.has_adapters,
-            .split_sequences = arrays_.split_sequences(input, begun_.slots)};
+            .split_sequences = arrays_.split_sequences(input, begun_.slots),
+            .advances_states = begun_.first_row + begun_.slice == rows_.size()};
   }
 
   [[nodiscard]] RunShape graph_shape() const {
@@ -273,6 +292,7 @@ class GpuEngine final : public Engine {
   StepInputChecker checker_;
   StepArrays arrays_;
   KvPools kv_pools_;
+  StateSlots states_;
   Allocation step_memory_;
   Allocation staging_;
   Allocation logits_;
@@ -293,6 +313,10 @@ class GpuEngine final : public Engine {
 };
 
 }  // namespace
+
+void GpuModel::set_states(std::byte* /*slots*/) {
+  throw EngineError("the model keeps no states");
+}
 
 void GpuModel::find_highest(std::int32_t /*first_row*/, std::int32_t /*rows*/, std::int32_t /*count*/,
                             Stream& /*stream*/) {

@@ -103,6 +103,7 @@ EngineInfo GpuModelDescription::engine_info(std::size_t kv_block_bytes) const {
                   .kv_block_bytes = kv_block_bytes,
                   .max_reusable_prompt_len = max_reusable_prompt_len,
                   .lora = lora,
+                  .state_bytes = state_bytes,
                   .finds_best_tokens = finds_best_tokens,
                   .finds_highest_logits = finds_highest_logits};
   info.has_adapter_start_positions = has_adapter_start_positions;

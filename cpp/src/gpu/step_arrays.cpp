@@ -60,6 +60,7 @@ StepArrays::StepArrays(const GpuModelDescription& model)
                           std::ranges::any_of(model.lora.sites, is_of_experts)),
       has_row_adapters_(has_site(model, &LoraSite::is_lm_head) || has_site(model, &LoraSite::is_new_tokens) ||
                         has_site(model, &LoraSite::is_norm)),
+      has_states_(model.state_bytes > 0),
       max_blocks_per_sequence_((model.max_seq_len + model.tokens_per_block - 1) / model.tokens_per_block) {
   for (const GpuStepLimits& limits : {model.prefill, model.decode}) {
     const RunShape largest{.tokens = limits.max_tokens,
@@ -92,6 +93,7 @@ StepPlaces StepArrays::places(const RunShape& shape) const {
     places.row_adapter_slots = add({shape.logit_rows});
     places.row_adapter_offsets = add({shape.logit_rows + 1});
   }
+  if (has_states_) places.state_slots = add({shape.sequences});
   return places;
 }
 
@@ -133,6 +135,8 @@ std::size_t StepArrays::write(std::byte* memory, const RunShape& shape, const St
   if (places.adapter_offsets) adapter_offsets = filled(memory, *places.adapter_offsets, 0);
   std::span<std::int32_t> token_slots;
   if (places.token_adapter_slots) token_slots = filled(memory, *places.token_adapter_slots, kNoSlot);
+  std::span<std::int32_t> state_slots;
+  if (places.state_slots) state_slots = filled(memory, *places.state_slots, kNoSlot);
 
   // Maps a sequence's number in the step to its first token in the run.
   first_rows_.resize(sequences);
@@ -152,6 +156,7 @@ std::size_t StepArrays::write(std::byte* memory, const RunShape& shape, const St
                           sequence * static_cast<std::size_t>(input.max_blocks_per_sequence), blocks),
                       block_tables.begin() + static_cast<std::ptrdiff_t>(i) * shape.blocks_per_sequence);
     if (has_prompt_lengths_) prompt_lengths[i] = input.prompt_lengths[sequence];
+    if (has_states_) state_slots[i] = input.state_slots[sequence];
     const std::int32_t before = has_adapter_starts_ ? tokens_before_adapter(input, slots, sequence) : 0;
     if (has_token_adapters_) {
       std::fill_n(token_slots.begin() + row + before, static_cast<std::int32_t>(count) - before,

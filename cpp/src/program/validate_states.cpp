@@ -159,7 +159,7 @@ void Validator::check(const GatedColumnsOp& op) {
 }
 
 void Validator::check(const SigmoidGateOp& op) {
-  const Buffer* gate = operand("gate", op.gate, DType::kFloat32, rows_);
+  const Buffer* gate = operand("gate", op.gate, program_.stored_type(), rows_);
   const Buffer* output = operand("output", op.output, program_.activation_type(), rows_);
   if (output != nullptr) check_at_least("gate", gate, output->width);
   if (op.output == op.gate) add(where_ + ": gate and output are one buffer");

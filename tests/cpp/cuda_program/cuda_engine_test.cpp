@@ -407,6 +407,23 @@ BOOST_AUTO_TEST_CASE(what_gpus_cannot_run_is_named) {
   });
   options.keep_logit_rows = true;
   finds("(keep logit rows) is one that GPUs do not run yet", options);
+  const auto finds_in = [](const std::string& words, const Op& op) {
+    RandomModel model(small_model(DType::kBFloat16));
+    RowsOfModel rows(model);
+    rows.program.body.push_back(op);
+    std::string all;
+    const Problems problems = problems_on_cuda(rows.program);
+    for (const std::string& problem : problems.list()) all += problem + "\n";
+    BOOST_TEST(all.find(words) != std::string::npos, "'" << words << "' is not in: " << all);
+  };
+  finds_in("(causal convolution) has taps 5; expected at most 4",
+           CausalConvolutionOp{.weight = {}, .taps = 5});
+  finds_in("(gated convolution) has taps 5; expected at most 4", GatedConvolutionOp{.weight = {}, .taps = 5});
+  finds_in("(gated delta) has key_dim 257; expected at most 256",
+           GatedDeltaOp{.shape = {1, 1, 257, 8}, .log_decay = {}, .time_bias = {}});
+  finds_in("(selective scan) has state_dim 257; expected at most 256",
+           SelectiveScanOp{.shape = {1, 8, 1, 257}, .log_decay = {}, .time_bias = {}, .skip = {}});
+  finds_in("(gated rms norm) has groups of several ranks", GatedRmsNormOp{.weight = {}, .group_ranks = 2});
 
   RandomModel model(small_model(DType::kBFloat16));
   BOOST_CHECK_THROW(static_cast<void>(make_cuda_engine(model.program, std::make_shared<HostDevice>(), {})),

@@ -21,7 +21,8 @@ constexpr std::int64_t kVocabSize = 8;
 constexpr std::int32_t kTokensPerBlock = 4;
 
 /// A model without names or contexts: its KV pool holds token ids, and its logits tell the sum of a
-/// sequence's tokens up to a row's. A row's best token is its sum.
+/// sequence's tokens up to a row's. A row's best token is its sum. With states, which are int32, a state is
+/// the sum instead.
 class SummingModel final : public GpuModel {
  public:
   /// Calls of the engine, in order; it outlives the model.
@@ -41,6 +42,7 @@ class SummingModel final : public GpuModel {
     arrays_ = arrays;
   }
   void set_kv_pools(std::span<const DeviceArray> pools) override { pool_ = pools[0]; }
+  void set_states(std::byte* slots) override { states_ = reinterpret_cast<std::int32_t*>(slots); }
   void run(GpuStepKind kind, const RunShape& shape, Stream& stream) override {
     log_.runs.push_back(kind);
     log_.shapes.push_back(shape);
@@ -79,6 +81,12 @@ class SummingModel final : public GpuModel {
     const std::int32_t* offsets = at(places.sequence_offsets);
     std::vector<float> sums;
     for (std::int32_t sequence = 0; sequence < shape.sequences; ++sequence) {
+      if (places.state_slots) {
+        sum_states(shape, at(*places.state_slots)[sequence],
+                   {at(places.token_ids) + offsets[sequence], at(places.token_ids) + offsets[sequence + 1]},
+                   &sums);
+        continue;
+      }
       const std::int32_t* blocks = at(places.block_tables) + sequence * shape.blocks_per_sequence;
       for (std::int32_t token = offsets[sequence]; token < offsets[sequence + 1]; ++token) {
         sums.push_back(sum_to(at(places.positions)[token], at(places.token_ids)[token], blocks, pool));
@@ -90,6 +98,14 @@ class SummingModel final : public GpuModel {
       logits[row * kVocabSize] = sum;
       if (arrays_.best_tokens != nullptr) arrays_.best_tokens[row] = static_cast<std::int32_t>(sum);
     }
+  }
+
+  /// Adds tokens to a state; padding has none.
+  void sum_states(const RunShape& shape, std::int32_t slot, std::span<const std::int32_t> tokens,
+                  std::vector<float>* sums) const {
+    std::int32_t state = slot == kNoSlot ? 0 : states_[slot];
+    for (const std::int32_t token : tokens) sums->push_back(static_cast<float>(state += token));
+    if (slot != kNoSlot && shape.advances_states) states_[slot] = state;
   }
 
   /// Writes a token to the pool; padding has no block.
@@ -109,6 +125,7 @@ class SummingModel final : public GpuModel {
   const adaptrt::StepArrays* step_arrays_ = nullptr;
   GpuModelArrays arrays_;
   DeviceArray pool_;
+  std::int32_t* states_ = nullptr;
 };
 
 GpuModelDescription small_model() {
@@ -385,6 +402,60 @@ BOOST_AUTO_TEST_CASE(runs_tell_models_that_skip_unused_adapters_whether_there_ar
     for (const RunShape& shape : f.log.shapes) have_adapters.push_back(shape.has_adapters);
     BOOST_TEST((have_adapters == (skips ? std::vector{false, true} : std::vector{true})));
   }
+}
+
+BOOST_AUTO_TEST_CASE(states_are_copied_and_cleared_and_advance_once_in_a_step) {
+  GpuModelDescription model = small_model();
+  model.state_bytes = sizeof(std::int32_t);
+  model.attention = {AttentionShape{}};
+  for (const bool cuda_graphs : {false, true}) {
+    const Fixture f(cuda_graphs, model);
+    BOOST_TEST(f.engine->info().state_bytes == sizeof(std::int32_t));
+    BOOST_TEST(f.engine->info().kv_block_bytes == 0U);
+    f.engine->allocate_states(3);
+    struct Copies {
+      std::vector<std::int32_t> from;
+      std::vector<std::int32_t> to;
+    };
+    const auto check = [&](const std::vector<Piece>& pieces, const std::vector<std::int32_t>& slots,
+                           const std::vector<float>& expected, const Copies& copies = {}) {
+      StepArrays arrays(pieces);
+      arrays.state_slots = slots;
+      arrays.state_copies_from = copies.from;
+      arrays.state_copies_to = copies.to;
+      const std::vector<float> logits = logits_of(f.engine.get(), arrays.input());
+      std::vector<float> sums;
+      for (std::size_t row = 0; row < logits.size(); row += kVocabSize) sums.push_back(logits[row]);
+      BOOST_TEST(sums == expected, boost::test_tools::per_element());
+    };
+    const Piece prompt{.tokens = {1, 2, 3, 4, 5}, .prompt_length = 5, .blocks = {5, 1}};
+    check({prompt}, {2}, {1, 3, 6, 10, 15});  // five rows, four at a time
+    BOOST_TEST(f.log.shapes.size() == 2U);
+    check({next_token(6, 5, {5, 1})}, {2}, {21});
+    // A fork; both go on. Then a sequence that starts in a slot that another had.
+    check({next_token(1, 6, {5, 1}), next_token(2, 6, {5, 2})}, {2, 0}, {22, 23}, {.from = {2}, .to = {0}});
+    check({next_token(1, 7, {5, 1}), next_token(7, 0, {3}), next_token(3, 7, {5, 2})}, {2, 1, 0},
+          {23, 7, 26});
+    check({next_token(4, 0, {5})}, {2}, {4});
+    // Copies are made in order.
+    check({next_token(1, 1, {3}), next_token(1, 1, {4})}, {2, 1}, {8, 27}, {.from = {1, 0}, .to = {2, 1}});
+    check({next_token(1, 1, {3})}, {1}, {28});
+  }
+}
+
+BOOST_AUTO_TEST_CASE(states_are_allocated_once_and_only_for_models_that_keep_them) {
+  const Fixture without;
+  BOOST_CHECK_THROW(without.engine->allocate_states(3), EngineError);
+  GpuModelDescription model = small_model();
+  model.state_bytes = std::size_t{1} << 18;
+  const Fixture f(true, model);
+  BOOST_CHECK_EXCEPTION((void)f.sums_of({next_token(6, 0, {5})}), StepError, [](const StepError& error) {
+    return std::string(error.what()).find("the states are not allocated") != std::string::npos;
+  });
+  BOOST_CHECK_THROW(f.engine->allocate_states(0), ConfigError);
+  BOOST_CHECK_THROW(f.engine->allocate_states(5), ConfigError);  // more than the device's memory
+  f.engine->allocate_states(2);
+  BOOST_CHECK_THROW(f.engine->allocate_states(2), ConfigError);
 }
 
 BOOST_AUTO_TEST_CASE(a_model_that_cannot_be_loaded_leaves_nothing) {

@@ -52,6 +52,7 @@ BOOST_AUTO_TEST_CASE(a_model_has_only_the_arrays_that_it_reads) {
   const StepPlaces places = adaptrt::StepArrays(model(false, false)).places(shape);
   BOOST_TEST(!places.prompt_lengths.has_value());
   BOOST_TEST(!places.adapter_slots.has_value());
+  BOOST_TEST(!places.state_slots.has_value());
   BOOST_TEST(places.bytes == 5U * 256);
 }
 
@@ -71,6 +72,7 @@ BOOST_AUTO_TEST_CASE(sequences_are_sorted_by_slot_and_padded) {
   const std::vector<std::int32_t> tables{3, 4, 5, -1, 6, -1};
   const std::vector<std::int32_t> slots{1, kNoSlot, 0};
   const std::vector<std::int32_t> rows{1, 2, 3};
+  const std::vector<std::int32_t> state_slots{6, 7, 5};
   const StepInput input{.token_ids = tokens,
                         .positions = positions,
                         .sequence_offsets = offsets,
@@ -78,8 +80,11 @@ BOOST_AUTO_TEST_CASE(sequences_are_sorted_by_slot_and_padded) {
                         .block_tables = tables,
                         .max_blocks_per_sequence = 2,
                         .adapters = {},
-                        .logit_rows = rows};
-  adaptrt::StepArrays arrays(model(true, true));
+                        .logit_rows = rows,
+                        .state_slots = state_slots};
+  GpuModelDescription described = model(true, true);
+  described.state_bytes = 64;
+  adaptrt::StepArrays arrays(described);
   const RunShape shape{.tokens = 5, .sequences = 4, .blocks_per_sequence = 4, .logit_rows = 4};
   std::vector<std::byte> memory(arrays.max_bytes(), std::byte{0x7F});
   BOOST_TEST(arrays.write(memory.data(), shape, input, slots, rows) == arrays.places(shape).bytes);
@@ -94,6 +99,7 @@ BOOST_AUTO_TEST_CASE(sequences_are_sorted_by_slot_and_padded) {
   check(places.logit_rows, {3, 0, 1, 0});
   check(places.prompt_lengths.value(), {8, 9, 7, 1});
   check(places.adapter_slots.value(), {kNoSlot, 0, 1, kNoSlot});
+  check(places.state_slots.value(), {7, 5, 6, kNoSlot});
 }
 
 BOOST_AUTO_TEST_CASE(tokens_before_their_adapter_are_a_range_of_their_own) {

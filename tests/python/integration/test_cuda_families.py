@@ -15,7 +15,17 @@ from adaptrt.builder.build import build
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from support.emulated_cuda import emulate
-from support.families import EXPERTS, FALCON_TARGETS, HALF_ROTATED, LLAMA, WINDOWS, Family, rope, save_family
+from support.families import (
+    EXPERTS,
+    FALCON_TARGETS,
+    HALF_ROTATED,
+    LINEAR_TARGETS,
+    LLAMA,
+    WINDOWS,
+    Family,
+    rope,
+    save_family,
+)
 from support.models import Reference, save_adapter
 from support.serving import collect, make_request
 
@@ -23,6 +33,9 @@ from support.serving import collect, make_request
 # rounds adapters, and activations after every kernel. float16 has 11 bits, of which each of some ten roundings in a row
 # may lose one half, and soft caps and norms amplify the errors.
 TOLERANCE = 0.006
+# A norm of each head amplifies the errors of heads whose values are small. transformers in float16 differs by 0.01 at
+# the same token.
+HEAD_TOLERANCE = 0.012
 CONFIG = BuildConfig(
     max_batch_size=4,
     max_num_tokens=48,
@@ -66,6 +79,19 @@ FALCON = {
     "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None,
 }  # fmt: skip
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+# Two of the families' layers, one of which keeps states. Sizes of states are odd.
+LINEAR = {
+    **HEADS, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6, "linear_key_head_dim": 10, "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4,
+    "attention_bias": True,
+}  # fmt: skip
+LINEAR_ROTARY = {"rope_parameters": rope(theta=300.0, partial_rotary_factor=0.5, mrope_section=[2, 1, 1])}
+LINEAR_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+                  "shared_expert_intermediate_size": 40}  # fmt: skip
+MAMBA = {
+    **WIDE, "layer_types": ["linear_attention", "full_attention"], "mamba_n_heads": 8, "mamba_n_groups": 2,
+    "mamba_d_state": 10, "mamba_chunk_size": 16,
+}  # fmt: skip
 GLM_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"]
 FAMILIES = {
     # Norms of each head, and of all heads.
@@ -177,6 +203,43 @@ FAMILIES = {
         transformers.Gemma4UnifiedTextConfig, LLAMA,
         {name: value for name, value in GEMMA4.items() if "per_layer_input" not in name},
     ),
+    # States: the gated delta rule, short convolutions, and Mamba 2's scan.
+    "qwen3.5": Family(transformers.Qwen3_5TextConfig, LLAMA + LINEAR_TARGETS, {**LINEAR, **LINEAR_ROTARY}),
+    "qwen3.5-moe": Family(
+        transformers.Qwen3_5MoeTextConfig, [*ATTENTION, *LINEAR_TARGETS, "shared_expert_gate"],
+        {**LINEAR, **LINEAR_ROTARY, **LINEAR_EXPERTS}, EXPERTS,
+    ),
+    "qwen3-next": Family(
+        transformers.Qwen3NextConfig, [*ATTENTION, "in_proj_qkvz", "in_proj_ba", "out_proj"],
+        {**LINEAR, **LINEAR_EXPERTS, "mlp_only_layers": [1], "attention_bias": False,
+         "rope_parameters": rope(theta=300.0, partial_rotary_factor=0.5)},
+        EXPERTS,
+    ),
+    "olmo-hybrid": Family(
+        transformers.OlmoHybridConfig, [*LLAMA, "g_proj", "b_proj", "a_proj"],
+        {**{name: value for name, value in LINEAR.items() if name != "head_dim"}, "hidden_size": 64,
+         "linear_num_key_heads": 6, "rope_parameters": rope(theta=300.0)},
+    ),
+    "lfm2": Family(
+        transformers.Lfm2Config, ["q_proj", "k_proj", "v_proj", "out_proj", "in_proj", "w1", "w2", "w3"],
+        {**WIDE, "block_multiple_of": 8, "layer_types": ["conv", "full_attention"], "conv_bias": True,
+         "tie_word_embeddings": False},
+    ),
+    "granite4-mamba": Family(
+        transformers.GraniteMoeHybridConfig, [*ATTENTION, "in_proj", "out_proj", "input_linear", "output_linear"],
+        {**MAMBA, "shared_intermediate_size": 56, "num_local_experts": 0, "num_experts_per_tok": 0,
+         "time_step_limit": (0.4, 0.9), "residual_multiplier": 0.6},
+    ),
+    "mamba2": Family(
+        transformers.Mamba2Config, ["in_proj"],
+        {"vocab_size": 96, "hidden_size": 48, "num_hidden_layers": 2, "bos_token_id": 0, "eos_token_id": 1,
+         "num_heads": 6, "head_dim": 16, "n_groups": 2, "state_size": 10, "chunk_size": 16, "use_bias": True},
+    ),
+    "bamba": Family(
+        transformers.BambaConfig, [*ATTENTION, "in_proj", "gate_proj", "up_proj", "down_proj"],
+        {**{name: value for name, value in MAMBA.items() if name != "layer_types"}, "attn_layer_indices": [1],
+         "mamba_proj_bias": True},
+    ),
     "apertus": Family(
         transformers.ApertusConfig, [name for name in LLAMA if name != "gate_proj"],
         {**HEADS, "attention_bias": True, "rope_parameters": rope(
@@ -185,10 +248,12 @@ FAMILIES = {
 }  # fmt: skip
 
 
+SMALL_HEADS = {"qwen3.5", "qwen3.5-moe", "qwen3-next"}
 # Their ops are those of other families in the list.
 REPEATED = {
     "olmo3", "exaone4", "falcon-of-groups", "gpt2", "starcoder2", "stablelm-parallel", "glm4", "cohere2", "ernie4.5",
-    "helium", "cohere", "mixtral", "qwen3-moe", "gemma4", "gemma4-moe", "gemma4-unified",
+    "helium", "cohere", "mixtral", "qwen3-moe", "gemma4", "gemma4-moe", "gemma4-unified", "qwen3.5-moe", "qwen3-next",
+    "olmo-hybrid", "mamba2", "bamba",
 }  # fmt: skip
 
 
@@ -224,10 +289,11 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path, monkeypatch
         expected = (base if path is None else Reference(model, path)).logits(prompt, answer.tokens).numpy()
         actual = np.concatenate([answer.context_logits, answer.generation_logits[1:]])
         assert actual.shape == expected.shape
-        assert difference(actual, expected) <= TOLERANCE
+        tolerance = HEAD_TOLERANCE if name in SMALL_HEADS else TOLERANCE
+        assert difference(actual, expected) <= tolerance
         if path is not None:
             # So the comparison would notice if the adapter had no effect.
-            assert difference(base.logits(prompt, answer.tokens).numpy(), expected) > 2 * TOLERANCE
+            assert difference(base.logits(prompt, answer.tokens).numpy(), expected) > 2 * tolerance
 
 
 def difference(actual: np.ndarray, expected: np.ndarray) -> float:

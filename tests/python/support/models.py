@@ -20,6 +20,7 @@ CONFIG_CLASSES = {
     "mixtral": transformers.MixtralConfig,
     "qwen2": transformers.Qwen2Config,
     "qwen3": transformers.Qwen3Config,
+    "qwen3.5": transformers.Qwen3_5TextConfig,
 }
 ATTENTION_MODULES = ["q_proj", "k_proj", "v_proj"]
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}

@@ -42,7 +42,19 @@ from adaptrt.formats.engine.engine_file import EngineFile
 from adaptrt.formats.engine.plan import AttentionOp, KeepLogitRowsOp, LinearOp, Program, RmsNormOp
 from adaptrt.formats.models.registry import FAMILIES, specimen
 from adaptrt.formats.network.network import Network
-from adaptrt.formats.network.ops import Attention, Embedding, GatedColumns, Linear, Op, RmsNorm
+from adaptrt.formats.network.operands import DeltaShape, ScanShape
+from adaptrt.formats.network.ops import (
+    Attention,
+    CausalConvolution,
+    Embedding,
+    GatedColumns,
+    GatedConvolution,
+    GatedDelta,
+    Linear,
+    Op,
+    RmsNorm,
+    SelectiveScan,
+)
 from adaptrt.formats.network.weights import Tensor, TensorName
 from adaptrt.runtime import cuda_engine
 from adaptrt.runtime.cuda_engine import CudaEngine
@@ -282,6 +294,10 @@ RUNNING = {
     "Gemma4ForCausalLM": True,
     "Olmo2ForCausalLM": True,
     "Qwen3ForCausalLM": True,
+    "Qwen3_5ForCausalLM": True,
+    "Lfm2ForCausalLM": True,
+    "Mamba2ForCausalLM": True,
+    "FalconH1ForCausalLM": False,
     "StableLmForCausalLM": True,
 }
 
@@ -360,6 +376,44 @@ def test_a_rotation_before_norms_has_whole_vectors(root: Path) -> None:
         "LlamaForCausalLM has 8 rotated elements of a head with norms after the rotation; expected a multiple of 16 "
         "with backend cuda; use backend native"
     ]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind", "fields", "complaint"),
+    [
+        (
+            "Qwen3_5ForCausalLM",
+            CausalConvolution,
+            {"weight": Tensor(TensorName("conv"), "conv", (8, 1, 5))},
+            "convolutions over 5 tokens; expected at most 4",
+        ),
+        (
+            "Lfm2ForCausalLM",
+            GatedConvolution,
+            {"weight": Tensor(TensorName("conv"), "conv", (8, 1, 6))},
+            "convolutions over 6 tokens; expected at most 4",
+        ),
+        (
+            "Qwen3_5ForCausalLM",
+            GatedDelta,
+            {"shape": DeltaShape(num_key_heads=1, num_value_heads=1, key_dim=257, value_dim=8)},
+            "states of 257 rows; expected at most 256",
+        ),
+        (
+            "Mamba2ForCausalLM",
+            SelectiveScan,
+            {"shape": ScanShape(num_heads=1, head_dim=8, num_groups=1, state_dim=300)},
+            "states of 300 rows; expected at most 256",
+        ),
+    ],
+)
+def test_states_that_the_kernels_cannot_hold_are_refused(
+    architecture: str, kind: type[Op], fields: dict[str, Any], complaint: str
+) -> None:
+    network = specimen(FAMILIES[architecture])
+    said = f"{architecture} has {complaint} with backend cuda; use backend native"
+    assert said not in problems_of_network(network)
+    assert said in problems_of_network(with_changed(network, kind, **fields))
 
 
 def test_a_field_that_is_not_in_the_list_is_refused_once_it_is_set(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,8 @@ constexpr auto fields_of(const GpuModelDescription* /*type*/) {
       Field{"has_adapter_start_positions", &C::has_adapter_start_positions,
             "True if adapters may begin at a position of a sequence."},
       Field{"adds_shifts", &C::adds_shifts,
-            "True if adapters may have shifts: values that are added to outputs."}};
+            "True if adapters may have shifts: values that are added to outputs."},
+      Field{"state_bytes", &C::state_bytes, "Bytes of the states that a sequence keeps, over all layers."}};
 }
 static_assert(lists_every_member<GpuModelDescription>());
 

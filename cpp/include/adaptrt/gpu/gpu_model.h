@@ -60,6 +60,9 @@ class GpuModel {
   /// Sets each layer's KV pool [blocks, 2, kv_heads, tokens_per_block, head_dim]; int8 pools have their
   /// scales after each block. Layers without a pool have no address. Called once, before the first run.
   virtual void set_kv_pools(std::span<const DeviceArray> pools) = 0;
+  /// Sets the slots of sequences' states, of GpuModelDescription::state_bytes each. Called once, before the
+  /// first run, and only with states.
+  virtual void set_states(std::byte* slots);
   /// Enqueues a run of this shape. Throws StepError.
   virtual void run(GpuStepKind kind, const RunShape& shape, Stream& stream) = 0;
   /// Returns what a graph of decode steps of this shape captures: a function that enqueues a run. The graph

@@ -54,6 +54,8 @@ struct GpuModelDescription {
   bool has_adapter_start_positions = false;
   /// True if the model reads AdapterArrays::shifts, and adapters may have shifts.
   bool adds_shifts = false;
+  /// See EngineInfo.
+  std::size_t state_bytes = 0;
 
   /// See EngineInfo.
   [[nodiscard]] std::int64_t logits_width() const { return vocab_size + lora.max_extra_tokens; }

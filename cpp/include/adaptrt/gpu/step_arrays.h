@@ -12,7 +12,7 @@
 
 namespace adaptrt {
 
-/// Value in adapter_slots for the base model.
+/// Value in adapter_slots for the base model, and in state_slots for padding.
 inline constexpr std::int32_t kNoSlot = -1;
 
 /// Sizes of one run of the model, which determine all shapes of its inputs, and the work that it needs.
@@ -26,6 +26,8 @@ struct RunShape {
   /// Number of sequences with tokens on both sides of their adapter's start position. 0 unless the model has
   /// such positions.
   std::int32_t split_sequences = 0;
+  /// False: sequences' states stay as they were before the run, because another run of the same step follows.
+  bool advances_states = true;
 
   friend auto operator<=>(const RunShape&, const RunShape&) = default;
 };
@@ -57,6 +59,8 @@ struct StepPlaces {
   /// [R + 1], since each row is a range of its own
   std::optional<StepArray> row_adapter_slots;
   std::optional<StepArray> row_adapter_offsets;
+  /// [S], only where the model keeps states: the slot of each sequence's state
+  std::optional<StepArray> state_slots;
   std::size_t bytes = 0;  ///< of all of them
 };
 
@@ -95,6 +99,7 @@ class StepArrays {
   bool has_adapter_starts_;
   bool has_token_adapters_;
   bool has_row_adapters_;
+  bool has_states_;
   std::int32_t max_blocks_per_sequence_;
   std::size_t max_bytes_ = 0;
   // Scratch of write():

@@ -430,7 +430,7 @@ struct GatedColumnsOp {
 
 /// output *= sigmoid(the gate's last columns), row by row: a gate of attention.
 struct SigmoidGateOp {
-  BufferId gate = kNoBuffer;    // float32, at least as wide as the output
+  BufferId gate = kNoBuffer;    // the type of stored outputs of linear layers, at least as wide as the output
   BufferId output = kNoBuffer;  // activation type
 };
 

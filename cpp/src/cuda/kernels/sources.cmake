@@ -34,7 +34,11 @@ set(ADAPTRT_CUDA_ROW_SOURCES
     rows/layer_norm.cu
     rows/rms_norm.cu
     rows/rope_table.cu
-    rows/xielu.cu)
+    rows/xielu.cu
+    states/convolution.cu
+    states/gated_delta.cu
+    states/gates.cu
+    states/selective_scan.cu)
 list(TRANSFORM ADAPTRT_CUDA_KERNEL_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
 list(TRANSFORM ADAPTRT_CUDA_ROW_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
 # Sources for compute capability 9.0 only, compiled only by nvcc: they use instructions that no other GPU has.
