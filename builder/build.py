@@ -26,6 +26,7 @@ from .compile.cuda_support import problems_of_network
 from .compile.native import CompiledNetwork
 from .compile.tensorrt.compiled_plans import CompiledPlans
 from .compile.tensorrt.process import describe_package
+from .compile.tensorrt.refusal import problems_of_network as problems_of_plans
 from .compile.tensorrt.targets import resolve_targets, target_problems
 from .conversion.checkpoint import Checkpoint
 from .conversion.left_out import NOTHING_LEFT_OUT, LeftOut
@@ -264,6 +265,7 @@ def _checked_config(
             )
             problems += problems_of_network(quantized.network)
         else:
+            problems += problems_of_plans(checkpoint.network)
             if any(isinstance(op, Experts) for op in checkpoint.network.ops):
                 problems.append(f"{checkpoint.config.architecture} has experts, which need backend {NATIVE}")
             if any(op.sinks is not None for op in checkpoint.network.attentions):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -62,6 +62,7 @@ class GraphBuilder:
         self.quantization: Final = quantization
         self._stored = weights
         self._nodes: list[onnx.NodeProto] = []
+        self._num_nodes = 0
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
         self._initializers: dict[str, TensorProto] = {}
@@ -134,6 +135,29 @@ class GraphBuilder:
         largest, places = self._add("TopK", [value, counts], types, {"axis": -1})
         return largest, places
 
+    def scan(
+        self,
+        state: Value,
+        rows: Sequence[Value],
+        body: Callable[[Value, Sequence[Value]], tuple[Value, Value]],
+    ) -> tuple[Value, Value]:
+        """Calls `body` once to write the body of a Scan over the first axis of `rows`.
+
+        From the state before and one element of each of `rows`, it makes the state after and an output. Returns the
+        last state and all outputs. The body may read values from outside.
+        """
+        name = self._next_name("Scan")
+        outside, self._nodes = self._nodes, []
+        inputs = [Value(f"{name}/in:{i}", value.element_type) for i, value in enumerate([state, *rows])]
+        with self.scope(name.rpartition("/")[2]):
+            outputs = body(inputs[0], inputs[1:])
+        of_body = helper.make_graph(self._nodes, name, *(list(map(_without_shape, ends)) for ends in (inputs, outputs)))
+        self._nodes = outside
+        made = [Value(f"{name}:{i}", output.element_type) for i, output in enumerate(outputs)]
+        names = [value.name for value in (state, *rows)], [value.name for value in made]
+        self._nodes.append(helper.make_node("Scan", *names, name=name, body=of_body, num_scan_inputs=len(rows)))
+        return made[0], made[1]
+
     def cast(self, value: Value, element_type: int) -> Value:
         """The value in another type; unchanged if it has that type."""
         if value.element_type == element_type:
@@ -168,9 +192,18 @@ class GraphBuilder:
         attributes: Mapping[str, Any],
         domain: str = "",
     ) -> list[Value]:
-        name = "/".join([*self._scopes, f"{op_type}_{len(self._nodes)}"])
+        name = self._next_name(op_type)
         outputs = [name] if len(element_types) == 1 else [f"{name}:{i}" for i in range(len(element_types))]
         self._nodes.append(
             helper.make_node(op_type, [value.name for value in inputs], outputs, name=name, domain=domain, **attributes)
         )
         return [Value(output, type_) for output, type_ in zip(outputs, element_types, strict=True)]
+
+    def _next_name(self, op_type: str) -> str:
+        """A name for the next node."""
+        self._num_nodes += 1
+        return "/".join([*self._scopes, f"{op_type}_{self._num_nodes - 1}"])
+
+
+def _without_shape(value: Value) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(value.name, value.element_type, None)

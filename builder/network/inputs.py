@@ -1,4 +1,4 @@
-"""The graph's inputs: tokens of one step, KV pools, and the adapters' tables."""
+"""The graph's inputs: tokens of one step, KV pools, states, and the adapters' tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..._core import RowKind
 from ...formats.checkpoint.config import CheckpointConfig
 from ...formats.engine.tensorrt.plan_config import kv_pool_name
 from ...formats.network.operands import AttentionShape
-from ...formats.network.ops import Attention
+from ...formats.network.ops import Attention, CausalConvolution, GatedConvolution, GatedDelta, Op, SelectiveScan
 from ...plugins.adapter_tables import NUM_MODULES
 from .graph import GraphBuilder, Value
 
@@ -50,6 +50,8 @@ class StepInputs:
     logit_rows: Value  # [R]
     kv_pools: Mapping[int, Value]  # By layer: [blocks, 2, kv_heads, tokens_per_block, head_dim].
     lora: LoraInputs | None
+    state_slots: Value | None  # [S]; None: there are no states.
+    states: Mapping[str, Value]  # By name: float32 [slots, ...].
 
     def tokens(self, rows: RowKind) -> TokenInputs:
         """The token inputs with rows of this kind."""
@@ -64,17 +66,41 @@ def kv_pool_shape(shape: AttentionShape, tokens_per_block: int) -> tuple[int | s
     return ("num_blocks", 2, shape.num_key_value_heads, tokens_per_block, shape.head_dim)
 
 
+def state_of(op: Op) -> tuple[str, tuple[int | str, ...]] | None:
+    """Name and shape of the states [slots, ...] that an op keeps for sequences; None: it keeps none."""
+    if isinstance(op, (CausalConvolution, GatedConvolution)):
+        columns, _, taps = op.weight.shape
+        return f"convolution_state.{op.layer}", ("num_slots", taps - 1, columns)
+    if isinstance(op, GatedDelta):
+        of_head = (op.shape.num_value_heads, op.shape.key_dim, op.shape.value_dim)
+        return f"recurrent_state.{op.layer}", ("num_slots", *of_head)
+    if isinstance(op, SelectiveScan):
+        of_head = (op.shape.num_heads, op.shape.state_dim, op.shape.head_dim)
+        return f"recurrent_state.{op.layer}", ("num_slots", *of_head)
+    return None
+
+
+def state_out_name(name: str) -> str:
+    """Name of the output with the states after the step."""
+    kind, layer = name.split(".")
+    return f"{kind}_out.{layer}"
+
+
 def declare_inputs(
     graph: GraphBuilder,
     config: CheckpointConfig,
     *,
     paged: Sequence[Attention],
+    states: Mapping[str, Sequence[int | str]],
     encoder: bool,
     tokens_per_block: int,
     prompt_lengths: bool,
     lora: bool,
 ) -> StepInputs:
-    """Declares the inputs of a network with or without an `encoder`. Each layer of `paged` has a KV pool."""
+    """Declares the inputs of a network with or without an `encoder`.
+
+    Each layer of `paged` has a KV pool. `states` are shapes by name.
+    """
 
     def integers(name: str, *shape: int | str) -> Value:
         return graph.input(name, TensorProto.INT32, shape)
@@ -98,6 +124,8 @@ def declare_inputs(
             for op in paged
         },
         lora=_declare_lora(graph, config) if lora else None,
+        state_slots=integers("state_slots", "num_sequences") if states else None,
+        states={name: graph.input(name, TensorProto.FLOAT, shape) for name, shape in states.items()},
     )
 
 

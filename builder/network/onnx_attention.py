@@ -13,7 +13,7 @@ from ...plugins import PAGED_ATTENTION
 from .graph import GraphBuilder, Value
 from .inputs import StepInputs
 from .onnx_dense_attention import cross_attention as dense_cross_attention
-from .onnx_dense_attention import dense_attention
+from .onnx_dense_attention import dense_attention, rotated
 from .onnx_rows import normalized
 from .onnx_sequences import sequence_of_rows
 from .onnx_values import Values
@@ -25,18 +25,10 @@ def attention(graph: GraphBuilder, values: Values, op: Attention, inputs: StepIn
         raise ConfigError("attention with sinks cannot be written as ONNX")
     if op.norms_after_rotation:
         raise ConfigError("norms of heads after their rotation cannot be written as ONNX")
-    query, key = op.shape.query_size, op.shape.key_value_size
-    q, k, v = graph.split(values[op.qkv.name], (query, key, key), axis=1)
-    if op.query_norm is not None:
-        q = _head_norm(graph, op, q, op.query_norm, op.shape.num_attention_heads)
-    if op.key_norm is not None:
-        k = _head_norm(graph, op, k, op.key_norm, op.shape.num_key_value_heads)
-    if op.interleaved:
-        q, k = (
-            _separated(graph, op, q, op.shape.num_attention_heads),
-            _separated(graph, op, k, op.shape.num_key_value_heads),
-        )
-    if op.layer not in inputs.kv_pools or op.kind is AttentionKind.BIDIRECTIONAL:
+    q, k, v = _queries_keys_values(graph, values, op)
+    # Layers that share keys write them to the pool once more, and this copy of the pool is not used.
+    pool_layer = op.layer if op.shared_layer is None else op.shared_layer
+    if pool_layer not in inputs.kv_pools or op.kind is AttentionKind.BIDIRECTIONAL:
         dense_attention(graph, values, op, q, k, v, _sequences(graph, inputs, op.qkv.rows))
         return
     assert inputs.block_tables is not None
@@ -48,14 +40,14 @@ def attention(graph: GraphBuilder, values: Values, op: Attention, inputs: StepIn
             q,
             k,
             v,
-            inputs.kv_pools[op.layer],
+            inputs.kv_pools[pool_layer],
             inputs.block_tables,
             inputs.sequence_offsets,
             inputs.positions,
             values[op.rotary.cosine.name],
             values[op.rotary.sine.name],
         ],
-        layer=op.layer,
+        layer=pool_layer,
         num_heads=op.shape.num_attention_heads,
         num_kv_heads=op.shape.num_key_value_heads,
         head_dim=op.shape.head_dim,
@@ -64,7 +56,45 @@ def attention(graph: GraphBuilder, values: Values, op: Attention, inputs: StepIn
         softcap=op.softcap or 0.0,
     )
     values[op.output.name] = attended
-    values[kv_pool_out_name(op.layer)] = kv_pool
+    if op.shared_layer is None:
+        values[kv_pool_out_name(op.layer)] = kv_pool
+
+
+def _queries_keys_values(graph: GraphBuilder, values: Values, op: Attention) -> tuple[Value, Value, Value]:
+    """q, k and v as PagedAttention reads them: after their norms, with the pairs of a rotation in its order."""
+    query, key = op.shape.query_size, op.shape.key_value_size
+    heads, kv_heads = op.shape.num_attention_heads, op.shape.num_key_value_heads
+    if op.shared_layer is not None:
+        q = _prepared(graph, op, values[op.qkv.name], op.query_norm, heads)
+        k, v = (values[name] for name in _shared_names(op.shared_layer))
+        return q, k, v
+    has_values = not (op.values_from_keys or op.shape.values_are_keys)
+    sizes = (query, key, key) if has_values else (query, key)
+    rest = op.qkv.width - sum(sizes)
+    q, k, *others = graph.split(values[op.qkv.name], (*sizes, rest) if rest else sizes, axis=1)
+    v = others[0] if has_values else k
+    q = _prepared(graph, op, q, op.query_norm, heads)
+    k = _prepared(graph, op, k, op.key_norm, kv_heads)
+    if op.shape.values_are_keys:
+        turned = graph.cast(rotated(graph, values, op, k, kv_heads), graph.engine_type)
+        v = _heads_together(graph, op, turned, kv_heads)
+    if op.normalizes_values:
+        assert op.query_norm is not None
+        v = _plain_head_norm(graph, op, v, op.query_norm.epsilon, kv_heads)
+    for name, value in zip(_shared_names(op.layer), (k, v), strict=True):
+        values[name] = value
+    return q, k, v
+
+
+def _prepared(graph: GraphBuilder, op: Attention, x: Value, norm: HeadNorm | None, heads: int) -> Value:
+    if norm is not None:
+        x = _head_norm(graph, op, x, norm, heads)
+    return _separated(graph, op, x, heads) if op.interleaved else x
+
+
+def _shared_names(layer: int) -> tuple[str, str]:
+    """Names of a layer's keys and values for later layers."""
+    return f"keys.{layer}", f"values.{layer}"
 
 
 def cross_keys(values: Values, op: CrossKeys) -> None:
@@ -94,6 +124,14 @@ def _head_norm(graph: GraphBuilder, op: Attention, x: Value, norm: HeadNorm, hea
         return normalized(graph, wide, norm.weight, norm.epsilon)
     normed = normalized(graph, _heads_apart(graph, op, wide, heads), norm.weight, norm.epsilon)
     return _heads_together(graph, op, normed, heads)
+
+
+def _plain_head_norm(graph: GraphBuilder, op: Attention, x: Value, epsilon: float, heads: int) -> Value:
+    """RMS norm of each head, without a weight."""
+    wide = _heads_apart(graph, op, graph.cast(x, TensorProto.FLOAT), heads)
+    ones = graph.constant(f"ones_{op.shape.head_dim}", np.ones(op.shape.head_dim, np.float32))
+    normed = graph.node("RMSNormalization", [wide, ones], axis=-1, epsilon=epsilon)
+    return _heads_together(graph, op, graph.cast(normed, graph.engine_type), heads)
 
 
 def _separated(graph: GraphBuilder, op: Attention, x: Value, heads: int) -> Value:

@@ -19,13 +19,12 @@ from .weight_matrix import weight_matrix
 
 
 def experts(graph: GraphBuilder, values: Values, op: Experts) -> None:
-    """Adds the weighted sum of the selected experts to the residual stream."""
+    """The weighted sum of the selected experts, added to the residual stream if the op adds it."""
     x = values[op.input.name]
     weights = graph.split(
         _weights(graph, values[op.router_logits.name], op.routing, len(op.down)), [1] * len(op.down), axis=1
     )
-    assert op.add_to is not None  # Graphs are of whole models.
-    total = values[op.add_to.name]
+    total = None if op.add_to is None else values[op.add_to.name]
     for expert, weight in enumerate(weights):
         gate, up = (
             graph.node("Gemm", [x, weight_matrix(graph, layer[expert])], transB=1) for layer in (op.gate, op.up)
@@ -40,7 +39,8 @@ def experts(graph: GraphBuilder, values: Values, op: Experts) -> None:
         share = graph.cast(made, TensorProto.FLOAT)
         if not op.routing.scales_inputs:  # otherwise experts that are not selected give 0
             share = graph.node("Mul", [share, weight])
-        total = graph.node("Add", [total, share])
+        total = share if total is None else graph.node("Add", [total, share])
+    assert total is not None
     values[op.output.name] = total
 
 
@@ -69,14 +69,18 @@ def _weights(graph: GraphBuilder, logits: Value, routing: Routing, num_experts: 
     if routing.norm_topk_prob:
         total = graph.node("ReduceSum", [weights, _integers(graph, 1)], keepdims=1)
         weights = graph.node("Div", [weights, total])
-    return scaled(graph, weights, routing.scale)
+    weights = scaled(graph, weights, routing.scale)
+    if routing.expert_scale is not None:
+        scales = graph.cast(graph.weight(str(routing.expert_scale.name)), TensorProto.FLOAT)
+        weights = graph.node("Mul", [weights, scales])
+    return weights
 
 
 def _without_groups(graph: GraphBuilder, choice: Value, routing: Routing, num_experts: int) -> Value:
     """Sets the scores of experts in groups that are not selected to minus infinity."""
     size = num_experts // routing.num_groups
     grouped = graph.node("Reshape", [choice, _integers(graph, -1, routing.num_groups, size)])
-    best, _ = graph.top_k(grouped, min(2, size))
+    best, _ = graph.top_k(grouped, 1 if routing.rates_groups_by_best else min(2, size))
     strengths = graph.node("ReduceSum", [best, _integers(graph, 2)], keepdims=0)
     taken = _mask_of_largest(graph, strengths, routing.topk_groups)
     taken = graph.node("Unsqueeze", [taken, _integers(graph, 2)])

@@ -44,48 +44,26 @@ from ...formats.network.ops import (
     Xielu,
 )
 from .graph import GraphBuilder, StoredTensor
-from .inputs import StepInputs, declare_inputs, kv_pool_shape
+from .inputs import StepInputs, declare_inputs, kv_pool_shape, state_of, state_out_name
 from .onnx_attention import attention, cross_attention, cross_keys
 from .onnx_experts import experts, gated_add
+from .onnx_gates import gated_columns, gated_rms_norm, sigmoid_gate, silu_gate, xielu
+from .onnx_latent import latent_queries, latent_values
 from .onnx_linear import Adaptation, linear
 from .onnx_rotary import rotary_table
-from .onnx_rows import embedding, layer_norm, rms_norm
+from .onnx_rows import embedding, layer_norm, rms_norm, scale
+from .onnx_states import causal_convolution, gated_convolution, gated_delta, selective_scan
 from .onnx_values import Values
 
-_WITHOUT_NODES = (
-    AddGivenColumns,
-    CausalConvolution,
-    GatedColumns,
-    GatedConvolution,
-    GatedDelta,
-    GatedRmsNorm,
-    JoinColumns,
-    JoinNeighbours,
-    LatentQueries,
-    LatentValues,
-    Scale,
-    SelectiveScan,
-    SigmoidGate,
-    SiluGate,
-    Xielu,
-)
-"""Ops of layers that keep states, of gated and latent attention, of embeddings of each layer, and an activation with
-parameters."""
+_WITHOUT_NODES = (AddGivenColumns, JoinColumns, JoinNeighbours)
+"""Ops for rows that are given in place of tokens. Graphs have no such rows."""
 
 _FIELDS_WITHOUT_NODES: Final[Mapping[type[Op], tuple[str, ...]]] = {
-    Attention: (
-        "normalizes_values",
-        "values_from_keys",
-        "shared_layer",
-        "window_column",
-        "joint_column",
-        "chunk",
-        "plain_norm_epsilon",
-    ),
+    Attention: ("window_column", "joint_column", "chunk", "plain_norm_epsilon"),
     Embedding: ("num_later_elements", "num_coordinates"),
     Rotary: ("columns", "is_twice", "is_in_turn"),
-    RmsNorm: ("is_stream", "sum_scale"),
 }
+"""Fields for such rows, and of attention that PagedAttention does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,9 +93,9 @@ def network_options(config: BuildConfig) -> NetworkOptions:
 def onnx_graph(network: Network, weights: Mapping[str, StoredTensor], options: NetworkOptions) -> onnx.ModelProto:
     """The graph of one engine step. `weights` are the checkpoint's tensors by name.
 
-    The residual stream, norms and logits are float32. Inputs of matrix products have the checkpoint's dtype. Outputs
-    are logits float32[R, vocab_size] and the KV pools. Raises ConfigError for adapters of experts, and for networks
-    with linear or latent attention.
+    The residual stream, norms, states and logits are float32. Inputs of matrix products have the checkpoint's dtype.
+    Outputs are logits float32[R, vocab_size], the KV pools and the states. Raises ConfigError for what has no nodes:
+    ops and fields for rows that are given in place of tokens, and adapters of experts and of newer modules.
     """
     config = network.config
     if missing := sorted({type(op).__name__ for op in network.ops if isinstance(op, _WITHOUT_NODES)}):
@@ -133,11 +111,13 @@ def onnx_graph(network: Network, weights: Mapping[str, StoredTensor], options: N
     graph = GraphBuilder(weights, config.dtype, config.quantization)
     has_encoder = network.encoder_output is not None
     # The decoder of an encoder-decoder model processes whole sequences here, like its encoder.
-    paged = [] if has_encoder else [op for op in network.ops if _is_causal(op)]
+    paged = [] if has_encoder else [op for op in network.ops if _has_pool(op)]
+    states = dict(found for op in network.ops if (found := state_of(op)) is not None)
     inputs = declare_inputs(
         graph,
         config,
         paged=paged,
+        states=states,
         encoder=has_encoder,
         tokens_per_block=options.tokens_per_block,
         prompt_lengths=any(isinstance(op, Rotary) and depends_on_length(op.scaling) for op in network.ops),
@@ -153,6 +133,8 @@ def onnx_graph(network: Network, weights: Mapping[str, StoredTensor], options: N
     for op in paged:
         name = kv_pool_out_name(op.layer)
         graph.output(values[name], name, kv_pool_shape(op.shape, options.tokens_per_block))
+    for name, shape in states.items():
+        graph.output(values[state_out_name(name)], state_out_name(name), shape)
     assert network.logits is not None  # build() rejects other networks.
     with graph.scope(network.ops[-1].scope):
         logits = graph.cast(values[network.logits.name], TensorProto.FLOAT)
@@ -166,8 +148,8 @@ def _fields_without_nodes(op: Op) -> list[str]:
     return [f"{type(op).__name__}.{name}" for name in names if getattr(op, name) not in (None, False, 0, ())]
 
 
-def _is_causal(op: Op) -> TypeGuard[Attention]:
-    return isinstance(op, Attention) and op.kind is AttentionKind.CAUSAL
+def _has_pool(op: Op) -> TypeGuard[Attention]:
+    return isinstance(op, Attention) and op.kind is AttentionKind.CAUSAL and op.shared_layer is None
 
 
 def _emit(graph: GraphBuilder, values: Values, op: Op, inputs: StepInputs, adaptation: Adaptation | None) -> None:
@@ -193,6 +175,31 @@ def _emit(graph: GraphBuilder, values: Values, op: Op, inputs: StepInputs, adapt
         experts(graph, values, op)
     elif isinstance(op, GatedAdd):
         gated_add(graph, values, op)
+    elif isinstance(op, Scale):
+        scale(graph, values, op, inputs)
+    elif isinstance(op, SigmoidGate):
+        sigmoid_gate(graph, values, op)
+    elif isinstance(op, SiluGate):
+        silu_gate(graph, values, op)
+    elif isinstance(op, GatedRmsNorm):
+        gated_rms_norm(graph, values, op)
+    elif isinstance(op, GatedColumns):
+        gated_columns(graph, values, op)
+    elif isinstance(op, Xielu):
+        xielu(graph, values, op)
+    elif isinstance(op, CausalConvolution):
+        causal_convolution(graph, values, op, inputs)
+    elif isinstance(op, GatedConvolution):
+        gated_convolution(graph, values, op, inputs)
+    elif isinstance(op, GatedDelta):
+        gated_delta(graph, values, op, inputs)
+    elif isinstance(op, SelectiveScan):
+        selective_scan(graph, values, op, inputs)
+    elif isinstance(op, LatentQueries):
+        assert adaptation is None  # Those of the linear layer that makes compressed rows are refused before.
+        latent_queries(graph, values, op)
+    elif isinstance(op, LatentValues):
+        latent_values(graph, values, op)
     else:
         assert isinstance(op, Linear)  # Graphs are of whole models, so there is no communication between ranks.
         linear(graph, values, op, adaptation)

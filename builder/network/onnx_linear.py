@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
-from ..._core import RowKind
+from ..._core import ConfigError, RowKind
 from ...formats.checkpoint.activation import Activation
 from ...formats.network.adapter_sites import module_id
 from ...formats.network.ops import Linear
 from ...formats.network.weights import LinearWeight
 from ...plugins import DORA, LORA
+from ...plugins.adapter_tables import NUM_MODULES
 from .graph import GraphBuilder, Value
 from .inputs import LoraInputs, StepInputs
 from .onnx_rows import capped, scaled
@@ -31,7 +32,15 @@ class Adaptation:
     def apply(
         self, graph: GraphBuilder, layer: int, weight: LinearWeight, rows: RowKind, x: Value, base: Value
     ) -> Value:
-        """Adds the adapters' contribution to `base`, whose rows are of this kind."""
+        """Adds the adapters' contribution to `base`, whose rows are of this kind.
+
+        Raises ConfigError for modules that the tables do not have.
+        """
+        if missing := [part.module for part in weight.parts if module_id(part) >= NUM_MODULES]:
+            raise ConfigError(
+                f"adapters of {', '.join(map(str, missing))} cannot be written as ONNX; build with --lora_plugin "
+                "disable"
+            )
         attributes = {
             "layer": layer,
             "module_ids": [module_id(part) for part in weight.parts],
@@ -61,7 +70,8 @@ def linear(graph: GraphBuilder, values: Values, op: Linear, adaptation: Adaptati
         y = activated(graph, y, op.activation, threshold)
         if op.activation is Activation.RELU_BOTH:
             others = [graph.node("Relu", [other]) for other in others]
-        y = graph.node("Mul", [y, *others]) if others else y
+        if others:  # `scale` makes y float32, but linear layers read the engine's type.
+            y = graph.cast(graph.node("Mul", [y, *(graph.cast(x, y.element_type) for x in others)]), graph.engine_type)
     if op.add_to is not None:
         y = graph.node("Add", [values[op.add_to.name], graph.cast(y, TensorProto.FLOAT)])
     values[op.output.name] = y

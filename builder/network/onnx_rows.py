@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from ...formats.network.ops import Embedding, LayerNorm, RmsNorm
+from ...formats.network.ops import Embedding, LayerNorm, RmsNorm, Scale
 from ...formats.network.weights import Tensor
 from .graph import GraphBuilder, Value
 from .inputs import StepInputs
@@ -34,11 +34,28 @@ def rms_norm(graph: GraphBuilder, values: Values, op: RmsNorm, inputs: StepInput
     x = values[op.input.name]
     if op.gather_logit_rows:
         x = graph.node("Gather", [x, inputs.logit_rows], axis=0)
+    normed = _normalized_groups(graph, op, x)
     if op.add_to is None:
-        values[op.output.name] = normalized(graph, x, op.weight, op.epsilon)
+        values[op.output.name] = normed if op.is_stream else graph.cast(normed, graph.engine_type)
         return
-    normed = _normalized(graph, x, op.weight, op.epsilon)
-    values[op.output.name] = graph.node("Add", [values[op.add_to.name], normed])
+    total = graph.node("Add", [values[op.add_to.name], normed])
+    if isinstance(op.sum_scale, Tensor):
+        scale = graph.cast(graph.weight(str(op.sum_scale.name)), TensorProto.FLOAT)
+        total = graph.node("Mul", [total, scale])
+    elif op.sum_scale is not None:
+        total = scaled(graph, total, op.sum_scale)
+    values[op.output.name] = total
+
+
+def scale(graph: GraphBuilder, values: Values, op: Scale, inputs: StepInputs) -> None:
+    """A factor for each column of all rows, or only of the rows that get logits."""
+    x = values[op.input.name]
+    if op.gather_logit_rows:
+        x = graph.node("Gather", [x, inputs.logit_rows], axis=0)
+    name = "_".join(f"{count}x{np.float32(factor)!s}" for count, factor in op.factors)
+    factors = np.concatenate([np.full(count, factor, np.float32) for count, factor in op.factors])
+    made = graph.node("Mul", [graph.cast(x, TensorProto.FLOAT), graph.constant(f"factors_{name}", factors)])
+    values[op.output.name] = made if op.is_stream else graph.cast(made, graph.engine_type)
 
 
 def layer_norm(graph: GraphBuilder, values: Values, op: LayerNorm, inputs: StepInputs) -> None:
@@ -64,6 +81,19 @@ def normalized(graph: GraphBuilder, x: Value, weight: Tensor, epsilon: float) ->
     """x / sqrt(mean(x^2) + epsilon) * weight over the last axis, computed in float32; the result has the
     engine's type."""
     return graph.cast(_normalized(graph, x, weight, epsilon), graph.engine_type)
+
+
+def _normalized_groups(graph: GraphBuilder, op: RmsNorm, x: Value) -> Value:
+    """The norm of each group of a row. Groups are as wide as the weight."""
+    (size,) = op.weight.shape
+    if size == op.input.width:
+        return _normalized(graph, x, op.weight, op.epsilon)
+    groups, row = (
+        graph.constant(f"groups_{'_'.join(map(str, shape))}", np.asarray(shape, np.int64))
+        for shape in ((-1, op.input.width // size, size), (-1, op.input.width))
+    )
+    normed = _normalized(graph, graph.node("Reshape", [x, groups]), op.weight, op.epsilon)
+    return graph.node("Reshape", [normed, row])
 
 
 def _normalized(graph: GraphBuilder, x: Value, weight: Tensor, epsilon: float) -> Value:

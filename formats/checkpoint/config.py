@@ -197,7 +197,7 @@ class CheckpointConfig:
 
     @property
     def native_only(self) -> str | None:
-        """Something in the network that TensorRT and ONNX graphs do not have, for messages; None: there is nothing."""
+        """Something in the network that TensorRT does not have, for messages; None: there is nothing."""
         return None
 
     @property

@@ -57,7 +57,7 @@ class Gemma4Config(MixtureConfig):
 
     @property
     def native_only(self) -> str | None:
-        """Something in the network that TensorRT and ONNX graphs do not have, for messages."""
+        """Something in the network that TensorRT does not have, for messages."""
         return "heads of two sizes and norms of values"
 
     @property

@@ -1,16 +1,86 @@
-"""Errors of TensorRT, in its own words and with the names of the network's nodes."""
+"""Networks that have no TensorRT plans, and errors of TensorRT, in its own words and with the names of nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from ....formats.engine.build_config import NATIVE
+from ....formats.network.network import Network
+from ....formats.network.ops import (
+    AddGivenColumns,
+    Attention,
+    CausalConvolution,
+    Embedding,
+    GatedColumns,
+    GatedConvolution,
+    GatedDelta,
+    GatedRmsNorm,
+    JoinColumns,
+    JoinNeighbours,
+    LatentQueries,
+    LatentValues,
+    Op,
+    RmsNorm,
+    Rotary,
+    Scale,
+    SelectiveScan,
+    SigmoidGate,
+    SiluGate,
+    Xielu,
+)
 from .log import Log, nodes_named
 
 if TYPE_CHECKING:
     from ....plugins.tensorrt import Registration
 
+_OPS: Final = (
+    AddGivenColumns,
+    CausalConvolution,
+    GatedColumns,
+    GatedConvolution,
+    GatedDelta,
+    GatedRmsNorm,
+    JoinColumns,
+    JoinNeighbours,
+    LatentQueries,
+    LatentValues,
+    Scale,
+    SelectiveScan,
+    SigmoidGate,
+    SiluGate,
+    Xielu,
+)
+"""Ops whose nodes have not run in a plan, or that need memory which plans do not have."""
+
+_FIELDS: Final[Mapping[type[Op], tuple[str, ...]]] = {
+    Attention: (
+        "normalizes_values",
+        "values_from_keys",
+        "shared_layer",
+        "window_column",
+        "joint_column",
+        "chunk",
+        "plain_norm_epsilon",
+    ),
+    Embedding: ("num_later_elements", "num_coordinates"),
+    Rotary: ("columns", "is_twice", "is_in_turn"),
+    RmsNorm: ("is_stream", "sum_scale"),
+}
+
 _FOLLOW_UP: Final = "[checkMacros.cpp::catchCudaError"
+
+
+def problems_of_network(network: Network) -> list[str]:
+    """Lists the ops, and the fields of others, that plans do not have."""
+    names = {type(op).__name__ for op in network.ops if isinstance(op, _OPS)}
+    for op in network.ops:
+        fields = next((fields for kind, fields in _FIELDS.items() if isinstance(op, kind)), ())
+        unset: tuple[object, ...] = (None, False, 0, ())
+        names |= {f"{type(op).__name__}.{name}" for name in fields if getattr(op, name) not in unset}
+    if not names:
+        return []
+    return [f"{network.config.architecture} has {', '.join(sorted(names))}, which need backend {NATIVE}"]
 
 
 class PlanRefusedError(Exception):

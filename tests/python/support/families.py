@@ -540,7 +540,7 @@ RECURRENT = {
         },
     ),
 }
-"""Families with states. They have no ONNX graph."""
+"""Families with states."""
 
 
 LATENT_ATTENTION = {
@@ -578,7 +578,7 @@ LATENT = {
         EXPERTS,
     ),
 }
-"""Families with latent attention. They have no ONNX graph."""
+"""Families with latent attention."""
 
 
 LLAMA4_VISION = Family(
@@ -650,7 +650,7 @@ GEMMA4 = {
         ("experts.gate_up_proj", "experts.down_proj", "router.proj.weight"),
     ),
 }
-"""Families with heads of two sizes. They have no ONNX graph."""
+"""Families with heads of two sizes."""
 
 
 def save_family(family: Family, directory: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:

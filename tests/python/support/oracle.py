@@ -11,7 +11,6 @@ from onnx.reference import ReferenceEvaluator
 
 from adaptrt._core import NUM_TABLE_MODULES, lora_modules
 from adaptrt.builder.conversion.checkpoint import Checkpoint
-from adaptrt.builder.network.inputs import kv_pool_shape
 from adaptrt.builder.network.onnx_file import dump_onnx
 from adaptrt.builder.network.onnx_graph import NetworkOptions
 from adaptrt.formats.network.adapter_sites import AdaptedModules
@@ -29,6 +28,8 @@ class SequenceChunk:
     prompt_length: int
     blocks: list[int]
     slot: int = -1
+    """Slot of the adapter; -1: none."""
+    state_slot: int = 0
 
 
 def step_inputs(chunks: list[SequenceChunk]) -> dict[str, np.ndarray]:
@@ -43,6 +44,7 @@ def step_inputs(chunks: list[SequenceChunk]) -> dict[str, np.ndarray]:
         "sequence_offsets": offsets,
         "prompt_lengths": [chunk.prompt_length for chunk in chunks],
         "block_tables": tables,
+        "state_slots": [chunk.state_slot for chunk in chunks],
         "adapter_slots": [chunk.slot for chunk in chunks],
         "logit_rows": np.arange(offsets[-1]),
     }
@@ -80,19 +82,28 @@ class NetworkOracle:
         self.model = make_graph(opened, options)
         dump_onnx(self.model, checkpoint, scratch / "network.onnx", lambda num_bytes: None)
         self._evaluator = ReferenceEvaluator(onnx.load(scratch / "network.onnx"), new_ops=reference_ops(PLUGINS))
-        self._pools = [
-            np.zeros((num_blocks, *kv_pool_shape(op.shape, options.tokens_per_block)[1:]), np.float32)
-            for op in opened.network.attentions
-        ]
+        self._memory = self._initial_memory(num_blocks)
+
+    def _initial_memory(self, num_rows: int) -> dict[str, np.ndarray]:
+        """Returns KV pools of zeros, and states of other numbers: the graph must not read them at position 0."""
+        shapes = {
+            value.name: [size.dim_value for size in value.type.tensor_type.shape.dim][1:]
+            for value in self.model.graph.input
+        }
+        return {
+            name: np.full((num_rows, *shape), 0.0 if name.startswith("kv_pool") else 7.0, np.float32)
+            for name, shape in shapes.items()
+            if name.startswith(("kv_pool.", "convolution_state.", "recurrent_state."))
+        }
 
     def step(self, chunks: list[SequenceChunk], tables: AdapterTables | None = None) -> np.ndarray:
         """Runs a step and returns float32 [tokens, vocab_size]."""
         inputs = step_inputs(chunks)
         if tables is not None:
             inputs |= {"lora_ranks": tables.ranks, "lora_pointers": tables.pointers}
-        inputs |= {f"kv_pool.{layer}": pool for layer, pool in enumerate(self._pools)}
+        inputs |= self._memory
         wanted = {value.name for value in self.model.graph.input}
         outputs = self._evaluator.run(None, {name: inputs[name] for name in wanted})
         named = dict(zip(self._evaluator.output_names, outputs, strict=True))
-        self._pools = [named[f"kv_pool_out.{layer}"] for layer in range(len(self._pools))]
+        self._memory = {name: named[name.replace(".", "_out.")] for name in self._memory}
         return named["logits"]

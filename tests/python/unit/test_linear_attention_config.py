@@ -71,7 +71,7 @@ def test_fields_that_cannot_be_served_are_named(load: Any, changes: dict[str, An
         load(QWEN3_5, text_config={**TEXT, **changes})
 
 
-def test_tensorrt_and_onnx_are_refused(model: Path, tmp_path: Path) -> None:
+def test_tensorrt_is_refused(model: Path, tmp_path: Path) -> None:
     convert_checkpoint(model, tmp_path / "checkpoint", dtype=_core.DType.BFLOAT16)
     tensorrt = BuildConfig(max_seq_len=64, backend=TENSORRT, tensorrt_config=TensorRtBuildConfig())
     with pytest.raises(_core.ConfigError, match="keeps states, which need backend native"):
