@@ -30,7 +30,9 @@ def embedding(graph: GraphBuilder, values: Values, op: Embedding, inputs: StepIn
 
 
 def rms_norm(graph: GraphBuilder, values: Values, op: RmsNorm, inputs: StepInputs) -> None:
-    """RMS norm of all rows, or only of the rows that get logits."""
+    """RMS norm of all rows, or only of the rows that get logits. Raises ValueError for a sum_scale without a sum."""
+    if op.sum_scale is not None and op.add_to is None:
+        raise ValueError(f"{op.scope}: sum_scale is {op.sum_scale}; expected none without add_to")
     x = values[op.input.name]
     if op.gather_logit_rows:
         x = graph.node("Gather", [x, inputs.logit_rows], axis=0)
