@@ -44,7 +44,6 @@ def step_inputs(chunks: list[SequenceChunk]) -> dict[str, np.ndarray]:
         "sequence_offsets": offsets,
         "prompt_lengths": [chunk.prompt_length for chunk in chunks],
         "block_tables": tables,
-        "state_slots": [chunk.state_slot for chunk in chunks],
         "adapter_slots": [chunk.slot for chunk in chunks],
         "logit_rows": np.arange(offsets[-1]),
     }
@@ -101,7 +100,7 @@ class NetworkOracle:
         inputs = step_inputs(chunks)
         if tables is not None:
             inputs |= {"lora_ranks": tables.ranks, "lora_pointers": tables.pointers}
-        inputs |= self._memory
+        inputs |= {"state_slots": np.asarray([chunk.state_slot for chunk in chunks], np.int32), **self._memory}
         wanted = {value.name for value in self.model.graph.input}
         outputs = self._evaluator.run(None, {name: inputs[name] for name in wanted})
         named = dict(zip(self._evaluator.output_names, outputs, strict=True))
