@@ -13,7 +13,7 @@ from ...plugins import PAGED_ATTENTION
 from .graph import GraphBuilder, Value
 from .inputs import StepInputs
 from .onnx_dense_attention import cross_attention as dense_cross_attention
-from .onnx_dense_attention import dense_attention, rotated
+from .onnx_dense_attention import dense_attention
 from .onnx_rows import normalized
 from .onnx_sequences import sequence_of_rows
 from .onnx_values import Values
@@ -72,12 +72,10 @@ def _queries_keys_values(graph: GraphBuilder, values: Values, op: Attention) -> 
     sizes = (query, key, key) if has_values else (query, key)
     rest = op.qkv.width - sum(sizes)
     q, k, *others = graph.split(values[op.qkv.name], (*sizes, rest) if rest else sizes, axis=1)
+    # If the keys of latent attention are its values, nothing reads their rotated elements: these stay as they are.
     v = others[0] if has_values else k
     q = _prepared(graph, op, q, op.query_norm, heads)
     k = _prepared(graph, op, k, op.key_norm, kv_heads)
-    if op.shape.values_are_keys:
-        turned = graph.cast(rotated(graph, values, op, k, kv_heads), graph.engine_type)
-        v = _heads_together(graph, op, turned, kv_heads)
     if op.normalizes_values:
         assert op.query_norm is not None
         v = _plain_head_norm(graph, op, v, op.query_norm.epsilon, kv_heads)

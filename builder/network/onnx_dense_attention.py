@@ -19,8 +19,8 @@ def dense_attention(
 ) -> None:
     """Attention of q [T, heads * head_size] to k and v [T, kv_heads * head_size]; `sequences` [T] is each row's
     sequence."""
-    query = rotated(graph, values, op, q, op.shape.num_attention_heads)
-    key = rotated(graph, values, op, k, op.shape.num_key_value_heads)
+    query = _rotated(graph, values, op, q, op.shape.num_attention_heads)
+    key = _rotated(graph, values, op, k, op.shape.num_key_value_heads)
     value = _heads_apart(graph, v, op.shape.num_key_value_heads, op.shape.head_dim)
     numbers = row_numbers(graph, sequences)
     distances = graph.node("Sub", [_row(graph, numbers), _column(graph, numbers)])
@@ -91,7 +91,7 @@ def _by_head(graph: GraphBuilder, x: Value) -> Value:
     return graph.node("Transpose", [x], perm=[1, 0, 2])
 
 
-def rotated(graph: GraphBuilder, values: Values, op: Attention, x: Value, heads: int) -> Value:
+def _rotated(graph: GraphBuilder, values: Values, op: Attention, x: Value, heads: int) -> Value:
     """Applies the rotary embedding to all heads of [T, heads * head_size]; float32 [T, heads, head_size]."""
     x = _heads_apart(graph, x, heads, op.shape.head_dim)
     half = op.rotary.cosine.width

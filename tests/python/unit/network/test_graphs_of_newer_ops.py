@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from adaptrt._core import ConfigError, DType
 from adaptrt.builder.build import build
@@ -117,6 +118,34 @@ def test_residual_streams_stay_float32(tmp_path: Path) -> None:
     rounded_graph, rounded_program = made()
     assert rounded_graph != graph
     assert rounded_program != program
+
+
+def test_factors_of_sums_reach_the_graph(tmp_path: Path) -> None:
+    """Gemma 4 normalises what follows from one of them, so logits hardly show it."""
+    convert_checkpoint(save_family(GEMMA4["gemma4-shared"], tmp_path / "model"), tmp_path / "checkpoint")
+    checkpoint = Checkpoint.open(tmp_path / "checkpoint")
+    graph, network = make_graph(checkpoint, OPTIONS), checkpoint.network
+    scaled = [(at, op) for at, op in enumerate(network.ops) if isinstance(getattr(op, "sum_scale", None), float)]
+    assert scaled
+    for at, op in scaled:
+        network.ops[at] = dataclasses.replace(op, sum_scale=None)
+    assert make_graph(checkpoint, OPTIONS) != graph
+
+
+def test_the_bound_of_xielu(tmp_path: Path) -> None:
+    """Models have -1e-6, which hardly changes a logit."""
+    model = save_family(RELATIVES["apertus"], tmp_path / "model")
+    tensors = load_file(model / "model.safetensors")
+    bounds = [name for name in tensors if name.endswith("act_fn.eps")]
+    assert bounds
+    for name in bounds:
+        tensors[name] = np.full_like(tensors[name], -0.5)
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    convert_checkpoint(model, tmp_path / "checkpoint")
+    oracle = NetworkOracle(tmp_path / "checkpoint", tmp_path, OPTIONS)
+    prompt = prompt_of(9, 4)
+    expected = Reference(model).logits(prompt).numpy()
+    check([oracle.step([SequenceChunk(prompt, 0, 9, [5, 3, 9])])], expected)
 
 
 def test_states_are_inputs_and_outputs(tmp_path: Path) -> None:
