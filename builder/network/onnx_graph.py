@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, TypeGuard
+from typing import TypeGuard
 
 import onnx
 from onnx import TensorProto
@@ -15,7 +15,6 @@ from ...formats.engine.build_config import BuildConfig
 from ...formats.engine.tensorrt.plan_config import kv_pool_out_name
 from ...formats.network.network import Network
 from ...formats.network.ops import (
-    AddGivenColumns,
     Attention,
     Cast,
     CausalConvolution,
@@ -28,8 +27,6 @@ from ...formats.network.ops import (
     GatedConvolution,
     GatedDelta,
     GatedRmsNorm,
-    JoinColumns,
-    JoinNeighbours,
     LatentQueries,
     LatentValues,
     LayerNorm,
@@ -54,16 +51,7 @@ from .onnx_rotary import rotary_table
 from .onnx_rows import embedding, layer_norm, rms_norm, scale
 from .onnx_states import causal_convolution, gated_convolution, gated_delta, selective_scan
 from .onnx_values import Values
-
-_WITHOUT_NODES = (AddGivenColumns, JoinColumns, JoinNeighbours)
-"""Ops for rows that are given in place of tokens. Graphs have no such rows."""
-
-_FIELDS_WITHOUT_NODES: Final[Mapping[type[Op], tuple[str, ...]]] = {
-    Attention: ("window_column", "joint_column", "chunk", "plain_norm_epsilon"),
-    Embedding: ("num_later_elements", "num_coordinates"),
-    Rotary: ("columns", "is_twice", "is_in_turn"),
-}
-"""Fields for such rows, and of attention that PagedAttention does not have."""
+from .without_nodes import FIELDS, OPS, names_of_fields, names_of_ops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +86,9 @@ def onnx_graph(network: Network, weights: Mapping[str, StoredTensor], options: N
     ops and fields for rows that are given in place of tokens, and adapters of experts and of newer modules.
     """
     config = network.config
-    if missing := sorted({type(op).__name__ for op in network.ops if isinstance(op, _WITHOUT_NODES)}):
+    if missing := sorted(names_of_ops(network, OPS)):
         raise ConfigError(f"{config.architecture} has the ops {', '.join(missing)}, which cannot be written as ONNX")
-    if unwritten := sorted({field for op in network.ops for field in _fields_without_nodes(op)}):
+    if unwritten := sorted(names_of_fields(network, FIELDS)):
         raise ConfigError(f"{config.architecture} has ops with {', '.join(unwritten)}, which cannot be written as ONNX")
     scaled_from = network.scales_queries_from
     if scaled_from is not None and (options.max_seq_len is None or options.max_seq_len > scaled_from):
@@ -140,12 +128,6 @@ def onnx_graph(network: Network, weights: Mapping[str, StoredTensor], options: N
         logits = graph.cast(values[network.logits.name], TensorProto.FLOAT)
     graph.output(logits, "logits", ("num_logit_rows", config.vocab_size))
     return graph.model(config.architecture)
-
-
-def _fields_without_nodes(op: Op) -> list[str]:
-    """Fields of an op that are set and have no nodes."""
-    names = next((names for kind, names in _FIELDS_WITHOUT_NODES.items() if isinstance(op, kind)), ())
-    return [f"{type(op).__name__}.{name}" for name in names if getattr(op, name) not in (None, False, 0, ())]
 
 
 def _has_pool(op: Op) -> TypeGuard[Attention]:

@@ -8,41 +8,35 @@ from typing import TYPE_CHECKING, Any, Final
 from ....formats.engine.build_config import NATIVE
 from ....formats.network.network import Network
 from ....formats.network.ops import (
-    AddGivenColumns,
     Attention,
     CausalConvolution,
-    Embedding,
     GatedColumns,
     GatedConvolution,
     GatedDelta,
     GatedRmsNorm,
-    JoinColumns,
-    JoinNeighbours,
     LatentQueries,
     LatentValues,
     Op,
     RmsNorm,
-    Rotary,
     Scale,
     SelectiveScan,
     SigmoidGate,
     SiluGate,
     Xielu,
 )
+from ...network.without_nodes import FIELDS, OPS, names_of_fields, names_of_ops
 from .log import Log, nodes_named
 
 if TYPE_CHECKING:
     from ....plugins.tensorrt import Registration
 
 _OPS: Final = (
-    AddGivenColumns,
+    *OPS,
     CausalConvolution,
     GatedColumns,
     GatedConvolution,
     GatedDelta,
     GatedRmsNorm,
-    JoinColumns,
-    JoinNeighbours,
     LatentQueries,
     LatentValues,
     Scale,
@@ -51,20 +45,11 @@ _OPS: Final = (
     SiluGate,
     Xielu,
 )
-"""Ops whose nodes have not run in a plan, or that need memory which plans do not have."""
+"""Ops that graphs do not have, whose nodes have not run in a plan, or that need memory which plans do not have."""
 
 _FIELDS: Final[Mapping[type[Op], tuple[str, ...]]] = {
-    Attention: (
-        "normalizes_values",
-        "values_from_keys",
-        "shared_layer",
-        "window_column",
-        "joint_column",
-        "chunk",
-        "plain_norm_epsilon",
-    ),
-    Embedding: ("num_later_elements", "num_coordinates"),
-    Rotary: ("columns", "is_twice", "is_in_turn"),
+    **FIELDS,
+    Attention: (*FIELDS[Attention], "normalizes_values", "values_from_keys", "shared_layer"),
     RmsNorm: ("is_stream", "sum_scale"),
 }
 
@@ -73,11 +58,7 @@ _FOLLOW_UP: Final = "[checkMacros.cpp::catchCudaError"
 
 def problems_of_network(network: Network) -> list[str]:
     """Lists the ops, and the fields of others, that plans do not have."""
-    names = {type(op).__name__ for op in network.ops if isinstance(op, _OPS)}
-    for op in network.ops:
-        fields = next((fields for kind, fields in _FIELDS.items() if isinstance(op, kind)), ())
-        unset: tuple[object, ...] = (None, False, 0, ())
-        names |= {f"{type(op).__name__}.{name}" for name in fields if getattr(op, name) not in unset}
+    names = names_of_ops(network, _OPS) | names_of_fields(network, _FIELDS)
     if not names:
         return []
     return [f"{network.config.architecture} has {', '.join(sorted(names))}, which need backend {NATIVE}"]
