@@ -78,8 +78,7 @@ void check_with_states(Problems& problems, const ExecutorConfig& config) {
   if (kv.has_second_level() && kv.max_state_snapshots == 0) {
     problems.add(
         "kv_cache_config.host_cache_size is given and max_state_snapshots is 0; accepted: None, and 1 or "
-        "more, "
-        "because blocks are read back only together with a snapshot");
+        "more, because blocks are read back only together with a snapshot");
   }
   const bool drafts = config.draft_target_decoding_config ||
                       (config.decoding_config && config.decoding_config->lookahead_decoding_config &&

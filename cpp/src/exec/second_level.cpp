@@ -49,7 +49,13 @@ KvFileLayout layout_of_states(const KvCacheConfig& config, const EngineInfo& eng
   return layout;
 }
 
-std::unique_ptr<KvFileLevel> make_level(const KvFileLevelOptions& options, KvBlockAccess access) {
+/// num_units: number of blocks or snapshots of the first level.
+std::unique_ptr<KvFileLevel> make_level(const KvCacheConfig& config, const KvFileLayout& layout,
+                                        std::int32_t num_units, KvBlockAccess access) {
+  KvFileLevelOptions options;
+  options.directory = config.host_cache_dir.value();
+  options.layout = layout;
+  options.num_write_buffers = num_write_buffers(num_units, layout.block_bytes);
   try {
     return std::make_unique<KvFileLevel>(options, std::move(access));
   } catch (const std::bad_alloc&) {
@@ -75,12 +81,8 @@ std::unique_ptr<KvFileLevel> make_second_level(const KvCacheConfig& config, Engi
   if (!config.has_second_level()) return nullptr;
   const EngineInfo& info = engine.info();
   check_second_level_size(config, info);
-  KvFileLevelOptions options;
-  options.directory = config.host_cache_dir.value();
-  options.layout = layout_of(config, info);
-  options.num_write_buffers = num_write_buffers(num_kv_blocks, info.kv_block_bytes);
   return make_level(
-      options,
+      config, layout_of(config, info), num_kv_blocks,
       {.read = [&engine](BlockId block, std::span<std::byte> bytes) { engine.read_kv_block(block, bytes); },
        .write = [&engine](BlockId block,
                           std::span<const std::byte> bytes) { engine.write_kv_block(block, bytes); }});
@@ -90,12 +92,8 @@ std::unique_ptr<KvFileLevel> make_second_level_of_states(const KvCacheConfig& co
                                                          std::int32_t num_snapshots) {
   const EngineInfo& info = engine.info();
   if (!config.has_second_level() || !info.has_states()) return nullptr;
-  KvFileLevelOptions options;
-  options.directory = config.host_cache_dir.value();
-  options.layout = layout_of_states(config, info);
-  options.num_write_buffers = num_write_buffers(num_snapshots, info.state_bytes);
   return make_level(
-      options,
+      config, layout_of_states(config, info), num_snapshots,
       {.read = [&engine](StateSlot slot, std::span<std::byte> bytes) { engine.read_states(slot, bytes); },
        .write = [&engine](StateSlot slot,
                           std::span<const std::byte> bytes) { engine.write_states(slot, bytes); }});
