@@ -43,7 +43,7 @@ WIDTH_MULTIPLE: Final = 8
 """Kernels read rows in pieces of this many elements."""
 MOST_HEAD_DIM: Final = 512
 MOST_HEAD_DIM_NORMED_LATE: Final = 256
-"""Of heads whose norms come after the rotation: a warp has one head."""
+"""Maximum head_dim if norms come after the rotation: a warp has one head."""
 MOST_STATE_ROWS: Final = 256
 MOST_TAPS: Final = 4
 MOST_EXPERTS: Final = 1024

@@ -14,7 +14,7 @@ from ...runtime.compiled_engine import CompiledEngine
 from .profile import Work
 
 _SCALE_BYTES = 4
-"""Of the scale of an int8 key or value."""
+"""The scale of an int8 key or value."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class CountedStep:
 
     chunks: Sequence[tuple[int, int]]
     adapters: Sequence[LoraConfig | None] = ()
-    """Of each sequence, with weights; (): none has any."""
+    """The adapter of each sequence, with weights; (): none has any."""
     logit_rows: int = 0
 
     @property
@@ -43,7 +43,7 @@ class _Sum:
 def counted_work(engine: CompiledEngine, steps: Iterable[CountedStep]) -> Work:
     """Counts weights, adapters, keys and values, each once per step, and the FLOPs of products, of all steps.
 
-    Of a mixture of experts, the expected number of different experts is read if all are chosen equally often.
+    A mixture of experts reads the expected number of different experts if all are chosen equally often.
     """
     num_bytes, flops = 0.0, 0.0
     program = engine.storage.program

@@ -41,7 +41,7 @@ def machine_limits(num_threads: int, tries: int) -> dict[str, float]:
 
 
 class LimitSource(Protocol):
-    """What limits an engine."""
+    """The hardware whose limits bound an engine's speed."""
 
     @property
     def units(self) -> Mapping[str, str]:

@@ -233,8 +233,8 @@ BOOST_DATA_TEST_CASE(int8_keys_that_are_not_finite_are_seen, data::make({1, 5}),
   }
 }
 
-/// As a layer does that shares another one's keys and values: prefills with decodes, decodes alone, int8
-/// pools and sizes without tensor core kernels.
+/// A layer may share another one's keys and values: prefills with decodes, decodes alone, int8 pools and
+/// sizes without tensor core kernels.
 BOOST_DATA_TEST_CASE(keys_that_the_pool_has_already, data::make({64, 24}) * data::make({false, true}),
                      head_dim, int8_pool) {
   Random random;

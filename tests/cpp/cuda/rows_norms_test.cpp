@@ -246,7 +246,7 @@ BOOST_DATA_TEST_CASE(values_have_norms_of_their_own, data::make(kRowTypes) * dat
             check(key + 2 * size, qkv.data() + key + 2 * size, value_weight);
           }
         }
-        // What follows the heads stays.
+        // Elements after the heads stay.
         BOOST_TEST(qkv.values(row + stride - 8, 8) == before.values(row + stride - 8, 8));
         for (std::int64_t i = from_keys ? 2 * size : 0; i < stride; ++i) {
           wrong += static_cast<std::int64_t>(values[row + i] != 0xffff);

@@ -18,11 +18,11 @@ class StateLayout {
 
   // Byte offsets in a slot, of layers that have such a state.
 
-  /// Of float32 [taps - 1, columns]: a layer's convolution.
+  /// A layer's convolution: float32 [taps - 1, columns].
   [[nodiscard]] std::size_t convolution(std::int32_t layer) const { return at(layer).convolution; }
-  /// Of float32 [value heads, key_dim, value_dim]: a layer's gated delta rule.
+  /// A layer's gated delta rule: float32 [value heads, key_dim, value_dim].
   [[nodiscard]] std::size_t delta(std::int32_t layer) const { return at(layer).delta; }
-  /// Of float32 [heads, state_dim, head_dim]: a layer's selective scan.
+  /// A layer's selective scan: float32 [heads, state_dim, head_dim].
   [[nodiscard]] std::size_t scan(std::int32_t layer) const { return at(layer).scan; }
 
  private:

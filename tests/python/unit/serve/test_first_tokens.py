@@ -31,7 +31,7 @@ class Clock:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.used, self.now, self.takes = 7.0, 0.0, 0.0
         self.limits: list[float] = []
-        """Of all waits."""
+        """Limits of all waits."""
         patch.setattr(first_tokens.time, "thread_time", lambda: self.used)
         patch.setattr(first_tokens.time, "monotonic", lambda: self.now)
         self.tokens = FirstTokens()
