@@ -112,12 +112,22 @@ SecondLevelStats stats_of_states(Served& served) {
   return served.executor->get_latest_iteration_stats().back().state_stats.value().second_level.value();
 }
 
+/// Makes steps, which evict nothing, until so many blocks are written. Later evictions then have all buffers.
+void await_written_blocks(Served& served, std::int64_t num_blocks) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  do {
+    BOOST_TEST_REQUIRE((std::chrono::steady_clock::now() < deadline));
+    served.computed_by(make_request(counting(1, 1), 1));
+  } while (served.stats().written_blocks < num_blocks);
+}
+
 BOOST_AUTO_TEST_CASE(states_are_read_back_with_their_blocks) {
   Served served;
   served.options.has_states = true;
   served.start();
   BOOST_TEST(served.computed_by(make_request(counting(17, 1), 1)) == 17);
   BOOST_TEST(served.computed_by(make_request(counting(22, 50), 1)) == 22);  // evicts the first
+  await_written_blocks(served, 4);
   BOOST_TEST(served.computed_by(make_request(counting(17, 1), 1)) == 1);
   const SecondLevelStats stats = stats_of_states(served);
   BOOST_TEST(stats.read_blocks == 1);
