@@ -7,7 +7,8 @@ import time
 from typing import Final
 
 PAUSE_RATIO: Final = 4.0
-"""Maximum time of all pauses, relative to the CPU time of the work. So a load takes at most 5 times as long."""
+"""Maximum time of all pauses, relative to the time between them. So a load takes at most 5 times as long. CPU time would
+allow too little: next to steps that use all CPUs, a load gets a tenth of one."""
 MAX_PAUSE_SECONDS: Final = 1.0
 """Maximum time of one pause."""
 
@@ -37,23 +38,24 @@ class FirstTokens:
 
     def pause(self) -> None:
         """Waits until no first token is awaited, as long as the calling thread may: its work so far allows pauses of
-        PAUSE_RATIO times its CPU time.
+        PAUSE_RATIO times the time that it took.
         """
         work = self._work
-        used_before, work.used = work.used, time.thread_time()
-        work.pause_left = min(work.pause_left + PAUSE_RATIO * (work.used - used_before), MAX_PAUSE_SECONDS)
+        allowed = work.pause_left + PAUSE_RATIO * (time.monotonic() - work.resumed)
+        work.pause_left = min(allowed, MAX_PAUSE_SECONDS)
         if self._awaited:
             began = time.monotonic()
             with self._changed:
                 self._changed.wait_for(lambda: not self._awaited, work.pause_left)
             work.pause_left = max(0.0, work.pause_left - (time.monotonic() - began))
+        work.resumed = time.monotonic()
 
 
 class _Work(threading.local):
     """The work of the current thread."""
 
     def __init__(self) -> None:
-        self.used = time.thread_time()
-        """CPU time at its last call of pause(), in seconds."""
+        self.resumed = time.monotonic()
+        """End of its last call of pause(), in seconds."""
         self.pause_left = 0.0
         """Seconds that it may pause."""

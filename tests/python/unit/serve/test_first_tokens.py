@@ -26,13 +26,12 @@ SECONDS = 60.0
 
 
 class Clock:
-    """Stands in for the CPU time of the thread that asks, and for the time that its pauses take. In seconds."""
+    """Stands in for the time, in which pauses take `takes` seconds."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.used, self.now, self.takes = 7.0, 0.0, 0.0
+        self.now, self.takes = 7.0, 0.0
         self.limits: list[float] = []
         """Limits of all waits."""
-        patch.setattr(first_tokens.time, "thread_time", lambda: self.used)
         patch.setattr(first_tokens.time, "monotonic", lambda: self.now)
         self.tokens = FirstTokens()
         patch.setattr(self.tokens._changed, "wait_for", self._wait_for)
@@ -47,16 +46,17 @@ def test_pauses_are_as_long_as_the_work_before_them_allows(monkeypatch: pytest.M
     tokens = clock.tokens
     tokens.begin(1)
     tokens.pause()  # the thread's work before its first call does not count
-    clock.used, clock.takes = 7.1, 0.3
+    clock.now += 0.1
+    clock.takes = 0.3
     tokens.pause()
     tokens.end(1)
-    clock.used = 7.15
+    clock.now += 0.05
     tokens.pause()  # no first token is awaited
     tokens.begin(2)
     tokens.pause()
     tokens.pause()
     assert clock.limits == pytest.approx([0, 0.1 * PAUSE_RATIO, 0.15 * PAUSE_RATIO - 0.3, 0])
-    clock.used = 100
+    clock.now += 100
     tokens.pause()
     tokens.pause()
     assert clock.limits[-2:] == pytest.approx([MAX_PAUSE_SECONDS, MAX_PAUSE_SECONDS - 0.3])
@@ -65,10 +65,11 @@ def test_pauses_are_as_long_as_the_work_before_them_allows(monkeypatch: pytest.M
 def test_a_pause_ends_with_the_last_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = FirstTokens()
     monkeypatch.setattr(first_tokens, "MAX_PAUSE_SECONDS", SECONDS)
-    monkeypatch.setattr(first_tokens, "PAUSE_RATIO", 1e9)
+    monkeypatch.setattr(first_tokens, "PAUSE_RATIO", 1e12)
     ended: list[int] = []
 
     def work() -> None:
+        tokens.pause()  # its work begins
         tokens.pause()
         ended.append(len(tokens._awaited))
 
