@@ -5,6 +5,7 @@
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/ptx.h"
 #include "cuda/kernels/types.h"
+#include "cuda/kernels/warp_sums.h"
 
 namespace adaptrt::cuda {
 namespace {
@@ -42,11 +43,11 @@ class AnySize {
       const std::int32_t key = first + lane;
       const Row found = key <= position ? row_at(step, sequence, kv_head, key, 0) : Row{};
       const float score = found.is_none() ? kMinusInfinity : score_of(step, query, found) * step.scale;
-      const float greatest = maximum_of_warp(fmaxf(maximum, score));
+      const float greatest = maximum_over_lanes(fmaxf(maximum, score));
       const float factor = rescale_factor(maximum, greatest);
       const float weight = rescale_factor(score, greatest);
       maximum = greatest;
-      total = total * factor + sum_of_warp(weight);
+      total = total * factor + sum_over_lanes(weight);
       for (std::int32_t d = lane; d < step.head_dim; d += kWarpSize) sums[d] *= factor;
       const std::int32_t keys = position - first + 1 < kWarpSize ? position - first + 1 : kWarpSize;
       for (std::int32_t i = 0; i < keys; ++i) {
@@ -100,17 +101,6 @@ class AnySize {
     float sum = 0.0F;
     for (std::int32_t d = 0; d < size; ++d) sum += to_float(a[d]) * b.element(d);
     return sum;
-  }
-
-  __device__ static float maximum_of_warp(float value) {
-    for (int bits = kWarpSize / 2; bits > 0; bits /= 2) {
-      value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, bits));
-    }
-    return value;
-  }
-  __device__ static float sum_of_warp(float value) {
-    for (int bits = kWarpSize / 2; bits > 0; bits /= 2) value += __shfl_xor_sync(kAllLanes, value, bits);
-    return value;
   }
 };
 

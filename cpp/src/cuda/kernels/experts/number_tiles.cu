@@ -3,9 +3,9 @@
 
 #include "adaptrt/cuda/expert_kernels.h"
 #include "cuda/kernels/divisor.h"
+#include "cuda/kernels/experts/block_rank.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/rows/checks.h"
-#include "cuda/kernels/warp.h"
 
 namespace adaptrt::cuda {
 namespace {
@@ -21,30 +21,21 @@ class Tiles {
   using Parameters = TileStep;
   static constexpr int kThreads = 1024;
   static constexpr int kBlocksPerMultiprocessor = 1;
-  static constexpr int kWarps = kThreads / kWarpSize;
-  static constexpr std::size_t kSharedBytes = kWarps * sizeof(std::int32_t);
+  static constexpr std::size_t kSharedBytes = rank_bytes(kThreads);
 
   __device__ static void run(const TileStep& step) {
     allow_next_kernel();
     wait_for_previous_kernel();
     const NumberTiles& work = step.work;
-    auto* counts = reinterpret_cast<std::int32_t*>(shared_memory());
     const auto thread = static_cast<std::int32_t>(threadIdx.x);
     const auto slots = static_cast<std::int32_t>(work.slots);
     std::int32_t next = 0;
     for (std::int32_t first = 0; first < slots; first += kThreads) {
       const std::int32_t slot = first + thread;
       const bool begins = slot < slots && begins_tile(step, slot);
-      const std::uint32_t mask = __ballot_sync(kAllLanes, begins);
-      __syncthreads();  // the previous counts have been read
-      if (thread % kWarpSize == 0) counts[thread / kWarpSize] = __popc(mask);
-      __syncthreads();
-      std::int32_t place = next + __popc(mask & ((1U << (thread % kWarpSize)) - 1));
-      for (int warp = 0; warp < kWarps; ++warp) {
-        if (warp < thread / kWarpSize) place += counts[warp];
-        next += counts[warp];
-      }
-      if (begins) work.tiles[place] = {slot, adapter_of(step, slot), work.expert_of[slot]};
+      const BlockRank rank = rank_in_block<kThreads>(begins);
+      if (begins) work.tiles[next + rank.before] = {slot, adapter_of(step, slot), work.expert_of[slot]};
+      next += rank.total;
     }
     const auto end = static_cast<std::int32_t>(work.max_tiles);
     for (std::int32_t i = next + thread; i <= end; i += kThreads) work.tiles[i] = {slots, -1, 0};

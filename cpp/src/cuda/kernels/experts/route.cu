@@ -4,7 +4,7 @@
 #include "adaptrt/cuda/expert_kernels.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/rows/checks.h"
-#include "cuda/kernels/warp.h"
+#include "cuda/kernels/warp_sums.h"
 
 namespace adaptrt::cuda {
 namespace {
@@ -53,23 +53,10 @@ class Route {
  private:
   __device__ static std::int32_t lane() { return static_cast<std::int32_t>(threadIdx.x); }
 
-  __device__ static float sum_of_warp(float value) {
-    ADAPTRT_UNROLL
-    for (int bits = kWarpSize / 2; bits > 0; bits /= 2) value += __shfl_xor_sync(kAllLanes, value, bits);
-    return value;
-  }
-  __device__ static float maximum_of_warp(float value) {
-    ADAPTRT_UNROLL
-    for (int bits = kWarpSize / 2; bits > 0; bits /= 2) {
-      value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, bits));
-    }
-    return value;
-  }
-
   __device__ static void load_scores(const RouteTokens& work, const float* logits, float* scores) {
     float maximum = kExcluded;
     for (std::int32_t i = lane(); i < work.experts; i += kWarpSize) maximum = fmaxf(maximum, logits[i]);
-    maximum = maximum_of_warp(maximum);
+    maximum = maximum_over_lanes(maximum);
     float sum = 0.0F;
     for (std::int32_t i = lane(); i < work.experts; i += kWarpSize) {
       float score = logits[i];
@@ -78,7 +65,7 @@ class Route {
       scores[i] = score;
       sum += score;
     }
-    sum = sum_of_warp(sum);
+    sum = sum_over_lanes(sum);
     if (work.scores != RouterScores::kSoftmax) return;
     for (std::int32_t i = lane(); i < work.experts; i += kWarpSize) scores[i] /= sum;
   }
@@ -153,13 +140,13 @@ class Route {
                                        float* weights) {
     const bool is_chosen = expert >= 0;
     if (work.scores == RouterScores::kSoftmaxOfChosen) {
-      const float maximum = maximum_of_warp(is_chosen ? score : kExcluded);
+      const float maximum = maximum_over_lanes(is_chosen ? score : kExcluded);
       score = is_chosen ? expf(score - maximum) : 0.0F;
-      score /= sum_of_warp(score);
+      score /= sum_over_lanes(score);
     }
     if (work.norm_topk_prob) {
       constexpr float kLeast = 1e-20F;  // all sigmoids may be zero
-      score /= kLeast + sum_of_warp(is_chosen ? score : 0.0F);
+      score /= kLeast + sum_over_lanes(is_chosen ? score : 0.0F);
     }
     score *= work.scale;
     if (!is_chosen) return;

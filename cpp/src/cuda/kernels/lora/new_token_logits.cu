@@ -7,6 +7,7 @@
 #include "cuda/kernels/rows/activations.h"
 #include "cuda/kernels/rows/checks.h"
 #include "cuda/kernels/rows/elements.h"
+#include "cuda/kernels/warp_sums.h"
 
 namespace adaptrt::cuda {
 namespace {
@@ -52,11 +53,7 @@ class NewTokenLogitsRows {
       ADAPTRT_UNROLL
       for (int i = 0; i < rows::kVector; ++i) sum = fmaf(own.values[i], weight.values[i], sum);
     }
-    ADAPTRT_UNROLL
-    for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
-      sum += __shfl_xor_sync(kAllLanes, sum, distance);
-    }
-    return sum;
+    return sum_over_lanes(sum);
   }
 };
 

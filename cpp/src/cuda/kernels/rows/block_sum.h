@@ -1,7 +1,7 @@
 #pragma once
 
 #include "cuda/kernels/platform.h"
-#include "cuda/kernels/ptx.h"
+#include "cuda/kernels/warp_sums.h"
 
 namespace adaptrt::cuda::rows {
 
@@ -11,18 +11,10 @@ template <int kThreads>
 __device__ inline float block_sum(float value, float* shared) {
   constexpr int kWarps = kThreads / kWarpSize;
   const int thread = static_cast<int>(threadIdx.x);
-  ADAPTRT_UNROLL
-  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
-    value += __shfl_xor_sync(kAllLanes, value, distance);
-  }
+  value = sum_over_lanes(value);
   if (thread % kWarpSize == 0) shared[thread / kWarpSize] = value;
   __syncthreads();
-  float sum = thread % kWarpSize < kWarps ? shared[thread % kWarpSize] : 0.0F;
-  ADAPTRT_UNROLL
-  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
-    sum += __shfl_xor_sync(kAllLanes, sum, distance);
-  }
-  return sum;
+  return sum_over_lanes(thread % kWarpSize < kWarps ? shared[thread % kWarpSize] : 0.0F);
 }
 
 }  // namespace adaptrt::cuda::rows

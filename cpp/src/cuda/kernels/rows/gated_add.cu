@@ -1,20 +1,19 @@
 #include <cstdint>
 
 #include "adaptrt/cuda/row_kernels.h"
-#include "cuda/kernels/divisor.h"
 #include "cuda/kernels/element_type.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/rows/activations.h"
 #include "cuda/kernels/rows/checks.h"
 #include "cuda/kernels/rows/elements.h"
+#include "cuda/kernels/rows/row_vectors.h"
 
 namespace adaptrt::cuda {
 namespace {
 
 struct GatedAddStep {
   GatedAdd work;
-  std::int32_t count;  ///< vectors of all rows
-  Divisor width;       ///< vectors of a row
+  rows::RowVectors vectors;
 };
 
 /// One vector per thread.
@@ -29,9 +28,9 @@ class GatedAddVectors {
     const GatedAdd& work = step.work;
     allow_next_kernel();
     wait_for_previous_kernel();
-    const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-    if (i >= step.count) return;
-    const float logit = work.gate[step.width.quotient(static_cast<std::int32_t>(i))];
+    const std::int32_t i = step.vectors.own<kThreads>();
+    if (i < 0) return;
+    const float logit = work.gate[step.vectors.row(i)];
     const float gate = rows::times_sigmoid(1.0F, logit);
     rows::Elements sum = rows::load<float>(work.stream, i);
     const rows::Elements input = rows::load<T>(work.input, i);
@@ -48,16 +47,10 @@ void enqueue(const GatedAdd& work, void* stream) {
       .count("tokens", work.tokens)
       .vectors("width", work.width, 8)
       .done("GatedAdd");
-  const std::int64_t vectors = work.width / rows::kVector;
-  const std::int64_t count = work.tokens * vectors;
-  rows::Checks().count("tokens * width / 8", count).done("GatedAdd");
+  const rows::RowVectors vectors("tokens", work.tokens, work.width, "GatedAdd");
   with_element_type(work.dtype, [&]<typename T>(TypeTag<T>) {
     using Kernel = GatedAddVectors<T>;
-    launch<Kernel>({.x = rows::blocks_for(count, Kernel::kThreads), .overlaps_previous = true},
-                   {.work = work,
-                    .count = static_cast<std::int32_t>(count),
-                    .width = Divisor(static_cast<std::int32_t>(vectors))},
-                   stream);
+    launch<Kernel>(vectors.shape<Kernel>(), {.work = work, .vectors = vectors}, stream);
   });
 }
 

@@ -1,12 +1,12 @@
 #include <cstdint>
 
 #include "adaptrt/cuda/row_kernels.h"
-#include "cuda/kernels/divisor.h"
 #include "cuda/kernels/element_type.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/rows/activations.h"
 #include "cuda/kernels/rows/checks.h"
 #include "cuda/kernels/rows/elements.h"
+#include "cuda/kernels/rows/row_vectors.h"
 
 namespace adaptrt::cuda {
 namespace {
@@ -15,9 +15,8 @@ struct GatedColumnsStep {
   const void* gate;
   const float* values;  ///< from the first column on
   void* output;
-  std::int32_t count;   ///< vectors of the output
-  Divisor width;        ///< vectors of a row of the output
-  std::int64_t stride;  ///< vectors of a row of `values`
+  rows::RowVectors vectors;  ///< of the output
+  std::int64_t stride;       ///< vectors of a row of `values`
 };
 
 /// One vector of the output per thread.
@@ -31,12 +30,11 @@ class GatedColumnsVectors {
   __device__ static void run(const GatedColumnsStep& step) {
     allow_next_kernel();
     wait_for_previous_kernel();
-    const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-    if (index >= step.count) return;
-    const auto i = static_cast<std::int32_t>(index);
+    const std::int32_t i = step.vectors.own<kThreads>();
+    if (i < 0) return;
     rows::Elements gate = rows::load<T>(step.gate, i);
     const rows::Elements values =
-        rows::load<float>(step.values, step.width.quotient(i) * step.stride + step.width.remainder(i));
+        rows::load<float>(step.values, step.vectors.row(i) * step.stride + step.vectors.column(i));
     gate.for_each([&](float value, int at) {
       return rows::activate<kActivation>(value, values.values[at], /*threshold=*/0.0F);
     });
@@ -48,8 +46,7 @@ template <LinearEpilogue kActivation>
 void launch_activation(const GatedColumns& work, const GatedColumnsStep& step, void* stream) {
   with_element_type(work.dtype, [&]<typename T>(TypeTag<T>) {
     using Kernel = GatedColumnsVectors<T, kActivation>;
-    launch<Kernel>({.x = rows::blocks_for(step.count, Kernel::kThreads), .overlaps_previous = true}, step,
-                   stream);
+    launch<Kernel>(step.vectors.shape<Kernel>(), step, stream);
   });
 }
 
@@ -61,13 +58,10 @@ void enqueue(const GatedColumns& work, void* stream) {
   checks.vectors("stride", work.stride, 8).vectors("first_column", work.first_column, 0);
   checks.condition(work.first_column + work.width <= work.stride, "the columns end after the row");
   checks.done("GatedColumns");
-  const std::int64_t count = work.tokens * (work.width / rows::kVector);
-  rows::Checks().count("tokens * width / 8", count).done("GatedColumns");
   const GatedColumnsStep step{.gate = work.gate,
                               .values = work.values + work.first_column,
                               .output = work.output,
-                              .count = static_cast<std::int32_t>(count),
-                              .width = Divisor(static_cast<std::int32_t>(work.width / rows::kVector)),
+                              .vectors = {"tokens", work.tokens, work.width, "GatedColumns"},
                               .stride = work.stride / rows::kVector};
   switch (work.activation) {
     case LinearEpilogue::kSiluMul:

@@ -9,6 +9,7 @@
 #include "cuda/kernels/rows/block_sum.h"
 #include "cuda/kernels/rows/checks.h"
 #include "cuda/kernels/rows/elements.h"
+#include "cuda/kernels/warp_sums.h"
 
 namespace adaptrt::cuda {
 namespace {
@@ -140,11 +141,7 @@ class WarpHeadNorms {
       kept = rows::load<T>(step.qkv, group.first + lane);
       if (group.is_rotated) kept = rotate<T>(step, group, lane, kept);
     }
-    float squares = sum_of_squares(kept);
-    ADAPTRT_UNROLL
-    for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
-      squares += __shfl_xor_sync(kAllLanes, squares, distance);
-    }
+    const float squares = sum_over_lanes(sum_of_squares(kept));
     if (!has_vector) return;
     const float factor = factor_of(step, squares, group.size);
     store_value<T>(step, group, lane, kept, factor);

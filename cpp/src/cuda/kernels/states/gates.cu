@@ -7,7 +7,9 @@
 #include "cuda/kernels/rows/activations.h"
 #include "cuda/kernels/rows/checks.h"
 #include "cuda/kernels/rows/elements.h"
+#include "cuda/kernels/rows/row_vectors.h"
 #include "cuda/kernels/types.h"
+#include "cuda/kernels/warp_sums.h"
 
 namespace adaptrt::cuda {
 namespace {
@@ -49,10 +51,7 @@ class GatedRmsNormGroups {
     for (std::int64_t i = thread % kWarpSize; i < work.group; i += kWarpSize) {
       squares = fmaf(before_norm(i), before_norm(i), squares);
     }
-    ADAPTRT_UNROLL
-    for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
-      squares += __shfl_xor_sync(kAllLanes, squares, distance);
-    }
+    squares = sum_over_lanes(squares);
     const float factor = rsqrtf(squares / static_cast<float>(work.group) + work.epsilon);
     for (std::int64_t i = thread % kWarpSize; i < work.group; i += kWarpSize) {
       const float normed = before_norm(i) * factor * weight[i];
@@ -63,8 +62,7 @@ class GatedRmsNormGroups {
 
 struct SigmoidGateStep {
   SigmoidGate work;
-  std::int32_t count;  ///< vectors of all rows
-  Divisor width;       ///< vectors of a row
+  rows::RowVectors vectors;
 };
 
 /// One vector per thread.
@@ -79,12 +77,11 @@ class SigmoidGateVectors {
     allow_next_kernel();
     wait_for_previous_kernel();
     const SigmoidGate& work = step.work;
-    const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-    if (index >= step.count) return;
-    const auto i = static_cast<std::int32_t>(index);
-    const std::int64_t row = step.width.quotient(i);
+    const std::int32_t i = step.vectors.own<kThreads>();
+    if (i < 0) return;
+    const std::int64_t row = step.vectors.row(i);
     const std::int64_t at = ((row + 1) * work.gate_stride - work.width) / rows::kVector;
-    const rows::Elements gate = rows::load<T>(work.gate, at + step.width.remainder(i));
+    const rows::Elements gate = rows::load<T>(work.gate, at + step.vectors.column(i));
     rows::Elements output = rows::load<T>(work.output, i);
     output.for_each([&](float value, int k) { return rows::times_sigmoid(value, gate.values[k]); });
     rows::store<T>(work.output, i, output);
@@ -128,15 +125,10 @@ void enqueue(const SigmoidGate& work, void* stream) {
       .vectors("gate_stride", work.gate_stride, 8)
       .condition(work.gate_stride >= work.width, "gate_stride is below width")
       .done("SigmoidGate");
-  const std::int64_t vectors = work.width / rows::kVector;
-  rows::Checks().count("rows * width / 8", work.rows * vectors).done("SigmoidGate");
+  const rows::RowVectors vectors("rows", work.rows, work.width, "SigmoidGate");
   with_element_type(work.dtype, [&]<typename T>(TypeTag<T>) {
     using Kernel = SigmoidGateVectors<T>;
-    launch<Kernel>({.x = rows::blocks_for(work.rows * vectors, Kernel::kThreads), .overlaps_previous = true},
-                   {.work = work,
-                    .count = static_cast<std::int32_t>(work.rows * vectors),
-                    .width = Divisor(static_cast<std::int32_t>(vectors))},
-                   stream);
+    launch<Kernel>(vectors.shape<Kernel>(), {.work = work, .vectors = vectors}, stream);
   });
 }
 

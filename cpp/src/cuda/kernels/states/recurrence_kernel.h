@@ -9,6 +9,7 @@
 #include "cuda/kernels/ptx.h"
 #include "cuda/kernels/rows/checks.h"
 #include "cuda/kernels/states/sequence.h"
+#include "cuda/kernels/warp_sums.h"
 
 namespace adaptrt::cuda::states {
 
@@ -157,17 +158,7 @@ class Recurrence {
     float sum = 0.0F;
     ADAPTRT_UNROLL
     for (int i = 0; i < kLoads; ++i) sum = fmaf(values[i], values[i], sum);
-    return sum_over_lanes<kWarpSize>(sum);
-  }
-
-  /// The sum over groups of `kCount` threads of a warp.
-  template <int kCount>
-  __device__ static float sum_over_lanes(float sum) {
-    ADAPTRT_UNROLL
-    for (int distance = kCount / 2; distance > 0; distance /= 2) {
-      sum += __shfl_xor_sync(kAllLanes, sum, distance);
-    }
-    return sum;
+    return sum_over_lanes(sum);
   }
 
   /// Adds up add(i) for the rows of a column. There are kSums sums, so that additions need not wait for each

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/kernels/platform.h"
+#include "cuda/kernels/ptx.h"
+#include "cuda/kernels/warp.h"
+
+namespace adaptrt::cuda {
+
+struct BlockRank {
+  std::int32_t before;  ///< true flags of threads before this one
+  std::int32_t total;   ///< of the block
+};
+
+/// Shared memory that rank_in_block() uses, from the beginning.
+[[nodiscard]] constexpr std::size_t rank_bytes(int threads) {
+  return static_cast<std::size_t>(threads / kWarpSize) * sizeof(std::int32_t);
+}
+
+/// Block: counts the threads' flags.
+template <int kThreads>
+__device__ inline BlockRank rank_in_block(bool flag) {
+  auto* counts = reinterpret_cast<std::int32_t*>(shared_memory());
+  const auto thread = static_cast<std::int32_t>(threadIdx.x);
+  const std::uint32_t mask = __ballot_sync(kAllLanes, flag);
+  __syncthreads();  // the previous counts have been read
+  if (thread % kWarpSize == 0) counts[thread / kWarpSize] = __popc(mask);
+  __syncthreads();
+  BlockRank rank{__popc(mask & ((1U << (thread % kWarpSize)) - 1)), 0};
+  ADAPTRT_UNROLL
+  for (int warp = 0; warp < kThreads / kWarpSize; ++warp) {
+    if (warp < thread / kWarpSize) rank.before += counts[warp];
+    rank.total += counts[warp];
+  }
+  return rank;
+}
+
+}  // namespace adaptrt::cuda
