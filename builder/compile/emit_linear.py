@@ -27,6 +27,7 @@ from ...formats.network.ops import (
     Linear,
     Op,
     RmsNorm,
+    Scale,
     SelectiveScan,
     SiluGate,
 )
@@ -70,6 +71,8 @@ def _exact_inputs(op: Op) -> tuple[Value, ...]:
             return (op.gate,)
         case RmsNorm():
             return (op.input,) if op.add_to is None else ()
+        case Scale():
+            return (op.input,)
         case SiluGate():
             return (op.input, op.gate)
         case CausalConvolution() | GatedConvolution():

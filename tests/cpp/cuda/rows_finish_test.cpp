@@ -147,7 +147,7 @@ class FinishCase {
     double y = element(dtype_, product_[token * width_ * parts_ + column]);
     const std::int64_t row = options_.has_bias_rows ? bias_rows_[static_cast<std::size_t>(token)] : 0;
     if (options_.has_bias) y += bias_[row * width_ * parts_ + column];
-    y *= options_.scale;
+    if (column < width_) y *= options_.scale;  // not the columns that a gate multiplies
     return options_.softcap == 0.0F ? y : options_.softcap * std::tanh(y / options_.softcap);
   }
 

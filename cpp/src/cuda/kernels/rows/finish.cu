@@ -43,14 +43,14 @@ class FinishVectors {
     if constexpr (kIsGated) {
       const std::int32_t width = step.width.value();
       const std::int64_t at = std::int64_t{2} * (i - column) + column;
-      rows::Elements gated = read(step, at, in_bias);
-      const rows::Elements linear = read(step, at + width, in_bias + width);
+      rows::Elements gated = read(step, at, in_bias, step.scale);
+      const rows::Elements linear = read(step, at + width, in_bias + width, 1.0F);
       gated.for_each([&](float value, int k) {
         return rows::activate<kEpilogue>(value, linear.values[k], step.threshold);
       });
       rows::store<T>(step.output, i, gated);
     } else {
-      rows::Elements y = read(step, i, in_bias);
+      rows::Elements y = read(step, i, in_bias, step.scale);
       y.for_each([](float value, int) { return rows::activate<kEpilogue>(value); });
       rows::store<T>(step.output, i, y);
     }
@@ -60,13 +60,14 @@ class FinishVectors {
   static constexpr bool kIsGated = is_gated(kEpilogue);
 
   /// A vector of y, before the epilogue.
-  __device__ static rows::Elements read(const FinishStep& step, std::int64_t at, std::int64_t in_bias) {
+  __device__ static rows::Elements read(const FinishStep& step, std::int64_t at, std::int64_t in_bias,
+                                        float scale) {
     rows::Elements y = rows::load<T>(step.product, at);
     if (step.bias != nullptr) {
       const rows::Elements bias = rows::load_constant<float>(step.bias, in_bias);
       y.for_each([&](float value, int k) { return value + bias.values[k]; });
     }
-    y.for_each([&](float value, int) { return value * step.scale; });
+    y.for_each([&](float value, int) { return value * scale; });
     if (step.softcap != 0.0F) {
       y.for_each([&](float value, int) { return rows::bounded(value, step.softcap); });
     }
