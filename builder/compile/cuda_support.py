@@ -14,7 +14,7 @@ from ...formats.checkpoint.activation import Activation
 from ...formats.checkpoint.quantization import QuantConfig
 from ...formats.engine.build_config import CUDA, NATIVE
 from ...formats.network.network import Network
-from ...formats.network.operands import Routing
+from ...formats.network.operands import LatentShape, Routing
 from ...formats.network.ops import (
     Attention,
     Cast,
@@ -26,11 +26,14 @@ from ...formats.network.ops import (
     GatedConvolution,
     GatedDelta,
     GatedRmsNorm,
+    LatentQueries,
+    LatentValues,
     LayerNorm,
     Linear,
     Op,
     RmsNorm,
     Rotary,
+    Scale,
     SelectiveScan,
     SigmoidGate,
     SiluGate,
@@ -44,6 +47,10 @@ WIDTH_MULTIPLE: Final = 8
 MOST_HEAD_DIM: Final = 512
 MOST_HEAD_DIM_NORMED_LATE: Final = 256
 """Maximum head_dim if norms come after the rotation: a warp has one head."""
+MOST_KEY_DIM: Final = 576
+"""Maximum width of a compressed row with its rotated elements (latent attention)."""
+ROTATED_MULTIPLE: Final = 16
+"""Rotated elements of a compressed row."""
 MOST_STATE_ROWS: Final = 256
 MOST_TAPS: Final = 4
 MOST_EXPERTS: Final = 1024
@@ -91,6 +98,10 @@ def _problems_of_op(op: Op) -> Iterator[str]:
         for name in ("interleaved", "normalizes_values"):
             if getattr(op, name):
                 yield f"the op Attention with {name} and norms_after_rotation"
+    if isinstance(op, Attention) and op.shape.values_are_keys:
+        for name in ("softcap", "sinks", "query_norm", "key_norm"):
+            if getattr(op, name) is not None:
+                yield f"the op Attention with {name} and keys as values"
     if isinstance(op, Attention) and op.values_from_keys and (op.key_norm is None or not op.normalizes_values):
         yield "the op Attention with values_from_keys, and without norms of keys and values"
 
@@ -104,15 +115,15 @@ def _problems_of_linear(op: Linear) -> Iterator[str]:
             yield f"the op Linear with the activation {op.activation.value} and {'a' if is_gated else 'no'} gate"
         if op.add_to is not None:
             yield "the op Linear with activation and add_to"
-        if is_gated and op.scale != 1.0:
-            yield "the op Linear with a gate and scale"
     if op.layer is None and (op.activation is not None or op.add_to is not None):
         yield "the op Linear with activation or add_to in lm_head"
 
 
 def _size_problems(op: Op, exact: Set[str]) -> Iterator[str]:
     """exact: names of the values that linear layers store as float32."""
-    if isinstance(op, Attention):
+    if isinstance(op, (LatentQueries, LatentValues)):
+        yield from _latent_size_problems(op.shape)
+    if isinstance(op, Attention) and not op.shape.values_are_keys:
         size = op.shape.head_dim
         if size % WIDTH_MULTIPLE or size > MOST_HEAD_DIM:
             accepted = f"a multiple of {WIDTH_MULTIPLE} up to {MOST_HEAD_DIM}"
@@ -134,6 +145,8 @@ def _size_problems(op: Op, exact: Set[str]) -> Iterator[str]:
         rows = op.shape.key_dim if isinstance(op, GatedDelta) else op.shape.state_dim
         if rows > MOST_STATE_ROWS:
             yield f"states of {rows} rows; expected at most {MOST_STATE_ROWS} with backend {CUDA}"
+    if isinstance(op, Scale) and op.input.width % WIDTH_MULTIPLE:
+        yield f"{op.input.width} scaled values; expected a multiple of {WIDTH_MULTIPLE} with backend {CUDA}"
     if isinstance(op, SigmoidGate):
         for what, size in (("a gate of attention", op.gate.width), ("attention with a gate", op.output.width)):
             if size % WIDTH_MULTIPLE:
@@ -150,6 +163,28 @@ def _size_problems(op: Op, exact: Set[str]) -> Iterator[str]:
                     yield (
                         f"a linear layer of {size} {what}; expected a multiple of {WIDTH_MULTIPLE} with backend {CUDA}"
                     )
+
+
+def _latent_size_problems(shape: LatentShape) -> Iterator[str]:
+    for what, size in (
+        ("compressed rows", shape.latent_dim),
+        ("queries without their rotated elements", shape.plain_dim),
+        ("values", shape.value_dim),
+    ):
+        if size % WIDTH_MULTIPLE:
+            yield f"{what} of {size} elements; expected a multiple of {WIDTH_MULTIPLE} with backend {CUDA}"
+    if shape.rotary_dim % ROTATED_MULTIPLE:
+        yield (
+            f"{shape.rotary_dim} rotated elements of a compressed row; expected a multiple of {ROTATED_MULTIPLE} with "
+            f"backend {CUDA}"
+        )
+    if shape.key_dim > MOST_KEY_DIM:
+        yield (
+            f"compressed rows of {shape.key_dim} elements with the rotated ones; expected at most {MOST_KEY_DIM} with "
+            f"backend {CUDA}"
+        )
+    if shape.num_heads > MOST_EXPERTS:
+        yield f"{shape.num_heads} heads of latent attention; expected at most {MOST_EXPERTS} with backend {CUDA}"
 
 
 def _quantized_weights(network: Network) -> Iterator[LinearWeight]:
@@ -265,6 +300,7 @@ _ACCEPTED: Final[Mapping[type[Op], Mapping[str, _Check]]] = {
         ),
         _any,
     ),
+    Scale: dict.fromkeys(("scope", "input", "output", "factors", "gather_logit_rows", "is_stream"), _any),
     LayerNorm: dict.fromkeys(
         ("scope", "input", "output", "weight", "bias", "epsilon", "gather_logit_rows", "is_stream", "number"), _any
     ),
@@ -314,6 +350,10 @@ _ACCEPTED: Final[Mapping[type[Op], Mapping[str, _Check]]] = {
         # No position of the engine has scaled queries: build() checks max_seq_len.
         "query_scaling": _any,
     },
+    LatentQueries: dict.fromkeys(
+        ("scope", "layer", "queries", "rows", "output", "shape", "norm", "epsilon", "keys"), _any
+    ),
+    LatentValues: dict.fromkeys(("scope", "layer", "input", "output", "shape", "values"), _any),
     Linear: {
         **dict.fromkeys(
             ("scope", "input", "output", "layer", "activation", "threshold", "add_to", "scale", "softcap"), _any

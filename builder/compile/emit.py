@@ -146,6 +146,7 @@ class _Emitter:
         self._sites = sites
         self._linears = linears
         self._activation = storage.activation_type(network.config.dtype)
+        self._stored = storage.stored_type(network.config.dtype)
 
     def emit(self, op: ops.Op) -> EmittedOp:
         if isinstance(op, ops.Embedding):
@@ -459,7 +460,7 @@ class _Emitter:
             keys=self._linears.parts(op.keys, op.output.rows),
             lora_site=first_site,
         )
-        return EmittedOp(op=made, reads=(op.queries, op.rows), writes=(op.output,), dtype=DType.FLOAT32, sites=sites)
+        return EmittedOp(op=made, reads=(op.queries, op.rows), writes=(op.output,), dtype=self._stored, sites=sites)
 
     def _latent_values(self, op: ops.LatentValues) -> EmittedOp:
         first_site, sites = self._sites.of(op)

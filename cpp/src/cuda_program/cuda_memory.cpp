@@ -25,6 +25,14 @@ struct ExpertSizes {
   std::size_t hidden = 0;  ///< elements of all slots after the layers
 };
 
+/// Sizes of all ops of latent attention, for the largest run.
+struct LatentSizes {
+  std::size_t slots = 0;
+  std::size_t heads = 0;
+  std::size_t inputs = 0;  ///< elements of all slots
+  std::size_t outputs = 0;
+};
+
 void require(std::size_t* bytes, std::int64_t needed) {
   *bytes = std::max(*bytes, static_cast<std::size_t>(needed));
 }
@@ -43,10 +51,30 @@ ExpertSizes expert_sizes(const Program& program) {
   return sizes;
 }
 
+LatentSizes latent_sizes(const Program& program) {
+  LatentSizes sizes;
+  const auto add = [&](const std::vector<LinearPart>& heads) {
+    const std::int64_t slots = std::int64_t{program.max_num_tokens} * std::ssize(heads);
+    require(&sizes.slots, slots);
+    require(&sizes.heads, std::ssize(heads));
+    require(&sizes.inputs, slots * heads.front().weight.k);
+    require(&sizes.outputs, slots * heads.front().weight.n);
+  };
+  for (const Op& op : program.body) {
+    if (const auto* queries = std::get_if<LatentQueriesOp>(&op)) add(queries->keys);
+    if (const auto* values = std::get_if<LatentValuesOp>(&op)) add(values->values);
+  }
+  return sizes;
+}
+
 SharedBytes shared_bytes(const Program& program) {
   SharedBytes bytes;
   const auto element = static_cast<std::int64_t>(size_of(program.dtype));
   const std::int64_t tokens = program.max_num_tokens;
+  const auto require_head_workspace = [&](std::int32_t first_site, std::int64_t heads) {
+    const auto lora = slot_lora_config(first_site, program);
+    if (lora) require(&bytes.workspace, cuda::LoraKernel(*lora).workspace_bytes(tokens * heads));
+  };
   for (const std::vector<Op>* section : program.sections()) {
     for (const Op& op : *section) {
       if (const auto* linear = std::get_if<LinearOp>(&op)) {
@@ -66,7 +94,12 @@ SharedBytes shared_bytes(const Program& program) {
           const std::int64_t slots = tokens * experts->routing.top_k;
           if (lora) require(&bytes.workspace, cuda::LoraKernel(*lora).workspace_bytes(slots));
         }
+      } else if (const auto* queries = std::get_if<LatentQueriesOp>(&op)) {
+        require_head_workspace(queries->lora_site, queries->shape.num_heads);
+      } else if (const auto* values = std::get_if<LatentValuesOp>(&op)) {
+        require_head_workspace(values->lora_site, values->shape.num_heads);
       } else if (const auto* attention = std::get_if<AttentionOp>(&op)) {
+        if (attention->shape.values_are_keys) continue;  // its kernels need none
         if (attention->values_from_keys) {
           const std::int64_t width = program.buffers[static_cast<std::size_t>(attention->qkv)].width;
           require(&bytes.product, tokens * width * element);
@@ -84,6 +117,12 @@ Allocation allocate(Device& device, std::size_t bytes) {
   return bytes == 0 ? Allocation() : device.allocate(bytes);
 }
 
+/// Returns the place of an array behind others, and moves their end.
+std::size_t place_behind(std::size_t* end, std::size_t bytes) {
+  constexpr std::size_t kAlignment = 256;
+  return std::exchange(*end, *end + (bytes + kAlignment - 1) / kAlignment * kAlignment);
+}
+
 }  // namespace
 
 CudaMemory::CudaMemory(const Program& program, const GpuModelArrays& arrays, Device& device)
@@ -96,6 +135,7 @@ CudaMemory::CudaMemory(const Program& program, const GpuModelArrays& arrays, Dev
   padded_output_ = allocate(device, bytes.padded_output);
   workspace_ = allocate(device, bytes.workspace);
   allocate_experts(program, device);
+  allocate_latent(program, device);
 }
 
 void CudaMemory::allocate_experts(const Program& program, Device& device) {
@@ -103,11 +143,7 @@ void CudaMemory::allocate_experts(const Program& program, Device& device) {
   if (sizes.slots == 0) return;
   const std::size_t element = size_of(program.dtype);
   std::size_t end = 0;
-  // Places an array; the address is known when all have a place.
-  const auto place = [&end](std::size_t bytes) {
-    constexpr std::size_t kAlignment = 256;
-    return std::exchange(end, end + (bytes + kAlignment - 1) / kAlignment * kAlignment);
-  };
+  const auto place = [&end](std::size_t bytes) { return place_behind(&end, bytes); };
   const std::size_t chosen = place(sizes.slots * sizeof(std::int32_t));
   const std::size_t weights = place(sizes.slots * sizeof(float));
   const std::size_t offsets = place((sizes.experts + 1) * sizeof(std::int32_t));
@@ -133,6 +169,24 @@ void CudaMemory::allocate_experts(const Program& program, Device& device) {
               .gate_up = expert_arrays_.data() + gate_up,
               .activated = expert_arrays_.data() + activated,
               .down = expert_arrays_.data() + down};
+}
+
+void CudaMemory::allocate_latent(const Program& program, Device& device) {
+  const LatentSizes sizes = latent_sizes(program);
+  if (sizes.slots == 0) return;
+  const std::size_t element = size_of(program.dtype);
+  std::size_t end = 0;
+  const std::size_t offsets = place_behind(&end, (sizes.heads + 1) * sizeof(std::int32_t));
+  // There is at most one tile for each slot.
+  const std::size_t tiles = place_behind(&end, (sizes.slots + 1) * sizeof(cuda::SlotTile));
+  const std::size_t inputs = place_behind(&end, sizes.inputs * element);
+  const std::size_t outputs = place_behind(&end, sizes.outputs * element);
+  latent_arrays_ = device.allocate(end);
+  std::byte* first = latent_arrays_.data();
+  latent_ = {.offsets = reinterpret_cast<std::int32_t*>(first + offsets),
+             .tiles = reinterpret_cast<cuda::SlotTile*>(first + tiles),
+             .inputs = first + inputs,
+             .outputs = first + outputs};
 }
 
 }  // namespace adaptrt

@@ -26,6 +26,14 @@ struct ExpertMemory {
   std::byte* down = nullptr;       ///< T [slots, hidden]; first, the inputs of gate and up for adapters
 };
 
+/// Memory of latent attention, for the largest run; nullptr without. See cuda/latent_kernels.h.
+struct LatentMemory {
+  std::int32_t* offsets = nullptr;
+  cuda::SlotTile* tiles = nullptr;
+  std::byte* inputs = nullptr;   ///< T [slots, width of a head's input]
+  std::byte* outputs = nullptr;  ///< T [slots, width of a head's output]
+};
+
 /// Device memory of a model that its ops share. Sizes are for the largest run.
 class CudaMemory {
  public:
@@ -43,11 +51,13 @@ class CudaMemory {
   /// Workspace of the kernels, which use it one after another.
   [[nodiscard]] std::byte* workspace() const { return workspace_.data(); }
   [[nodiscard]] const ExpertMemory& experts() const { return experts_; }
+  [[nodiscard]] const LatentMemory& latent() const { return latent_; }
   /// Tables of adapters; nullopt without LoRA.
   [[nodiscard]] const std::optional<AdapterArrays>& adapters() const { return adapters_; }
 
  private:
   void allocate_experts(const Program& program, Device& device);
+  void allocate_latent(const Program& program, Device& device);
 
   std::byte* logits_;
   std::optional<AdapterArrays> adapters_;
@@ -59,6 +69,8 @@ class CudaMemory {
   Allocation workspace_;
   Allocation expert_arrays_;
   ExpertMemory experts_;
+  Allocation latent_arrays_;
+  LatentMemory latent_;
 };
 
 }  // namespace adaptrt

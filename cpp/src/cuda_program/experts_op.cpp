@@ -5,39 +5,12 @@
 #include <span>
 
 #include "adaptrt/cuda/expert_kernels.h"
-#include "adaptrt/cuda/lora_kernel.h"
 #include "adaptrt/cuda/row_kernels.h"
 #include "kernel_configs.h"
+#include "slot_adapters.h"
 
 namespace adaptrt {
 namespace {
-
-/// The adapters of one layer of experts, in place.
-class ExpertAdapters {
- public:
-  ExpertAdapters(const cuda::LoraKernel::Config& config, const CudaMemory& memory, const void* x,
-                 std::int64_t in, void* y)
-      : kernel_(config), tables_(*memory.adapters()), workspace_(memory.workspace()), x_(x), in_(in), y_(y) {}
-
-  void enqueue(const CudaRun& run, std::int64_t slots, std::int64_t tiles, const cuda::SlotTile* list) const {
-    kernel_.enqueue({.tokens = slots, .in = in_, .layers = tables_.ranks.dims[1], .tiles = tiles},
-                    {.x = x_,
-                     .base = y_,
-                     .ranks = reinterpret_cast<const std::int32_t*>(tables_.ranks.address),
-                     .pointers = reinterpret_cast<const std::int64_t*>(tables_.pointers.address),
-                     .shifts = reinterpret_cast<const std::int64_t*>(tables_.shifts.address),
-                     .tiles = list},
-                    y_, workspace_, run.stream);
-  }
-
- private:
-  cuda::LoraKernel kernel_;
-  const AdapterArrays& tables_;
-  void* workspace_;
-  const void* x_;
-  std::int64_t in_;
-  void* y_;
-};
 
 class ExpertLaunches final : public CudaOp {
  public:
@@ -158,13 +131,8 @@ class ExpertLaunches final : public CudaOp {
     work->group_size = group_size_of(first);
   }
 
-  [[nodiscard]] static std::int32_t tile_slots(std::int64_t slots) {
-    return cuda::LoraKernel::tile_tokens(slots, cuda::LoraKernel::kManyTokensFrom);
-  }
-
   [[nodiscard]] std::int64_t most_tiles(const CudaRun& run, std::int64_t slots) const {
-    const std::int64_t ranges = run.shape.sequences + run.shape.split_sequences;
-    return cuda::most_tiles(slots, number_.experts, ranges, tile_slots(slots));
+    return cuda::most_tiles(slots, number_.experts, adapter_ranges(run), tile_slots(slots));
   }
 
   void number_tiles(const CudaRun& run, std::int64_t slots) const {
@@ -185,8 +153,8 @@ class ExpertLaunches final : public CudaOp {
   cuda::SumSlots sum_;
   cuda::NumberTiles tiles_;
   cuda::GatherSlots gather_;
-  std::optional<ExpertAdapters> gate_up_adapters_;
-  std::optional<ExpertAdapters> down_adapters_;
+  std::optional<SlotAdapters> gate_up_adapters_;
+  std::optional<SlotAdapters> down_adapters_;
 };
 
 }  // namespace

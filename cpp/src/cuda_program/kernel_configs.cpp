@@ -68,22 +68,23 @@ std::optional<cuda::LoraKernel::Config> lora_config(const LinearOp& op, const Pr
   return config;
 }
 
+std::optional<cuda::LoraKernel::Config> slot_lora_config(std::int32_t first_site, const Program& program) {
+  if (first_site < 0) return std::nullopt;
+  cuda::LoraKernel::Config config{
+      .dtype = program.dtype,
+      .max_rank = program.lora.max_rank,
+      .dora = program.lora.dora_enabled,
+      .expert_entry = AdapterEntries(program.lora).entry(static_cast<std::size_t>(first_site), 0)};
+  for (const LoraPart& part : program.lora_site(first_site).parts) {
+    config.module_ids.push_back(static_cast<std::int32_t>(part.module));
+    config.out_sizes.push_back(static_cast<std::int32_t>(part.out_size));
+  }
+  return config;
+}
+
 std::array<std::optional<cuda::LoraKernel::Config>, 2> lora_configs(const ExpertsOp& op,
                                                                     const Program& program) {
-  const auto config_of = [&](std::int32_t first_site) -> std::optional<cuda::LoraKernel::Config> {
-    if (first_site < 0) return std::nullopt;
-    cuda::LoraKernel::Config config{
-        .dtype = program.dtype,
-        .max_rank = program.lora.max_rank,
-        .dora = program.lora.dora_enabled,
-        .expert_entry = AdapterEntries(program.lora).entry(static_cast<std::size_t>(first_site), 0)};
-    for (const LoraPart& part : program.lora_site(first_site).parts) {
-      config.module_ids.push_back(static_cast<std::int32_t>(part.module));
-      config.out_sizes.push_back(static_cast<std::int32_t>(part.out_size));
-    }
-    return config;
-  };
-  return {config_of(op.gate_up_site), config_of(op.down_site)};
+  return {slot_lora_config(op.gate_up_site, program), slot_lora_config(op.down_site, program)};
 }
 
 cuda::PagedAttentionConfig attention_config(const AttentionOp& op, const Program& program) {

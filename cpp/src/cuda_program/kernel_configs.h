@@ -32,6 +32,9 @@ namespace adaptrt {
 /// Returns the kernel of a linear layer's adapters; nullopt if adapters do not apply.
 [[nodiscard]] std::optional<cuda::LoraKernel::Config> lora_config(const LinearOp& op, const Program& program);
 
+/// The same for experts, or for heads of latent attention, whose sites follow one another from first_site on.
+[[nodiscard]] std::optional<cuda::LoraKernel::Config> slot_lora_config(std::int32_t first_site,
+                                                                       const Program& program);
 /// The same for the two layers of experts: gate and up, and down.
 [[nodiscard]] std::array<std::optional<cuda::LoraKernel::Config>, 2> lora_configs(const ExpertsOp& op,
                                                                                   const Program& program);

@@ -9,6 +9,7 @@
 #include "adaptrt/program/op_buffers.h"
 #include "attention_op.h"
 #include "experts_op.h"
+#include "latent_ops.h"
 #include "linear_op.h"
 #include "row_ops.h"
 #include "state_ops.h"
@@ -54,7 +55,18 @@ class Lowering {
   void lower_one(const GatedColumnsOp& op) { ops_.push_back(make_gated_columns(op, program_, memory_)); }
   void lower_one(const AttentionOp& op) {
     begin_section();
-    ops_.push_back(make_attention(op, program_, memory_, pools_, weights_));
+    ops_.push_back(op.shape.values_are_keys ? make_latent_attention(op, program_, memory_, pools_)
+                                            : make_attention(op, program_, memory_, pools_, weights_));
+  }
+  void lower_one(const LatentQueriesOp& op) {
+    if (op.shape.num_heads != numbered_heads_) {
+      ops_.push_back(make_head_numbers(op.shape, memory_));
+      numbered_heads_ = op.shape.num_heads;
+    }
+    ops_.push_back(make_latent_queries(op, program_, memory_, weights_));
+  }
+  void lower_one(const LatentValuesOp& op) {
+    ops_.push_back(make_latent_values(op, program_, memory_, weights_));
   }
   void lower_one(const CausalConvolutionOp& op) {
     begin_section();
@@ -137,6 +149,8 @@ class Lowering {
   CudaOps ops_;
   std::vector<std::size_t> sections_;
   bool is_head_ = false;
+  /// Heads of latent attention for which the slots have numbers.
+  std::int64_t numbered_heads_ = 0;
   /// The residual stream to which memory.addend() is to be added.
   BufferId waiting_ = kNoBuffer;
 };

@@ -12,7 +12,7 @@
 
 namespace adaptrt {
 
-/// KV pool of each layer: [blocks, 2, kv_heads, tokens_per_block, head_dim]. Filled before the first run.
+/// KV pool of each layer: see KvPools. Filled before the first run.
 using KvPoolAddresses = std::vector<std::byte*>;
 
 /// The ops of a program, in order of execution.

@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "adaptrt/cuda/expert_kernels.h"
+#include "adaptrt/cuda/latent_kernels.h"
 #include "adaptrt/cuda/state_kernels.h"
 #include "adaptrt/cuda_program/cuda_engine.h"
 #include "kernel_configs.h"
@@ -56,10 +57,11 @@ class Checker {
     }
   }
 
-  void check_width(std::int64_t width, std::string_view what) {
-    if (width % kVector != 0) {
+  void check_width(std::int64_t width, std::string_view what) { check_multiple(width, kVector, what); }
+  void check_multiple(std::int64_t width, std::int64_t unit, std::string_view what) {
+    if (width % unit != 0) {
       problems_.add(where_ + ": " + std::string(what) + " is " + std::to_string(width) +
-                    "; expected a multiple of " + std::to_string(kVector));
+                    "; expected a multiple of " + std::to_string(unit));
     }
   }
 
@@ -93,8 +95,35 @@ class Checker {
     const std::int64_t unscaled = std::int64_t{op.query_scaling_length} - op.query_scaling_offset;
     refuse_op(op.query_scaling_beta != 0.0F && program_.max_seq_len > unscaled,
               "queries that are scaled by their position");
-    check_most(op.shape.head_dim, kMaxHeadDim, "head_dim");
+    if (op.shape.values_are_keys) check_keys_as_values(op);
+    check_most(op.shape.head_dim, op.shape.values_are_keys ? cuda::kMaxKeyDim : kMaxHeadDim, "head_dim");
     check_width(op.shape.head_dim, "head_dim");
+  }
+  /// A kernel of its own attends to compressed rows.
+  void check_keys_as_values(const AttentionOp& op) {
+    refuse_op(op.softcap != 0.0F, "a soft cap with keys as values");
+    refuse_op(op.sinks.size != 0, "sinks with keys as values");
+    refuse_op(op.query_norm.size != 0 || op.key_norm.size != 0, "norms of heads with keys as values");
+    const std::int64_t rotated = 2 * program_.buffers[static_cast<std::size_t>(op.cosine)].width;
+    check_multiple(rotated, cuda::kRotatedUnit, "the rotated part of a key that is a value");
+  }
+  void check(const LatentQueriesOp& op) {
+    check_width(op.shape.latent_dim, "latent_dim");
+    check_width(op.shape.rotary_dim, "rotary_dim");
+    check_width(op.shape.plain_dim, "plain_dim");
+    check_heads(op.shape, op.keys);
+  }
+  void check(const LatentValuesOp& op) {
+    check_width(op.shape.latent_dim, "latent_dim");
+    check_width(op.shape.rotary_dim, "rotary_dim");
+    check_width(op.shape.value_dim, "value_dim");
+    check_heads(op.shape, op.values);
+  }
+  void check_heads(const LatentShape& shape, const std::vector<LinearPart>& heads) {
+    check_most(shape.num_heads, cuda::kMaxExperts, "num_heads");
+    for (const LinearPart& part : heads) {
+      refuse_op(part.weight.quantization.algo != QuantAlgo::kNone, "quantised matrices of heads");
+    }
   }
   /// One kernel rotates and normalises, a warp for each head.
   void check_norms_after_rotation(const AttentionOp& op) {
@@ -112,7 +141,6 @@ class Checker {
   }
   void check(const LinearOp& op) {
     refuse_op(op.has_sparse_input || op.scores != kNoBuffer || !op.neurons.is_empty(), "sparse weights");
-    refuse_op(is_gated(op.epilogue) && op.scale != 1.0F, "a factor of its gate");
     for (const LinearPart& part : op.parts) {
       check_width(part.weight.k, "the input's width");
       check_quantization(part.weight);

@@ -6,10 +6,11 @@
 
 namespace adaptrt {
 
-bool is_of_experts(const LoraSite& site) {
+bool is_of_slots(const LoraSite& site) {
   using enum LoraModule;
   return std::ranges::any_of(site.parts, [](const LoraPart& part) {
-    return part.module == kMoeHTo4H || part.module == kMoeGate || part.module == kMoe4HToH;
+    return part.module == kMoeHTo4H || part.module == kMoeGate || part.module == kMoe4HToH ||
+           part.module == kAttnKvBKey || part.module == kAttnKvBValue;
   });
 }
 
@@ -17,7 +18,7 @@ namespace {
 
 /// True if the parts' entries are those of their layer and module, as in the plugins' tables.
 bool has_place_in_layer(const LoraSite& site) {
-  return !is_of_experts(site) && std::ranges::all_of(site.parts, [](const LoraPart& part) {
+  return !is_of_slots(site) && std::ranges::all_of(site.parts, [](const LoraPart& part) {
     return static_cast<std::int32_t>(part.module) < kNumLoraModules;
   });
 }

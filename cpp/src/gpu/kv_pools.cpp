@@ -14,9 +14,11 @@ KvPools::KvPools(const GpuModelDescription& model)
     const auto scales = static_cast<std::size_t>(shape.num_key_value_heads * tokens_per_block_);
     const std::size_t bytes =
         model.int8_kv_cache ? keys + scales * sizeof(float) : keys * size_of(model.dtype);
-    layers_.push_back({.kv_heads = shape.num_key_value_heads,
+    const std::int64_t planes = shape.values_are_keys ? 1 : 2;
+    layers_.push_back({.planes = planes,
+                       .kv_heads = shape.num_key_value_heads,
                        .head_dim = shape.head_dim,
-                       .block_bytes = 2 * bytes,
+                       .block_bytes = static_cast<std::size_t>(planes) * bytes,
                        .memory = {}});
     block_bytes_ += layers_.back().block_bytes;
   }
@@ -58,7 +60,7 @@ void KvPools::copy_blocks(std::span<const std::int32_t> from, std::span<const st
 std::vector<DeviceArray> KvPools::arrays() const {
   std::vector<DeviceArray> pools;
   for (const Layer& layer : layers_) {
-    pools.push_back({.dims = {num_blocks_, 2, layer.kv_heads, tokens_per_block_, layer.head_dim},
+    pools.push_back({.dims = {num_blocks_, layer.planes, layer.kv_heads, tokens_per_block_, layer.head_dim},
                      .address = layer.memory.data()});
   }
   return pools;

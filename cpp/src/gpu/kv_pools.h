@@ -11,8 +11,9 @@
 
 namespace adaptrt {
 
-/// The KV pool on a device: one tensor [blocks, 2, kv_heads, tokens_per_block, head_dim] per layer,
-/// which the model updates in place; nothing for layers without a pool of their own.
+/// The KV pool on a device: one tensor [blocks, 2, kv_heads, tokens_per_block, head_dim] per layer, or with 1
+/// in place of 2 if values are keys. The model updates it in place. Layers without a pool of their own have
+/// nothing.
 class KvPools {
  public:
   explicit KvPools(const GpuModelDescription& model);
@@ -34,6 +35,7 @@ class KvPools {
 
  private:
   struct Layer {
+    std::int64_t planes = 0;  ///< keys, and values if they are not keys
     std::int64_t kv_heads = 0;
     std::int64_t head_dim = 0;
     std::size_t block_bytes = 0;

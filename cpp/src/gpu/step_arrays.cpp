@@ -57,7 +57,7 @@ StepArrays::StepArrays(const GpuModelDescription& model)
       has_adapter_starts_(has_adapters_ && model.has_adapter_start_positions),
       has_token_adapters_(has_site(model, &LoraSite::is_embedding) ||
                           has_site(model, &LoraSite::is_new_tokens) || has_site(model, &LoraSite::is_norm) ||
-                          std::ranges::any_of(model.lora.sites, is_of_experts)),
+                          std::ranges::any_of(model.lora.sites, is_of_slots)),
       has_row_adapters_(has_site(model, &LoraSite::is_lm_head) || has_site(model, &LoraSite::is_new_tokens) ||
                         has_site(model, &LoraSite::is_norm)),
       has_states_(model.state_bytes > 0),

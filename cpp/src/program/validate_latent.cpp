@@ -39,9 +39,9 @@ void Validator::check_head_parts(std::string_view name, const std::vector<Linear
 }
 
 void Validator::check(const LatentQueriesOp& op) {
-  const auto* queries = operand("queries", op.queries, DType::kFloat32, rows_);
-  const auto* rows = operand("rows", op.rows, DType::kFloat32, rows_);
-  const auto* output = operand("output", op.output, DType::kFloat32, rows_);
+  const auto* queries = operand("queries", op.queries, program_.stored_type(), rows_);
+  const auto* rows = operand("rows", op.rows, program_.stored_type(), rows_);
+  const auto* output = operand("output", op.output, program_.stored_type(), rows_);
   if (rows_ != RowKind::kTokens) add(where_ + ": belongs in the body");
   if (op.output == op.queries || op.output == op.rows) add(where_ + ": the output is one of the inputs");
   check_finite("epsilon", op.epsilon, 0.0F);

@@ -218,6 +218,9 @@ BOOST_AUTO_TEST_CASE(invalid_arguments_are_refused) {
   BOOST_TEST(refuses(
       [] { LoraKernel({.module_ids = {kNumLoraModules, 1}, .out_sizes = {0}, .max_rank = 8}); },
       {"module id " + std::to_string(kNumLoraModules), "out size 0", "2 module_ids and 1 out_sizes"}));
+  // Modules of experts need no place in a row of the tables.
+  BOOST_CHECK_NO_THROW(
+      LoraKernel({.module_ids = {kNumLoraModules}, .out_sizes = {8}, .max_rank = 8, .expert_entry = 0}));
   const LoraKernel kernel({.layer = 3, .module_ids = {1}, .out_sizes = {8}, .max_rank = 9});
   BOOST_TEST(
       refuses([&] { kernel.enqueue({.tokens = -1, .in = 0, .layers = 3}, {}, nullptr, nullptr, nullptr); },

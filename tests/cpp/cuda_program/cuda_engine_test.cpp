@@ -401,6 +401,27 @@ BOOST_AUTO_TEST_CASE(what_gpus_cannot_run_is_named) {
   finds("(attention) has norms after a rotation of neighbouring elements", options,
         [](AttentionOp* op) { op->norms_after_rotation = op->interleaved = true; });
   options = small_model(DType::kBFloat16);
+  static const std::vector<float> sinks(4);
+  finds("(attention) has sinks with keys as values", options, [](AttentionOp* op) {
+    op->shape.values_are_keys = true;
+    op->sinks = {sinks.data(), 4};
+  });
+  finds("(attention) has a soft cap with keys as values", options, [](AttentionOp* op) {
+    op->shape.values_are_keys = true;
+    op->softcap = 1.0F;
+  });
+  finds("(attention) has norms of heads with keys as values", options, [](AttentionOp* op) {
+    op->shape.values_are_keys = true;
+    op->query_norm = {sinks.data(), 4};
+  });
+  finds("(attention) has head_dim 584; expected at most 576", options, [](AttentionOp* op) {
+    op->shape.values_are_keys = true;
+    op->shape.head_dim = 584;
+  });
+  options.shape.attention.head_dim = 24;
+  finds("the rotated part of a key that is a value is 24; expected a multiple of 16", options,
+        [](AttentionOp* op) { op->shape.values_are_keys = true; });
+  options = small_model(DType::kBFloat16);
   finds("(attention) has biases of positions", options, [](AttentionOp* op) {
     static const std::vector<float> biases(4 * 3);
     op->position_bias = {biases.data(), 12};
@@ -423,6 +444,19 @@ BOOST_AUTO_TEST_CASE(what_gpus_cannot_run_is_named) {
            GatedDeltaOp{.shape = {1, 1, 257, 8}, .log_decay = {}, .time_bias = {}});
   finds_in("(selective scan) has state_dim 257; expected at most 256",
            SelectiveScanOp{.shape = {1, 8, 1, 257}, .log_decay = {}, .time_bias = {}, .skip = {}});
+  finds_in("latent_dim is 12; expected a multiple of 8",
+           LatentQueriesOp{.shape = {1, 12, 16, 8, 8}, .norm = {}, .keys = {}});
+  finds_in("plain_dim is 12; expected a multiple of 8",
+           LatentQueriesOp{.shape = {1, 8, 16, 12, 8}, .norm = {}, .keys = {}});
+  finds_in("has num_heads 1025; expected at most 1024",
+           LatentQueriesOp{.shape = {1025, 8, 16, 8, 8}, .norm = {}, .keys = {}});
+  finds_in("value_dim is 4; expected a multiple of 8",
+           LatentValuesOp{.shape = {1, 8, 16, 8, 4}, .values = {}});
+  finds_in("(latent values) has quantised matrices of heads", [] {
+    LatentValuesOp op{.shape = {1, 8, 16, 8, 8}, .values = {LinearPart{}}};
+    op.values.front().weight.quantization.algo = QuantAlgo::kW8A16;
+    return op;
+  }());
   finds_in("(gated rms norm) has groups of several ranks", GatedRmsNormOp{.weight = {}, .group_ranks = 2});
 
   RandomModel model(small_model(DType::kBFloat16));

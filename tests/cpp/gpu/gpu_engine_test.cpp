@@ -404,6 +404,14 @@ BOOST_AUTO_TEST_CASE(runs_tell_models_that_skip_unused_adapters_whether_there_ar
   }
 }
 
+BOOST_AUTO_TEST_CASE(keys_that_are_values_are_stored_once) {
+  GpuModelDescription model = small_model();
+  const std::size_t row = kTokensPerBlock * sizeof(std::uint16_t);
+  BOOST_TEST(Fixture(true, model).engine->info().kv_block_bytes == 2 * row);
+  model.attention.front().values_are_keys = true;
+  BOOST_TEST(Fixture(true, model).engine->info().kv_block_bytes == row);
+}
+
 BOOST_AUTO_TEST_CASE(states_are_copied_and_cleared_and_advance_once_in_a_step) {
   GpuModelDescription model = small_model();
   model.state_bytes = sizeof(std::int32_t);

@@ -19,6 +19,7 @@ from support.families import (
     EXPERTS,
     FALCON_TARGETS,
     HALF_ROTATED,
+    LATENT_TARGETS,
     LINEAR_TARGETS,
     LLAMA,
     WINDOWS,
@@ -91,6 +92,11 @@ LINEAR_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_
 MAMBA = {
     **WIDE, "layer_types": ["linear_attention", "full_attention"], "mamba_n_heads": 8, "mamba_n_groups": 2,
     "mamba_d_state": 10, "mamba_chunk_size": 16,
+}  # fmt: skip
+LATENT = {
+    **SIZES, "num_key_value_heads": 4, "kv_lora_rank": 40, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16,
+    "v_head_dim": 8, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+    "moe_intermediate_size": 24, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
 }  # fmt: skip
 GLM_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"]
 FAMILIES = {
@@ -181,6 +187,17 @@ FAMILIES = {
             "yarn", 300.0, factor=8.0, truncate=False, original_max_position_embeddings=16)},
         ("experts.gate_up_proj", "experts.down_proj", "mlp.router.weight"),
     ),
+    # Latent attention, in experts' layers and others. Queries of the second model are compressed too.
+    "deepseek-v2": Family(
+        transformers.DeepseekV2Config, ["q_proj", *LATENT_TARGETS],
+        {**LATENT, "q_lora_rank": None, "topk_method": "group_limited_greedy", "n_shared_experts": 2}, EXPERTS,
+    ),
+    "deepseek-v3": Family(
+        transformers.DeepseekV3Config, ["q_a_proj", "q_b_proj", *LATENT_TARGETS],
+        {**LATENT, "q_lora_rank": 24, "attention_bias": True, "rope_parameters": rope(
+            "yarn", 300.0, factor=8.0, original_max_position_embeddings=16, mscale=0.7, mscale_all_dim=1.0)},
+        EXPERTS,
+    ),
     # Heads of two sizes, norms of values, and a factor for each layer. Values come from keys; in the second model,
     # layers share keys and have embeddings of their own; in the third, experts are added to MLPs.
     "gemma4": Family(
@@ -240,6 +257,15 @@ FAMILIES = {
         {**{name: value for name, value in MAMBA.items() if name != "layer_types"}, "attn_layer_indices": [1],
          "mamba_proj_bias": True},
     ),
+    # Each factor is another one.
+    "falcon-h1": Family(
+        transformers.FalconH1Config,
+        [*LLAMA, "in_proj"],
+        {**HEADS, "mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 10,
+         "mamba_chunk_size": 16, "embedding_multiplier": 5.5, "lm_head_multiplier": 0.6, "key_multiplier": 0.4,
+         "attention_in_multiplier": 1.2, "attention_out_multiplier": 0.9, "ssm_in_multiplier": 1.3,
+         "ssm_out_multiplier": 0.7, "ssm_multipliers": [0.35, 0.8, 0.5, 1.4, 0.3], "mlp_multipliers": [0.88, 1.6]},
+    ),
     "apertus": Family(
         transformers.ApertusConfig, [name for name in LLAMA if name != "gate_proj"],
         {**HEADS, "attention_bias": True, "rope_parameters": rope(
@@ -253,7 +279,7 @@ SMALL_HEADS = {"qwen3.5", "qwen3.5-moe", "qwen3-next"}
 REPEATED = {
     "olmo3", "exaone4", "falcon-of-groups", "gpt2", "starcoder2", "stablelm-parallel", "glm4", "cohere2", "ernie4.5",
     "helium", "cohere", "mixtral", "qwen3-moe", "gemma4", "gemma4-moe", "gemma4-unified", "qwen3.5-moe", "qwen3-next",
-    "olmo-hybrid", "mamba2", "bamba",
+    "olmo-hybrid", "mamba2", "bamba", "deepseek-v2", "falcon-h1",
 }  # fmt: skip
 
 

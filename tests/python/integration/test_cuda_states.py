@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -16,11 +13,11 @@ import adaptrt
 from adaptrt.builder.build import build
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
-from support.adapter_crowds import Asked
+from support.cuda_crowds import ADAPTERS, CROWD, ServedCuda, answers, ask, serve_alone
 from support.emulated_cuda import emulate
 from support.families import LINEAR_TARGETS, LLAMA, Family, rope, save_family
 from support.models import save_adapter
-from support.serving import Answer, collect, crowd_fields, make_request
+from support.serving import collect, crowd_fields, make_request
 
 # Three value heads share a key head; [b | a] has a number of columns that is no multiple of 8.
 FAMILY = Family(
@@ -45,61 +42,14 @@ SIZES = BuildConfig(
     lora_config=LoraBuildConfig(max_lora_rank=8),
     plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"),
 )
-ADAPTERS: tuple[dict[str, Any], ...] = ({"r": 4}, {"r": 3, "use_dora": True})
-
-
-def ask(prompt_length: int, adapter: int | None, max_tokens: int) -> Asked:
-    rng = np.random.default_rng(100 * prompt_length + max_tokens)
-    return Asked(rng.integers(2, 96, prompt_length).tolist(), adapter, max_tokens)
-
-
-CROWD = (ask(27, 0, 2), ask(2, None, 3), ask(17, 1, 2))
-
-
-@dataclasses.dataclass(frozen=True)
-class Served:
-    """A model's adapters and its engine, and the answers to the requests of CROWD alone."""
-
-    directory: Path
-    alone: list[Answer]
-
-
-def answers(
-    directory: Path, groups: Sequence[Sequence[Asked]], **fields: Any
-) -> tuple[list[Answer], list[adaptrt.IterationStats]]:
-    """Runs the groups one after the other; all requests of a group at once. fields: of ExecutorConfig."""
-    config = adaptrt.ExecutorConfig(**{"enable_chunked_context": True, **fields})
-    with adaptrt.Executor(directory / "engine", adaptrt.ModelType.DECODER_ONLY, config) as executor:
-        loras = [
-            adaptrt.LoraConfig.from_peft(number, directory / f"adapter-{number}", executor.engine)
-            for number in range(len(ADAPTERS))
-        ]
-        found, stats = [], []
-        for group in groups:
-            requests = [
-                make_request(one.prompt, one.max_tokens, None if one.adapter is None else loras[one.adapter])
-                for one in group
-            ]
-            ids = [executor.enqueue_request(request) for request in requests]
-            found += [collect(executor, request_id) for request_id in ids]
-            stats += executor.get_latest_iteration_stats()
-        return found, stats
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
-    directory = tmp_path_factory.mktemp("states")
-    model = save_family(FAMILY, directory / "model", dtype=torch.bfloat16)
-    for number, lora in enumerate(ADAPTERS):
-        save_adapter(model, directory / f"adapter-{number}", seed=number, target_modules=FAMILY.targets, **lora)
-    build(Checkpoint.of_model(model), SIZES, directory / "engine")
-    with pytest.MonkeyPatch.context() as patch:
-        emulate(patch)
-        none = adaptrt.KvCacheConfig(enable_block_reuse=False)
-        return Served(directory, answers(directory, [[asked] for asked in CROWD], kv_cache_config=none)[0])
+def served(tmp_path_factory: pytest.TempPathFactory) -> ServedCuda:
+    return serve_alone(FAMILY, SIZES, tmp_path_factory.mktemp("states"))
 
 
-def test_bits_are_the_same_alone_and_in_a_crowd(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bits_are_the_same_alone_and_in_a_crowd(served: ServedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in other chunks, and without graphs."""
     emulate(monkeypatch, cuda_graphs=False)
     together, _ = answers(served.directory, [CROWD], max_num_tokens=13)
@@ -110,7 +60,7 @@ def test_bits_are_the_same_alone_and_in_a_crowd(served: Served, monkeypatch: pyt
 # Emulated threads are slow, and the steps are many.
 @pytest.mark.nightly
 def test_bits_are_the_same_after_preemptions_and_with_reused_states(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    served: ServedCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     emulate(monkeypatch)
     longer = [ask(10, 0, 16), ask(11, 1, 16)]
@@ -126,7 +76,7 @@ def test_bits_are_the_same_after_preemptions_and_with_reused_states(
 
 
 @pytest.mark.nightly
-def test_beams_have_states_of_their_own(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beams_have_states_of_their_own(served: ServedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """A beam's log probs are those of a request that begins with its tokens."""
     emulate(monkeypatch)
     config = adaptrt.ExecutorConfig(max_beam_width=2)

@@ -42,7 +42,7 @@ from adaptrt.formats.engine.engine_file import EngineFile
 from adaptrt.formats.engine.plan import AttentionOp, KeepLogitRowsOp, LinearOp, Program, RmsNormOp
 from adaptrt.formats.models.registry import FAMILIES, specimen
 from adaptrt.formats.network.network import Network
-from adaptrt.formats.network.operands import DeltaShape, ScanShape
+from adaptrt.formats.network.operands import DeltaShape, LatentShape, ScanShape
 from adaptrt.formats.network.ops import (
     Attention,
     CausalConvolution,
@@ -50,9 +50,11 @@ from adaptrt.formats.network.ops import (
     GatedColumns,
     GatedConvolution,
     GatedDelta,
+    LatentQueries,
     Linear,
     Op,
     RmsNorm,
+    Scale,
     SelectiveScan,
 )
 from adaptrt.formats.network.weights import Tensor, TensorName
@@ -290,14 +292,15 @@ RUNNING = {
     "MixtralForCausalLM": True,
     "GptOssForCausalLM": True,
     "Qwen2MoeForCausalLM": True,
-    "DeepseekV3ForCausalLM": False,
+    "DeepseekV2ForCausalLM": True,
+    "DeepseekV3ForCausalLM": True,
     "Gemma4ForCausalLM": True,
     "Olmo2ForCausalLM": True,
     "Qwen3ForCausalLM": True,
     "Qwen3_5ForCausalLM": True,
     "Lfm2ForCausalLM": True,
     "Mamba2ForCausalLM": True,
-    "FalconH1ForCausalLM": False,
+    "FalconH1ForCausalLM": True,
     "StableLmForCausalLM": True,
 }
 
@@ -414,6 +417,46 @@ def test_states_that_the_kernels_cannot_hold_are_refused(
     said = f"{architecture} has {complaint} with backend cuda; use backend native"
     assert said not in problems_of_network(network)
     assert said in problems_of_network(with_changed(network, kind, **fields))
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"latent_dim": 44}, "compressed rows of 44 elements; expected a multiple of 8"),
+        ({"plain_dim": 20}, "queries without their rotated elements of 20 elements; expected a multiple of 8"),
+        ({"value_dim": 12}, "values of 12 elements; expected a multiple of 8"),
+        ({"rotary_dim": 24}, "24 rotated elements of a compressed row; expected a multiple of 16"),
+        ({"latent_dim": 568}, "compressed rows of 584 elements with the rotated ones; expected at most 576"),
+        ({"num_heads": 1025}, "1025 heads of latent attention; expected at most 1024"),
+    ],
+)
+def test_sizes_of_latent_attention_without_a_kernel_are_refused(changes: dict[str, int], complaint: str) -> None:
+    network = specimen(FAMILIES["DeepseekV3ForCausalLM"])
+    shape = LatentShape(num_heads=4, latent_dim=560, rotary_dim=16, plain_dim=24, value_dim=8)
+    fits = with_changed(network, LatentQueries, shape=shape)
+    said = f"DeepseekV3ForCausalLM has {complaint} with backend cuda; use backend native"
+    assert said not in problems_of_network(fits)
+    assert said in problems_of_network(
+        with_changed(network, LatentQueries, shape=dataclasses.replace(shape, **changes))
+    )
+
+
+@pytest.mark.parametrize("field", ["softcap", "sinks", "query_norm", "key_norm"])
+def test_attention_to_compressed_rows_has_neither_caps_nor_sinks_nor_norms(field: str) -> None:
+    network = specimen(FAMILIES["DeepseekV3ForCausalLM"])
+    said = f"DeepseekV3ForCausalLM needs the op Attention with {field} and keys as values"
+    assert not any(said in problem for problem in problems_of_network(network))
+    found = problems_of_network(with_changed(network, Attention, **{field: object()}))
+    assert any(said in problem for problem in found)
+
+
+def test_scaled_values_have_whole_vectors() -> None:
+    network = specimen(FAMILIES["FalconH1ForCausalLM"])
+    value = next(op for op in network.ops if isinstance(op, Scale)).input
+    said = "FalconH1ForCausalLM has 36 scaled values; expected a multiple of 8 with backend cuda; use backend native"
+    for width, refuses in ((36, True), (40, False)):
+        changed = with_changed(network, Scale, input=dataclasses.replace(value, width=width))
+        assert (said in problems_of_network(changed)) == refuses
 
 
 def test_a_field_that_is_not_in_the_list_is_refused_once_it_is_set(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,14 +9,15 @@
 
 namespace adaptrt {
 
-/// True if a site is a linear layer of an expert.
-[[nodiscard]] bool is_of_experts(const LoraSite& site);
+/// True if a site is a linear layer of an expert, or of a head of latent attention. Its rows are a token's
+/// slots: see cuda/slot_tile.h.
+[[nodiscard]] bool is_of_slots(const LoraSite& site);
 
 /// The places of a layout's parts in a slot of AdapterArrays, which has rows() * kNumLoraModules entries.
 ///
 /// A part has the entry of its module in its layer's row. Slices of the vocabulary have the rows with their
-/// numbers. Parts of experts follow after these rows, in the order of the sites: a row for each expert would
-/// be mostly empty. So do modules from kNumLoraModules on, which have no place in a row.
+/// numbers. Parts of experts and of heads follow after these rows, in the order of the sites: a row for each
+/// would be mostly empty. So do modules from kNumLoraModules on, which have no place in a row.
 class AdapterEntries {
  public:
   explicit AdapterEntries(const LoraLayout& layout);

@@ -618,9 +618,9 @@ struct LatentShape {
 /// only compressed rows, and the bits do not depend on how a prompt is cut.
 struct LatentQueriesOp {
   LatentShape shape;
-  BufferId queries = kNoBuffer;  // float32, kTokens: [plain | rotated] of each head
-  BufferId rows = kNoBuffer;     // float32, kTokens: [compressed row | rotated]
-  BufferId output = kNoBuffer;   // float32, kTokens, (num_heads + 1) key_dim
+  BufferId queries = kNoBuffer;  // Program::stored_type(), kTokens: [plain | rotated] of each head
+  BufferId rows = kNoBuffer;     // stored_type(), kTokens: [compressed row | rotated]
+  BufferId output = kNoBuffer;   // stored_type(), kTokens, (num_heads + 1) key_dim
   VectorView norm;               // [latent_dim]
   float epsilon = 0.0F;
   std::vector<LinearPart> keys;  // one per head

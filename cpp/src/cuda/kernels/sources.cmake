@@ -10,6 +10,7 @@ set(ADAPTRT_CUDA_KERNEL_SOURCES
     attention/prefill.cu
     attention/rotate_and_write.cu
     experts/expert_product.cu
+    latent/attention.cu
     product/product.cu
     product/quantized.cu)
 set(ADAPTRT_CUDA_ROW_SOURCES
@@ -20,6 +21,7 @@ set(ADAPTRT_CUDA_ROW_SOURCES
     experts/number_tiles.cu
     experts/route.cu
     experts/sum_slots.cu
+    latent/heads.cu
     rows/added_norm.cu
     rows/addition.cu
     rows/best_tokens.cu

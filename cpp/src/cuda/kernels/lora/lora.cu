@@ -156,8 +156,9 @@ LoraKernel::LoraKernel(Config config) : config_(std::move(config)) {
   for (const auto entry : config_.entries) {
     if (entry < 0) problems.add("entry " + std::to_string(entry) + " is negative");
   }
+  const bool uses_modules = config_.entries.empty() && config_.expert_entry == kNoExperts;
   for (const auto module : config_.module_ids) {
-    if (config_.entries.empty() && (module < 0 || module >= lora::kNumModules)) {
+    if (uses_modules && (module < 0 || module >= lora::kNumModules)) {
       problems.add("module id " + std::to_string(module) + " must be within 0 .. " +
                    std::to_string(lora::kNumModules - 1));
     }
