@@ -7,8 +7,8 @@ import time
 from typing import Final
 
 PAUSE_RATIO: Final = 4.0
-"""Maximum time of all pauses, relative to the time between them. So a load takes at most 5 times as long. CPU time would
-allow too little: next to steps that use all CPUs, a load gets a tenth of one."""
+"""Maximum time of all pauses, relative to the time between them. So a load takes at most 5 times as long. CPU time
+would allow too little: next to steps that use all CPUs, a load gets a tenth of one."""
 MAX_PAUSE_SECONDS: Final = 1.0
 """Maximum time of one pause."""
 
