@@ -14,6 +14,7 @@ import torch
 from attention_checks import attention_checks
 from attention_timings import attention_timings
 from expert_checks import expert_checks
+from latent_checks import latent_checks
 from lora_checks import lora_checks
 from lora_timings import lora_timings
 from machine import Machine
@@ -23,6 +24,7 @@ from quantized_product_checks import quantized_product_checks
 from rates import measure_rates
 from results import Check, Report, Row, Timing, row_cells
 from row_checks import row_checks
+from state_checks import state_checks
 from subsets import ALL, ENGINE, ENGINE_TIMINGS, KERNELS, LOST_DEVICE, LOST_ENGINE, SESSION, SOAK, TIMINGS
 from vocabulary_checks import vocabulary_checks
 
@@ -53,6 +55,8 @@ def main() -> int:
             run.checks("quantized product", lambda: quantized_product_checks(machine, subset=few))
             run.checks("experts", lambda: expert_checks(machine, subset=few))
             run.checks("rows", lambda: row_checks(machine, subset=few))
+            run.checks("states", lambda: state_checks(machine, subset=few))
+            run.checks("latent", lambda: latent_checks(machine, subset=few))
             run.checks("vocabulary", lambda: vocabulary_checks(machine, subset=few))
         elif part == SESSION:
             run.checks("session", lambda: _served("session_checks").session_checks(machine, subset=few))

@@ -74,5 +74,6 @@ PYBIND11_MODULE(adaptrt_cuda_emulated, module) {
   adaptrt::bindings::bind_product_kernel(module);
   adaptrt::bindings::bind_row_kernels(module);
   adaptrt::bindings::bind_expert_kernels(module);
+  adaptrt::bindings::bind_state_kernels(module);
   adaptrt::bindings::bind_cuda_engine(module);
 }

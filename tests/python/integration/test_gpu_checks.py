@@ -34,7 +34,18 @@ def run_check(report: Path, *arguments: str) -> Any:
 def test_the_gpus_checks_hold_for_the_emulated_kernels(tmp_path: Path) -> None:
     checks = run_check(tmp_path / "report.json", "--parts", "kernels", "session")["checks"]
     groups = {check["name"].split()[0] for check in checks}
-    assert groups == {"lora", "attention", "product", "experts", "rows", "vocabulary", "device:", "session"}
+    assert groups == {
+        "lora",
+        "attention",
+        "product",
+        "experts",
+        "rows",
+        "states",
+        "latent",
+        "vocabulary",
+        "device:",
+        "session",
+    }
 
 
 # test_cuda_emulated.py serves requests with the same engine, and "engine-timings" runs most of the same scripts.
