@@ -30,7 +30,7 @@ from adaptrt.runtime.cuda_engine import CudaEngine
 from adaptrt.runtime.engine import load_engine
 from adaptrt.runtime.loaded_engine import LoadedEngine
 from support.adapter_crowds import ADAPTERS, MAX_RANK, SMALL_CROWD, TOLERANCE, Asked, Model
-from support.families import Family, save_family
+from support.families import LATENT_TARGETS, Family, save_family
 from support.kinds import save_kind
 from support.models import ALL_MODULES, ModelSpec, Reference, save_adapter, save_model
 from support.serving import Answer, collect, crowd_fields, make_request
@@ -82,6 +82,31 @@ _LINEAR_ATTENTION: tuple[tuple[str, Any], ...] = (
     ("linear_key_head_dim", 128),
     ("linear_value_head_dim", 128),
 )
+_SMALL_FAMILY: dict[str, Any] = {
+    "vocab_size": 104, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96,
+    "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None,
+}  # fmt: skip
+# Heads of the published models' sizes. Heads of 512 have a kernel of their own.
+_GEMMA4 = Family(
+    transformers.Gemma4TextConfig,
+    ALL_MODULES,
+    {
+        **_SMALL_FAMILY, "num_key_value_heads": 2, "head_dim": 256, "global_head_dim": 512,
+        "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 104, "sliding_window": 10,
+        "layer_types": ["sliding_attention", "full_attention"], "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+    },
+)  # fmt: skip
+# Tokens use all experts: see _other_weights().
+_DEEPSEEK = Family(
+    transformers.DeepseekV3Config,
+    ["q_a_proj", "q_b_proj", *LATENT_TARGETS],
+    {
+        **_SMALL_FAMILY, "num_key_value_heads": 4, "q_lora_rank": 96, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 4, "num_experts_per_tok": 4, "n_group": 2,
+        "topk_group": 2, "moe_intermediate_size": 48, "first_k_dense_replace": 1,
+    },
+)  # fmt: skip
 _LOST = "cannot be used any more"
 _WAIT_SECONDS = 60.0
 
@@ -244,12 +269,14 @@ def engine_checks(machine: Machine, subset: bool, soak_seconds: float) -> Iterat
                     yield from soak(case, soak_seconds)
         yield from _other_weights(machine, dtype)
         yield from _other_adapters(machine, dtype)
+        for family, name in ((_GEMMA4, "gemma4"), (_DEEPSEEK, "deepseek-v3")):
+            yield from _other_family(machine, dtype, family, name)
     yield from memory_checks(machine)
 
 
 def _other_weights(machine: Machine, dtype: str) -> Iterator[Check]:
     """Serves a small model with quantised weights, one with experts, one with int8 keys and values, and one with
-    states. Their kernels have checks of large sizes, except for int8 keys and values, and states."""
+    states. Their kernels have checks of large sizes, except for int8 keys and values."""
     plain = dataclasses.replace(SMALL.spec, intermediate_size=96)
     # Tokens use all experts: where two are nearly tied, rounding chooses other ones than on the CPU.
     experts = dataclasses.replace(plain, family="mixtral", extra=(("num_local_experts", 8), ("num_experts_per_tok", 8)))
@@ -272,6 +299,35 @@ def _other_weights(machine: Machine, dtype: str) -> Iterator[Check]:
             yield agreement(f"{case.name}: logits and tokens as the CPU engine's", together, expected, tolerance)
             alone, _ = case.answers(case.cuda, case.config(), [[asked] for asked in plan.measured])
             yield _same(f"{case.name}: bits alone and together", alone, together)
+
+
+def _other_family(machine: Machine, dtype: str, family: Family, name: str) -> Iterator[Check]:
+    """Serves a small model of a family, with an adapter and without."""
+    with tempfile.TemporaryDirectory(prefix="adaptrt-") as made:
+        directory = Path(made)
+        model = save_family(family, directory / "model")
+        adapter = save_adapter(model, directory / "adapter", seed=1, r=4, target_modules=family.targets)
+        convert_checkpoint(model, directory / "checkpoint", dtype=_core.dtype_from_name(dtype))
+        config = BuildConfig(
+            max_batch_size=4,
+            max_num_tokens=24,
+            max_seq_len=64,
+            tokens_per_block=16,
+            plugin_config=PluginConfig(lora_plugin="auto"),
+            lora_config=LoraBuildConfig(max_lora_rank=4),
+        )
+        build(directory / "checkpoint", config, directory / "native")
+        build(directory / "checkpoint", dataclasses.replace(config, backend=BACKEND), directory / BACKEND)
+        native, cuda = load_engine(directory / "native"), CudaServed.load(directory / BACKEND, machine)
+        lora = adaptrt.LoraConfig.from_peft(1, adapter, native)
+        requests = [make_request(prompt, 4, of) for prompt, of in (([5, 6, 7, 8], lora), ([*range(11, 41)], None))]
+        expected, together, alone = (
+            _served(engine, groups)
+            for engine, groups in ((native, [requests]), (cuda, [requests]), (cuda, [[one] for one in requests]))
+        )
+        tolerance = TOLERANCE[dtype]
+        yield agreement(f"engine {dtype} {name}: logits and tokens as the CPU engine's", together, expected, tolerance)
+        yield _same(f"engine {dtype} {name}: bits alone and together", alone, together)
 
 
 def _other_adapters(machine: Machine, dtype: str) -> Iterator[Check]:
@@ -307,19 +363,19 @@ def _other_adapters(machine: Machine, dtype: str) -> Iterator[Check]:
             )
         ]  # fmt: skip
 
-        def answers(engine: LoadedEngine, groups: Sequence[Sequence[Any]]) -> list[Answer]:
-            executor_config = adaptrt.ExecutorConfig(enable_chunked_context=True, num_threads=1)
-            with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, executor_config) as executor:
-                return [
-                    collect(executor, request_id) for group in groups for request_id in executor.enqueue_requests(group)
-                ]
-
-        together = answers(cuda, [requests])
+        together = _served(cuda, [requests])
         subject = f"engine {dtype} with new tokens and biases of norms"
-        expected = answers(native, [requests])
+        expected = _served(native, [requests])
         yield agreement(f"{subject}: logits and tokens as the CPU engine's", together, expected, TOLERANCE[dtype])
-        alone = answers(cuda, [[request] for request in requests])
+        alone = _served(cuda, [[request] for request in requests])
         yield _same(f"{subject}: bits alone and together", alone, together)
+
+
+def _served(engine: LoadedEngine, groups: Sequence[Sequence[Any]]) -> list[Answer]:
+    """Serves the groups one after the other."""
+    config = adaptrt.ExecutorConfig(enable_chunked_context=True, num_threads=1)
+    with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, config) as executor:
+        return [collect(executor, request_id) for group in groups for request_id in executor.enqueue_requests(group)]
 
 
 def soak_checks(machine: Machine, subset: bool, seconds: float) -> Iterator[Check]:
