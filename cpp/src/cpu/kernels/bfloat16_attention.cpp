@@ -5,10 +5,9 @@
 
 namespace adaptrt {
 
-/// Attention to bfloat16 keys and values, and the last step of all attention, which may round to bfloat16.
+/// Attention to bfloat16 keys and values.
 void ADAPTRT_KERNEL_SET::register_bfloat16_attention(KernelTable* table) {
   table->attend[static_cast<std::size_t>(DType::kBFloat16)] = &attend<BFloat16Weights>;
-  table->finish_attention = &finish_attention;
 }
 
 }  // namespace adaptrt

@@ -16,12 +16,9 @@ void ADAPTRT_KERNEL_SET::register_bfloat16_gemm(KernelTable* table) {
   table->gemm[kType] = &gemm_panel<BFloat16Weights>;
   table->compressed_gemm = compressed_gemm_of<BFloat16Weights>();
   table->compressed_rows = kCanStream<BFloat16Weights> ? kStreamRows : 0;
-  table->expand_compressed = &expand_compressed;
   table->matrix_panel_gemm = matrix_panel_gemm_of<BFloat16Weights>();
-  table->expand_matrix_panel = &expand_panel_of_matrix;
   table->codebook_gemm[kType] = codebook_gemm_of<CodebookBFloat16>();
   table->codebook_rows[kType] = codebook_rows_of<CodebookBFloat16>();
-  table->expand_codebook[kType] = &expand_codebook<CodebookBFloat16>;
   table->gathered_gemm[kType] = gathered_gemm_of<BFloat16Weights>();
   table->sparse_gemm[kType] = &sparse_gemm<BFloat16Weights>;
   table->column_gemm[kType] = &column_gemm<BFloat16Weights>;

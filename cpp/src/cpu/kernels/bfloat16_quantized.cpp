@@ -9,7 +9,6 @@ namespace adaptrt {
 void ADAPTRT_KERNEL_SET::register_bfloat16_quantized(KernelTable* table) {
   constexpr auto kType = static_cast<std::size_t>(DType::kBFloat16);
   table->quantized_gemm[kType] = &quantized_gemm<BFloat16Weights>;
-  table->expand_panel[kType] = &expand_panel<BFloat16Weights>;
   table->stretch_inputs[kType] = kStreamedInputs<BFloat16Weights>;
 }
 

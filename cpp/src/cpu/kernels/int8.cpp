@@ -10,9 +10,7 @@ namespace adaptrt {
 /// Products of integers.
 void ADAPTRT_KERNEL_SET::register_int8(KernelTable* table) {
   table->int8_gemm = &int8_gemm;
-  table->quantize_row = &quantize_row;
   table->w4a8_gemm = &w4a8_gemm;
-  table->arrange_int8_row = &arrange_int8_row;
 #if !defined(__AVX512BF16__) && !defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
   // Instructions for products of bfloat16 are faster than those for 16-bit integers.
   table->int16_gemm = &int16_gemm;

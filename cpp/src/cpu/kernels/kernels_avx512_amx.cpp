@@ -10,7 +10,7 @@
 namespace adaptrt {
 
 const KernelTable& avx512_amx_kernels() {
-  static const KernelTable table = make_tile_table("avx512_amx", avx512_bf16_kernels());
+  static const KernelTable table = make_tile_table("avx512_amx", kernels_beside_tiles());
   return table;
 }
 

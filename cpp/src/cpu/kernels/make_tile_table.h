@@ -23,8 +23,9 @@ inline constexpr std::int64_t kTiledRows = 512;
 inline constexpr std::int64_t kWholeBytes = 1024 * 1024;
 inline constexpr std::int64_t kPartBytes = 512 * 1024;
 
-/// Returns the table `vectors` with the products of bfloat16 and int8 on tile registers. The kernels of
-/// `vectors` must use the same Simd, so that all round to bfloat16 in the same way.
+/// Returns the table `vectors` with the products of bfloat16 and int8 on tile registers, and its attention in
+/// bfloat16. `vectors` may lack the kernels of ADAPTRT_TILED_FAMILY (families.def); the others must use the
+/// same Simd, so that all round to bfloat16 in the same way.
 inline KernelTable make_tile_table(const char* name, const KernelTable& vectors) {
   KernelTable table = vectors;
   table.name = name;

@@ -1,14 +1,30 @@
 #include ADAPTRT_SIMD
 // The order matters: the headers below use the Simd of the header above.
 #include "activations.h"
+#include "attention.h"
+#include "codebook_gemm.h"
+#include "compressed_gemm.h"
+#include "compressed_matrix_gemm.h"
 #include "elementwise.h"
 #include "families.h"
+#include "int8_gemm.h"
+#include "quantized_gemm.h"
 #include "recurrences.h"
+#include "w4a8_gemm.h"
 
 namespace adaptrt {
 
-/// Kernels for the elements of rows.
+/// Kernels for the elements of rows, and those that expand panels to bfloat16. Tables with tile registers
+/// have these too.
 void ADAPTRT_KERNEL_SET::register_rows(KernelTable* table) {
+  constexpr auto kBFloat16 = static_cast<std::size_t>(DType::kBFloat16);
+  table->expand_compressed = &expand_compressed;
+  table->expand_matrix_panel = &expand_panel_of_matrix;
+  table->expand_codebook[kBFloat16] = &expand_codebook<CodebookBFloat16>;
+  table->expand_panel[kBFloat16] = &expand_panel<BFloat16Weights>;
+  table->finish_attention = &finish_attention;
+  table->quantize_row = &quantize_row;
+  table->arrange_int8_row = &arrange_int8_row;
   table->rms_norm = &rms_norm;
   table->layer_norm = &layer_norm;
   table->add = &add;

@@ -49,6 +49,20 @@ const KernelTable& avx2_kernels() {
 }
 
 #endif
+#ifdef ADAPTRT_TABLE_avx512_amx
+
+const KernelTable& kernels_beside_tiles() {
+  namespace float_set = avx512;
+  namespace bfloat16_set = avx512_bf16;
+  static const KernelTable table = make_table("avx512_bf16", {
+#define ADAPTRT_TILED_FAMILY(name, operands)
+#define ADAPTRT_FAMILY(name, operands) &operands##_set::register_##name,
+#include "families.def"
+                                                             });
+  return table;
+}
+
+#endif
 #ifdef ADAPTRT_TABLE_avx512_bf16
 
 const KernelTable& avx512_bf16_kernels() {

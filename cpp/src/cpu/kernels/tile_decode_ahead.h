@@ -153,7 +153,14 @@ StepPrefetch prefetch_words(const Steps& steps, InputRange inputs, const std::by
 template <class Dot, class Steps>
 void multiply_decoded(TileRows rows, std::int64_t steps, TileSums sums, std::int64_t count,
                       DecodeNextStep<Steps>* decoder) {
-  multiply_steps<Dot>(rows, decoder->columns(), steps, sums, count, kPanelColumns, decoder);
+  const auto multiply = [&](TileSums to) {
+    multiply_1xn<Dot, kPanelColumns / kTileColumns>(rows, decoder->columns(), steps, to, decoder);
+  };
+  if (count == kTileHeight) {
+    multiply(sums);
+  } else {
+    with_whole_tiles<kTileHeight, kPanelColumns>(sums, count, kPanelColumns, multiply);
+  }
 }
 
 /// The same for `inputs` of gemm's packed rows.

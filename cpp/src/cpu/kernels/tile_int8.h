@@ -64,8 +64,9 @@ inline void multiply_int8(const Int8Gemm& gemm, std::int64_t begin, std::int64_t
   }
 }
 
-/// Multiplies all inputs of few rows with vectors, which read memory faster than tiles.
+/// Multiplies all inputs of at most kFewRows rows with vectors, which read memory faster than tiles.
 inline void int8_few_rows(const Int8Gemm& gemm, const QuantizedPanel& panel) {
+  constexpr int kMostRows = static_cast<int>(kFewRows);
   constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
   constexpr int kLines = static_cast<int>(kGroup * 4 / kCacheLine);
   const std::int64_t line = gemm.call.width * 4;
@@ -74,12 +75,12 @@ inline void int8_few_rows(const Int8Gemm& gemm, const QuantizedPanel& panel) {
   for (; column + kGroup <= gemm.call.width; column += kGroup) {
     const auto prefetch = StepPrefetch::stream_in_quarters(panel.weights + column * 4, whole.steps * line,
                                                            kFromCacheAhead, gemm.call.next_panel);
-    int8_rows<kTileVectors, false, kLines>(gemm, panel, whole, 0, gemm.call.rows, column, Simd::kLanes,
-                                           prefetch);
+    int8_rows<kTileVectors, false, kLines, kMostRows>(gemm, panel, whole, 0, gemm.call.rows, column,
+                                                      Simd::kLanes, prefetch);
   }
   for (; column < gemm.call.width; column += Simd::kLanes) {
     const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.call.width - column);
-    int8_rows<1, true, 0>(gemm, panel, whole, 0, gemm.call.rows, column, lanes, Prefetch{});
+    int8_rows<1, true, 0, kMostRows>(gemm, panel, whole, 0, gemm.call.rows, column, lanes, Prefetch{});
   }
 }
 

@@ -294,6 +294,35 @@ class W4A8Product {
   alignas(kCacheLine) float sums_[kGroupsTogether * kPackedRows * kPairColumns];
 };
 
+/// Multiplies a few rows at a time in registers: a single row as fast as memory delivers the words, and any
+/// panel.
+template <int kBits>
+void w4a8_few_rows(const W4A8Gemm& gemm, const QuantizedPanel& panel, InputRange inputs) {
+  using Word = ByteWords<kBits>;
+  constexpr int kMostRows = static_cast<int>(kFewRows);
+  constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
+  constexpr int kLines = static_cast<int>((kGroup * Word::kColumnBytes + kCacheLine - 1) / kCacheLine);
+  const std::int64_t words = (gemm.call.k + Word::kInputs - 1) / Word::kInputs;
+  const std::int64_t bytes = words * Word::kLines * gemm.call.width * Word::kColumnBytes;
+  std::int64_t column = 0;
+  for (; column + kGroup <= gemm.call.width; column += kGroup) {
+    auto prefetch = StepPrefetch::stream_in_quarters(panel.weights + column * Word::kColumnBytes, bytes,
+                                                     kFromCacheAhead, gemm.call.next_panel);
+    for (std::int64_t row = 0; row < gemm.call.rows; row += kMostRows) {
+      const std::int64_t rows = std::min<std::int64_t>(kMostRows, gemm.call.rows - row);
+      w4a8_rows<kBits, kTileVectors, false, kLines, kMostRows>(gemm, panel, inputs, row, rows, column,
+                                                               Simd::kLanes, prefetch);
+      prefetch = StepPrefetch();
+    }
+  }
+  for (; column < gemm.call.width; column += Simd::kLanes) {
+    const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.call.width - column);
+    for (std::int64_t row = 0; row < gemm.call.rows; ++row) {
+      w4a8_tile<kBits, 1, 1, true, 0>(gemm, panel, inputs, row, column, lanes, Prefetch{});
+    }
+  }
+}
+
 void tile_w4a8_gemm(const W4A8Gemm& gemm) {
   const QuantizedPanel panel =
       parts_of_panel(gemm.quantization, gemm.call.panel, gemm.call.k, gemm.call.width);
@@ -307,15 +336,7 @@ void tile_w4a8_gemm(const W4A8Gemm& gemm) {
       Tiles::configure();
       w4a8_one_tile<kBits>(gemm, panel, inputs);
     } else {
-      // One row is multiplied in registers as fast as memory delivers the words.
-      constexpr std::int64_t kColumnBytes = ByteWords<kBits>::kColumnBytes;
-      const std::int64_t lines = (gemm.call.k + ByteWords<kBits>::kInputs - 1) / ByteWords<kBits>::kInputs *
-                                 ByteWords<kBits>::kLines;
-      w4a8_panel<kBits>(gemm, panel, inputs, [&](std::int64_t column) {
-        return StepPrefetch::stream_in_quarters(panel.weights + column * kColumnBytes,
-                                                lines * gemm.call.width * kColumnBytes, kFromCacheAhead,
-                                                gemm.call.next_panel);
-      });
+      w4a8_few_rows<kBits>(gemm, panel, inputs);
     }
   });
 }
