@@ -10,7 +10,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <type_traits>
 #include <typeinfo>
 #include <utility>
@@ -301,8 +300,9 @@ std::shared_ptr<BoundStruct> bound_struct(const char* name, const Fields&... fie
 /// Makes the table from the struct's own, fields_of(const Struct*).
 template <class Struct>
 std::shared_ptr<BoundStruct> bound_struct_of(const char* name) {
-  return std::apply([&](const auto&... fields) { return bound_struct<Struct>(name, fields...); },
-                    fields_of(static_cast<const Struct*>(nullptr)));
+  return fields_of(static_cast<const Struct*>(nullptr)).apply([&](const auto&... fields) {
+    return bound_struct<Struct>(name, fields...);
+  });
 }
 
 /// Defines the functions of a struct of plain values.

@@ -2,7 +2,6 @@
 
 #include <concepts>
 #include <ranges>
-#include <tuple>
 #include <type_traits>
 #include <variant>
 
@@ -22,8 +21,9 @@ void for_each_member(Value& value, const Visit& visit) {
   } else if constexpr (std::ranges::range<Value>) {
     for (auto& element : value) for_each_member<Wanted>(element, visit);
   } else if constexpr (requires { fields_of(static_cast<const Plain*>(nullptr)); }) {
-    std::apply([&](const auto&... fields) { (for_each_member<Wanted>(value.*fields.member, visit), ...); },
-               fields_of(static_cast<const Plain*>(nullptr)));
+    fields_of(static_cast<const Plain*>(nullptr)).apply([&](const auto&... fields) {
+      (for_each_member<Wanted>(value.*fields.member, visit), ...);
+    });
   }
 }
 

@@ -4,7 +4,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <vector>
 
 #include "adaptrt/exec/stats.h"
@@ -58,13 +57,11 @@ template <class Struct>
 void write(std::string& out, const Struct& value) {
   out += '{';
   const char* separator = "";
-  std::apply(
-      [&](const auto&... fields) {
-        ((out += separator, write(out, std::string_view(camel_case(fields.name))), out += ':',
-          write(out, value.*(fields.member)), separator = ","),
-         ...);
-      },
-      fields_of(static_cast<const Struct*>(nullptr)));
+  fields_of(static_cast<const Struct*>(nullptr)).apply([&](const auto&... fields) {
+    ((out += separator, write(out, std::string_view(camel_case(fields.name))), out += ':',
+      write(out, value.*(fields.member)), separator = ","),
+     ...);
+  });
   out += '}';
 }
 

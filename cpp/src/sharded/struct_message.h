@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -29,9 +28,9 @@ void for_each_sent(Struct& value, const Visit& visit) {
   constexpr const std::remove_const_t<Struct>* kType = nullptr;
   const auto visit_all = [&](const auto&... fields) { (visit(value.*(fields.member)), ...); };
   if constexpr (requires { sent_fields_of(kType); }) {
-    std::apply(visit_all, sent_fields_of(kType));
+    sent_fields_of(kType).apply(visit_all);
   } else {
-    std::apply(visit_all, fields_of(kType));
+    fields_of(kType).apply(visit_all);
   }
 }
 

@@ -9,7 +9,6 @@
 #include <optional>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -24,8 +23,7 @@ namespace {
 
 template <class Struct, class Visit>
 void for_each_field(const Visit& visit) {
-  std::apply([&](const auto&... fields) { (visit(fields), ...); },
-             fields_of(static_cast<const Struct*>(nullptr)));
+  fields_of(static_cast<const Struct*>(nullptr)).apply([&](const auto&... fields) { (visit(fields), ...); });
 }
 
 /// Gives a value, its fields and its elements values that no default has.

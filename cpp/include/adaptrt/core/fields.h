@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstddef>
-#include <tuple>
 #include <utility>
 
 namespace adaptrt {
@@ -12,9 +11,9 @@ enum class FieldRole : unsigned char {
 };
 
 /// A data member by name. Structs that are bound to Python, written as JSON or sent to other processes list
-/// their members once, as a tuple of these in the order of the constructor's parameters:
+/// their members once, as a list of these in the order of the constructor's parameters:
 ///
-///   constexpr auto fields_of(const Example*) { return std::tuple{Field{"size", &Example::size, "In
+///   constexpr auto fields_of(const Example*) { return FieldList{Field{"size", &Example::size, "In
 ///   bytes."}}; }
 ///   static_assert(lists_every_member<Example>());
 template <class Struct, class Member>
@@ -58,6 +57,22 @@ ReadOnlyField(const char*, Member Struct::*, const char*) -> ReadOnlyField<Struc
 
 namespace detail {
 
+template <std::size_t kIndex, class Of>
+struct FieldAt {
+  Of field;
+};
+
+template <class Indices, class... Fields>
+struct IndexedFields;
+template <std::size_t... kIndex, class... Fields>
+struct IndexedFields<std::index_sequence<kIndex...>, Fields...> : FieldAt<kIndex, Fields>... {
+  /// Calls visit(fields...) and returns its result.
+  template <class Visit>
+  constexpr decltype(auto) apply(const Visit& visit) const {
+    return visit(static_cast<const FieldAt<kIndex, Fields>&>(*this).field...);
+  }
+};
+
 struct AnyValue {
   template <class Value>
   constexpr operator Value() const;  // NOLINT(google-explicit-constructor): never called
@@ -70,21 +85,36 @@ consteval bool has_members(std::index_sequence<kIndex...> /*indices*/) {
 
 }  // namespace detail
 
-/// Number of data members of an aggregate without bases and arrays.
-template <class Struct, std::size_t kAtLeast = 0>
-consteval std::size_t num_members() {
-  if constexpr (detail::has_members<Struct>(std::make_index_sequence<kAtLeast + 1>{})) {
-    return num_members<Struct, kAtLeast + 1>();
-  } else {
-    return kAtLeast;
+/// A struct's fields. Many sources include such lists: a std::tuple takes several times as long to compile.
+template <class... Fields>
+struct FieldList : detail::IndexedFields<std::index_sequence_for<Fields...>, Fields...> {
+  static constexpr std::size_t kSize = sizeof...(Fields);
+
+  /// Returns these fields, then others.
+  template <class... Others>
+  constexpr FieldList<Fields..., Others...> followed_by(const FieldList<Others...>& others) const {
+    return this->apply([&](const auto&... first) {
+      return others.apply(
+          [&](const auto&... second) { return FieldList<Fields..., Others...>{first..., second...}; });
+    });
   }
+};
+template <class... Fields>
+FieldList(Fields...) -> FieldList<Fields...>;
+
+/// True if an aggregate without bases and arrays has so many data members. Counting them would take longer to
+/// compile: each conversion of AnyValue considers all constructors of a member.
+template <class Struct, std::size_t kCount>
+consteval bool has_num_members() {
+  return detail::has_members<Struct>(std::make_index_sequence<kCount>{}) &&
+         !detail::has_members<Struct>(std::make_index_sequence<kCount + 1>{});
 }
 
-/// True if the table of the struct's fields has all of its members but `omitted`.
-template <class Struct>
-consteval bool lists_every_member(std::size_t omitted = 0) {
+/// True if the table of the struct's fields has all of its members but `kOmitted`.
+template <class Struct, std::size_t kOmitted = 0>
+consteval bool lists_every_member() {
   using Fields = decltype(fields_of(static_cast<const Struct*>(nullptr)));
-  return std::tuple_size_v<Fields> + omitted == num_members<Struct>();
+  return has_num_members<Struct, Fields::kSize + kOmitted>();
 }
 
 }  // namespace adaptrt

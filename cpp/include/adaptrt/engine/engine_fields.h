@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <tuple>
 
 #include "adaptrt/core/fields.h"
 #include "adaptrt/engine/engine.h"
@@ -15,7 +14,7 @@ namespace adaptrt {
 /// Fields that are sent to another process.
 constexpr auto sent_fields_of(const EngineInfo* /*type*/) {
   using C = EngineInfo;
-  return std::tuple{
+  return FieldList{
       Field{"dtype", &C::dtype, "Type of the weights."},
       Field{"vocab_size", &C::vocab_size, "Number of tokens in the base model's vocabulary."},
       Field{"num_layers", &C::num_layers, "Layers of the decoder, or of an encoder-only model."},
@@ -55,26 +54,25 @@ constexpr auto sent_fields_of(const EngineInfo* /*type*/) {
 /// logits.
 constexpr auto fields_of(const EngineInfo* type) {
   using C = EngineInfo;
-  return std::tuple_cat(
-      sent_fields_of(type),
-      std::tuple{Field{"kv_identity", &C::kv_identity,
-                       "Digest of everything that KV blocks depend on; empty: not known, or KV blocks cannot "
-                       "be read."},
-                 Field{"prompt_embedding_size", &C::prompt_embedding_size,
-                       "Width of PromptTuningConfig.embedding_table; 0: the engine takes none."},
-                 Field{"num_coordinates", &C::num_coordinates,
-                       "Number of coordinates at the end of each row of PromptTuningConfig.embedding_table: "
-                       "whole numbers from -1 on. The last one is the rotary position of a text token after "
-                       "the row, the others are the row's own; -1: as without coordinates."},
-                 Field{"joint_column", &C::joint_column,
-                       "Column of PromptTuningConfig.embedding_table with numbers: neighbours with equal "
-                       "numbers from 0 on attend to each other in both directions. -1: there is none."},
-                 Field{"finds_best_tokens", &C::finds_best_tokens,
-                       "True if the engine finds the most likely tokens on its device, so that their rows of "
-                       "logits need not be copied to the host."},
-                 Field{"finds_highest_logits", &C::finds_highest_logits,
-                       "True if the engine finds the highest logits of rows on its device, for top_k and log "
-                       "probs."}});
+  return sent_fields_of(type).followed_by(
+      FieldList{Field{"kv_identity", &C::kv_identity,
+                      "Digest of everything that KV blocks depend on; empty: not known, or KV blocks cannot "
+                      "be read."},
+                Field{"prompt_embedding_size", &C::prompt_embedding_size,
+                      "Width of PromptTuningConfig.embedding_table; 0: the engine takes none."},
+                Field{"num_coordinates", &C::num_coordinates,
+                      "Number of coordinates at the end of each row of PromptTuningConfig.embedding_table: "
+                      "whole numbers from -1 on. The last one is the rotary position of a text token after "
+                      "the row, the others are the row's own; -1: as without coordinates."},
+                Field{"joint_column", &C::joint_column,
+                      "Column of PromptTuningConfig.embedding_table with numbers: neighbours with equal "
+                      "numbers from 0 on attend to each other in both directions. -1: there is none."},
+                Field{"finds_best_tokens", &C::finds_best_tokens,
+                      "True if the engine finds the most likely tokens on its device, so that their rows of "
+                      "logits need not be copied to the host."},
+                Field{"finds_highest_logits", &C::finds_highest_logits,
+                      "True if the engine finds the highest logits of rows on its device, for top_k and log "
+                      "probs."}});
 }
 static_assert(lists_every_member<EngineInfo>());
 
@@ -118,13 +116,13 @@ inline constexpr std::array kStepInputArrays = {
 /// Number of the other members of StepInput: two widths of tables, adapters, encoder inputs,
 /// prompt_embedding_rows, prompt_embeddings, best_token_rows, best_tokens and highest.
 inline constexpr std::size_t kOtherStepMembers = 9;
-static_assert(kStepInputArrays.size() + kOtherStepMembers == num_members<StepInput>());
+static_assert(has_num_members<StepInput, kStepInputArrays.size() + kOtherStepMembers>());
 
 /// The int32 arrays of encoder inputs.
 inline constexpr std::array kEncoderArrays = {&EncoderInputs::token_ids, &EncoderInputs::offsets,
                                               &EncoderInputs::block_tables};
 /// Number of the other members of EncoderInputs: adapters and outputs.
 inline constexpr std::size_t kOtherEncoderMembers = 2;
-static_assert(kEncoderArrays.size() + kOtherEncoderMembers == num_members<EncoderInputs>());
+static_assert(has_num_members<EncoderInputs, kEncoderArrays.size() + kOtherEncoderMembers>());
 
 }  // namespace adaptrt

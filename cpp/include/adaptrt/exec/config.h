@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <tuple>
 
 #include "adaptrt/core/error.h"
 #include "adaptrt/core/fields.h"
@@ -37,11 +36,11 @@ struct ExtendedRuntimePerfKnobConfig {
 
 constexpr auto fields_of(const ExtendedRuntimePerfKnobConfig* /*type*/) {
   using C = ExtendedRuntimePerfKnobConfig;
-  return std::tuple{Field{"multi_block_mode", &C::multi_block_mode, "No effect."},
-                    Field{"enable_context_fmha_fp32_acc", &C::enable_context_fmha_fp32_acc,
-                          "No effect: attention is summed in float32."},
-                    Field{"cuda_graph_mode", &C::cuda_graph_mode, "No effect."},
-                    Field{"cuda_graph_cache_size", &C::cuda_graph_cache_size, "No effect."}};
+  return FieldList{Field{"multi_block_mode", &C::multi_block_mode, "No effect."},
+                   Field{"enable_context_fmha_fp32_acc", &C::enable_context_fmha_fp32_acc,
+                         "No effect: attention is summed in float32."},
+                   Field{"cuda_graph_mode", &C::cuda_graph_mode, "No effect."},
+                   Field{"cuda_graph_cache_size", &C::cuda_graph_cache_size, "No effect."}};
 }
 
 /// TensorRT-LLM's ExecutorConfig with three more fields: num_threads, kernels and weight_memory.
@@ -90,7 +89,7 @@ struct ExecutorConfig {
 
 constexpr auto fields_of(const ExecutorConfig* /*type*/) {
   using C = ExecutorConfig;
-  return std::tuple{
+  return FieldList{
       Field{"max_beam_width", &C::max_beam_width,
             "The largest SamplingConfig.beam_width of a request; at most the engine's."},
       Field{"scheduler_config", &C::scheduler_config, "Policy that decides which requests run, and when."},

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "adaptrt/core/error.h"
@@ -44,7 +43,7 @@ struct DraftTargetDecodingConfig {
 
 constexpr auto fields_of(const DraftTargetDecodingConfig* /*type*/) {
   using C = DraftTargetDecodingConfig;
-  return std::tuple{
+  return FieldList{
       Field{"max_draft_len", &C::max_draft_len, "Maximum number of drafts of one step, 1 to 31."},
       Field{"speculative_model_dir", &C::speculative_model_dir,
             "Directory of the draft engine, which must have the same vocabulary."},

@@ -6,7 +6,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "adaptrt/core/error.h"
@@ -70,7 +69,7 @@ struct LogitsPostProcessorConfig {
 
 constexpr auto fields_of(const LogitsPostProcessorConfig* /*type*/) {
   using C = LogitsPostProcessorConfig;
-  return std::tuple{
+  return FieldList{
       Field{"processor_map", &C::processor_map, "Map from the names that requests use to functions."},
       Field{"processor_batched", &C::processor_batched,
             "The function of all requests that ask for Request.BATCHED_POST_PROCESSOR_NAME, once a step."},

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <tuple>
 
 #include "adaptrt/core/fields.h"
 
@@ -28,7 +27,7 @@ struct TimingMetrics {
 
 constexpr auto fields_of(const TimingMetrics* /*type*/) {
   using C = TimingMetrics;
-  return std::tuple{
+  return FieldList{
       Field{"arrival_time", &C::arrival_time, "Time at which the executor got the request."},
       Field{"first_scheduled_time", &C::first_scheduled_time,
             "Begin of the step that started the request; 0 if none did."},
@@ -56,7 +55,7 @@ struct KvCacheMetrics {
 
 constexpr auto fields_of(const KvCacheMetrics* /*type*/) {
   using C = KvCacheMetrics;
-  return std::tuple{
+  return FieldList{
       Field{
           "num_total_allocated_blocks", &C::num_total_allocated_blocks,
           "Blocks that the request got so far, new and reused, of all its sequences and its encoder input. A "
@@ -79,7 +78,7 @@ struct SpeculativeDecodingMetrics {
 
 constexpr auto fields_of(const SpeculativeDecodingMetrics* /*type*/) {
   using C = SpeculativeDecodingMetrics;
-  return std::tuple{
+  return FieldList{
       Field{"acceptance_rate", &C::acceptance_rate, "accepted / computed drafts; 0 without any."},
       Field{"total_accepted_draft_tokens", &C::total_accepted_draft_tokens,
             "Tokens so far that right drafts added to those of steps without drafts."},
@@ -101,7 +100,7 @@ struct RequestPerfMetrics {
 
 constexpr auto fields_of(const RequestPerfMetrics* /*type*/) {
   using C = RequestPerfMetrics;
-  return std::tuple{
+  return FieldList{
       Field{"timing_metrics", &C::timing_metrics, "Times of the steady clock, as time.monotonic() gives it."},
       Field{"kv_cache_metrics", &C::kv_cache_metrics, "KV cache blocks of the request."},
       Field{"speculative_decoding", &C::speculative_decoding, "Drafts of the request."},

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "adaptrt/core/error.h"
@@ -38,7 +37,7 @@ struct PoolingLayer {
 
 constexpr auto fields_of(const PoolingLayer* /*type*/) {
   using C = PoolingLayer;
-  return std::tuple{
+  return FieldList{
       Field{"weight", &C::weight, "float32 [outputs, inputs]."},
       Field{"bias", &C::bias, "float32 [outputs], added to the product; None: no bias."},
       Field{"activation", &C::activation, "Activation of each output."},
@@ -66,7 +65,7 @@ struct PoolingParams {
 
 constexpr auto fields_of(const PoolingParams* /*type*/) {
   using C = PoolingParams;
-  return std::tuple{
+  return FieldList{
       Field{"pooling_type", &C::pooling_type,
             "Hidden states after the final norm to return: of the LAST token, the first (CLS), the MEAN or "
             "ALL. MEAN sums in token order. CLS, MEAN and ALL compute the whole prompt, even if its KV is "

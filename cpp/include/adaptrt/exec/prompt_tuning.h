@@ -5,7 +5,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "adaptrt/core/dtype.h"
@@ -71,7 +70,7 @@ struct PromptTuningConfig {
 
 constexpr auto fields_of(const PromptTuningConfig* /*type*/) {
   using C = PromptTuningConfig;
-  return std::tuple{
+  return FieldList{
       Field{"embedding_table", &C::embedding_table,
             "[virtual tokens, hidden_size], float32 or the engine's type, in CPU memory; copied. A row "
             "replaces the embedded and scaled token as input of the first layer; learned positions are still "

@@ -6,7 +6,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -51,7 +50,7 @@ struct OutputConfig {
 
 constexpr auto fields_of(const OutputConfig* /*type*/) {
   using C = OutputConfig;
-  return std::tuple{
+  return FieldList{
       Field{"return_log_probs", &C::return_log_probs, "Result.log_probs and cum_log_probs."},
       Field{"return_context_logits", &C::return_context_logits,
             "Return Result.context_logits. The whole prompt is then computed, even if its KV is cached."},
@@ -145,7 +144,7 @@ struct Request {
 
 constexpr auto fields_of(const Request* /*type*/) {
   using C = Request;
-  return std::tuple{
+  return FieldList{
       Field{"input_token_ids", &C::input_token_ids,
             "The prompt: at least one token; with prompt_tuning_config also virtual tokens. With an encoder, "
             "the decoder's first tokens, usually the model's decoder_start_token_id."},

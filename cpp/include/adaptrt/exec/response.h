@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "adaptrt/core/fields.h"
@@ -42,7 +41,7 @@ struct Result {
 
 constexpr auto fields_of(const Result* /*type*/) {
   using C = Result;
-  return std::tuple{
+  return FieldList{
       Field{"is_final", &C::is_final, "True in the request's last response."},
       Field{"output_token_ids", &C::output_token_ids,
             "[beams][tokens]. Without streaming: the prompt, unless excluded, and the generated tokens. With "

@@ -4,7 +4,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <vector>
 
 #include "adaptrt/core/fields.h"
@@ -18,7 +17,7 @@ namespace adaptrt {
 
 constexpr auto fields_of(const SecondLevelStats* /*type*/) {
   using C = SecondLevelStats;
-  return std::tuple{
+  return FieldList{
       Field{"max_num_blocks", &C::max_num_blocks, "Maximum number of blocks in the file."},
       Field{"used_num_blocks", &C::used_num_blocks, "Number of blocks in the file."},
       Field{"written_blocks", &C::written_blocks, "Blocks written to the file so far."},
@@ -31,7 +30,7 @@ constexpr auto fields_of(const SecondLevelStats* /*type*/) {
 
 constexpr auto fields_of(const KvCacheStats* /*type*/) {
   using C = KvCacheStats;
-  return std::tuple{
+  return FieldList{
       Field{"max_num_blocks", &C::max_num_blocks, "Blocks of the pool."},
       Field{"free_num_blocks", &C::free_num_blocks, "Blocks that no running request holds."},
       Field{"used_num_blocks", &C::used_num_blocks, "Blocks of running requests."},
@@ -50,7 +49,7 @@ constexpr auto fields_of(const KvCacheStats* /*type*/) {
 
 constexpr auto fields_of(const StatePoolStats* /*type*/) {
   using C = StatePoolStats;
-  return std::tuple{
+  return FieldList{
       Field{"slot_bytes", &C::slot_bytes, "Bytes of the states of a sequence."},
       Field{"num_slots", &C::num_slots, "Largest number of sequences that keep states."},
       Field{"used_slots", &C::used_slots, "Running sequences."},
@@ -64,7 +63,7 @@ constexpr auto fields_of(const StatePoolStats* /*type*/) {
 
 constexpr auto fields_of(const LoraCacheStats* /*type*/) {
   using C = LoraCacheStats;
-  return std::tuple{
+  return FieldList{
       Field{"host_hits", &C::host_hits, "Requests whose adapter was in the host level."},
       Field{"host_misses", &C::host_misses, "Adapters stored, or not found."},
       Field{"host_evictions", &C::host_evictions, "Adapters evicted from the host level."},
@@ -113,7 +112,7 @@ struct InflightBatchingStats {
 
 constexpr auto fields_of(const InflightBatchingStats* /*type*/) {
   using C = InflightBatchingStats;
-  return std::tuple{
+  return FieldList{
       Field{"num_scheduled_requests", &C::num_scheduled_requests, "Requests of the step."},
       Field{"num_context_requests", &C::num_context_requests,
             "Requests of the step that compute their prompt."},
@@ -139,12 +138,12 @@ struct StaticBatchingStats {
 
 constexpr auto fields_of(const StaticBatchingStats* /*type*/) {
   using C = StaticBatchingStats;
-  return std::tuple{Field{"num_scheduled_requests", &C::num_scheduled_requests, "Requests of the step."},
-                    Field{"num_context_requests", &C::num_context_requests,
-                          "Requests of the step that compute their prompt."},
-                    Field{"num_ctx_tokens", &C::num_ctx_tokens, "Prompt tokens of the step."},
-                    Field{"num_gen_tokens", &C::num_gen_tokens, "Generated tokens of the step."},
-                    Field{"empty_gen_slots", &C::empty_gen_slots, "Unused places of the batch."}};
+  return FieldList{Field{"num_scheduled_requests", &C::num_scheduled_requests, "Requests of the step."},
+                   Field{"num_context_requests", &C::num_context_requests,
+                         "Requests of the step that compute their prompt."},
+                   Field{"num_ctx_tokens", &C::num_ctx_tokens, "Prompt tokens of the step."},
+                   Field{"num_gen_tokens", &C::num_gen_tokens, "Generated tokens of the step."},
+                   Field{"empty_gen_slots", &C::empty_gen_slots, "Unused places of the batch."}};
 }
 
 /// TensorRT-LLM's DisServingRequestStats. Never present: each prompt is computed in the same executor as its
@@ -158,8 +157,8 @@ struct DisServingRequestStats {
 
 constexpr auto fields_of(const DisServingRequestStats* /*type*/) {
   using C = DisServingRequestStats;
-  return std::tuple{Field{"kv_cache_transfer_ms", &C::kv_cache_transfer_ms, "Time to move the request's KV."},
-                    Field{"kv_cache_size", &C::kv_cache_size, "Bytes of KV that were moved."}};
+  return FieldList{Field{"kv_cache_transfer_ms", &C::kv_cache_transfer_ms, "Time to move the request's KV."},
+                   Field{"kv_cache_size", &C::kv_cache_size, "Bytes of KV that were moved."}};
 }
 
 /// TensorRT-LLM's SpecDecodingStats.
@@ -176,7 +175,7 @@ struct SpecDecodingStats {
 
 constexpr auto fields_of(const SpecDecodingStats* /*type*/) {
   using C = SpecDecodingStats;
-  return std::tuple{
+  return FieldList{
       Field{"num_draft_tokens", &C::num_draft_tokens, "Drafts that the step computed."},
       Field{"num_accepted_tokens", &C::num_accepted_tokens, "Tokens that the step gained from drafts."},
       Field{"num_requests_with_draft_tokens", &C::num_requests_with_draft_tokens,
@@ -191,7 +190,7 @@ constexpr auto fields_of(const SpecDecodingStats* /*type*/) {
 
 constexpr auto fields_of(const DraftEngineStats* /*type*/) {
   using C = DraftEngineStats;
-  return std::tuple{
+  return FieldList{
       Field{"mem_usage", &C::mem_usage, "Bytes of its KV pool and its LoRA cache."},
       Field{"max_num_blocks", &C::max_num_blocks, "Blocks of its KV pool."},
       Field{"used_num_blocks", &C::used_num_blocks, "Blocks of sequences that it has computed."},
@@ -213,7 +212,7 @@ struct SpeculationStats {
 
 constexpr auto fields_of(const SpeculationStats* /*type*/) {
   using C = SpeculationStats;
-  return std::tuple{
+  return FieldList{
       Field{"draft_tokens", &C::draft_tokens, "Number of drafts computed so far."},
       Field{"accepted_tokens", &C::accepted_tokens, "Tokens gained from drafts so far."},
       Field{"draft_engine", &C::draft_engine, "None without ExecutorConfig.draft_target_decoding_config."}};
@@ -250,7 +249,7 @@ struct IterationStats {
 
 constexpr auto fields_of(const IterationStats* /*type*/) {
   using C = IterationStats;
-  return std::tuple{
+  return FieldList{
       Field{"timestamp", &C::timestamp, "Time of the step's end in UTC: MM-DD-YYYY HH:MM:SS.microseconds."},
       Field{"iter", &C::iter, "Number of the step."},
       Field{"iter_latency_ms", &C::iter_latency_ms,
@@ -321,7 +320,7 @@ struct RequestStats {
 
 constexpr auto fields_of(const RequestStats* /*type*/) {
   using C = RequestStats;
-  return std::tuple{
+  return FieldList{
       Field{"id", &C::id, "The request's id."},
       Field{"stage", &C::stage, "Stage of the request."},
       Field{"context_prefill_position", &C::context_prefill_position,
@@ -354,7 +353,7 @@ struct RequestStatsPerIteration {
 
 constexpr auto fields_of(const RequestStatsPerIteration* /*type*/) {
   using C = RequestStatsPerIteration;
-  return std::tuple{
+  return FieldList{
       Field{"iter", &C::iter, "Number of the step."},
       Field{"request_stats", &C::request_stats, "RequestStats of each request, in the order of their ids."}};
 }

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <tuple>
-
 #include "adaptrt/core/fields.h"
 #include "adaptrt/gpu/gpu_model_description.h"
 
@@ -9,7 +7,7 @@ namespace adaptrt {
 
 constexpr auto fields_of(const GpuStepLimits* /*type*/) {
   using C = GpuStepLimits;
-  return std::tuple{
+  return FieldList{
       RequiredField{"max_tokens", &C::max_tokens, "Maximum number of tokens in a step."},
       RequiredField{"max_sequences", &C::max_sequences, "Maximum number of sequences in a step."},
       RequiredField{"max_logit_rows", &C::max_logit_rows, "Maximum number of rows of logits of a step."}};
@@ -18,7 +16,7 @@ static_assert(lists_every_member<GpuStepLimits>());
 
 constexpr auto fields_of(const GpuModelDescription* /*type*/) {
   using C = GpuModelDescription;
-  return std::tuple{
+  return FieldList{
       RequiredField{"dtype", &C::dtype, "Type of the activations and of the KV pools."},
       Field{"int8_kv_cache", &C::int8_kv_cache, "True if the KV pools are int8."},
       RequiredField{"vocab_size", &C::vocab_size, "Number of tokens of the base model."},

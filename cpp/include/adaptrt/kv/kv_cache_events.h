@@ -7,7 +7,6 @@
 #include <deque>
 #include <mutex>
 #include <optional>
-#include <tuple>
 #include <variant>
 #include <vector>
 
@@ -90,19 +89,19 @@ struct KVCacheEvent {
 };
 
 constexpr auto fields_of(const KVCacheCreatedData* /*type*/) {
-  return std::tuple{Field{"num_blocks_per_cache_level", &KVCacheCreatedData::num_blocks_per_cache_level,
-                          "Number of blocks of the pool, then of the second level."}};
+  return FieldList{Field{"num_blocks_per_cache_level", &KVCacheCreatedData::num_blocks_per_cache_level,
+                         "Number of blocks of the pool, then of the second level."}};
 }
 
 constexpr auto fields_of(const UniqueToken* /*type*/) {
-  return std::tuple{Field{"token_id", &UniqueToken::token_id, "The token."},
-                    Field{"token_extra_id", &UniqueToken::token_extra_id,
-                          "Always 0: block_hash already distinguishes prompt embeddings."}};
+  return FieldList{Field{"token_id", &UniqueToken::token_id, "The token."},
+                   Field{"token_extra_id", &UniqueToken::token_extra_id,
+                         "Always 0: block_hash already distinguishes prompt embeddings."}};
 }
 
 constexpr auto fields_of(const KVCacheStoredBlockData* /*type*/) {
   using C = KVCacheStoredBlockData;
-  return std::tuple{
+  return FieldList{
       Field{"block_hash", &C::block_hash,
             "Hash of all tokens up to the block's end, the adapter and the cache salt. It is the same "
             "whenever the block is stored in this executor, and different after the adapter is replaced."},
@@ -115,33 +114,33 @@ constexpr auto fields_of(const KVCacheStoredBlockData* /*type*/) {
 
 constexpr auto fields_of(const KVCacheStoredData* /*type*/) {
   using C = KVCacheStoredData;
-  return std::tuple{
+  return FieldList{
       Field{"parent_hash", &C::parent_hash,
             "Hash of the block before the first one; None at the start of a prompt."},
       Field{"blocks", &C::blocks, "List of KVCacheStoredBlockData; each is the parent of the next."}};
 }
 
 constexpr auto fields_of(const KVCacheRemovedData* /*type*/) {
-  return std::tuple{Field{"block_hashes", &KVCacheRemovedData::block_hashes,
-                          "Hashes of blocks that can no longer be reused."}};
+  return FieldList{Field{"block_hashes", &KVCacheRemovedData::block_hashes,
+                         "Hashes of blocks that can no longer be reused."}};
 }
 
 constexpr auto fields_of(const KVCacheEventDiffInt* /*type*/) {
   using C = KVCacheEventDiffInt;
-  return std::tuple{Field{"old_value", &C::old_value, "Value before the change."},
-                    Field{"new_value", &C::new_value, "Value after the change."}};
+  return FieldList{Field{"old_value", &C::old_value, "Value before the change."},
+                   Field{"new_value", &C::new_value, "Value after the change."}};
 }
 
 constexpr auto fields_of(const KVCacheUpdatedData* /*type*/) {
   using C = KVCacheUpdatedData;
-  return std::tuple{Field{"block_hash", &C::block_hash, "Hash of a stored block."},
-                    Field{"cache_level", &C::cache_level, "KVCacheEventDiffInt; None: unchanged."},
-                    Field{"priority", &C::priority, "KVCacheEventDiffInt; None: unchanged."}};
+  return FieldList{Field{"block_hash", &C::block_hash, "Hash of a stored block."},
+                   Field{"cache_level", &C::cache_level, "KVCacheEventDiffInt; None: unchanged."},
+                   Field{"priority", &C::priority, "KVCacheEventDiffInt; None: unchanged."}};
 }
 
 constexpr auto fields_of(const KVCacheEvent* /*type*/) {
   using C = KVCacheEvent;
-  return std::tuple{
+  return FieldList{
       Field{"event_id", &C::event_id, "Counts from 0; a missing id means that events were dropped."},
       Field{"data", &C::data,
             "KVCacheCreatedData, KVCacheStoredData, KVCacheRemovedData or KVCacheUpdatedData."},

@@ -3,7 +3,6 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
-#include <tuple>
 #include <vector>
 
 #include "adaptrt/core/error.h"
@@ -37,7 +36,7 @@ struct TokenRangeRetentionConfig {
 
 constexpr auto fields_of(const TokenRangeRetentionConfig* /*type*/) {
   using C = TokenRangeRetentionConfig;
-  return std::tuple{
+  return FieldList{
       Field{"token_start", &C::token_start, "First token of the range in the prompt."},
       Field{"token_end", &C::token_end, "Token after the last one of the range; None: the prompt's end."},
       Field{"priority", &C::priority, "0 to 100; blocks of a lower priority are evicted first."},
@@ -64,12 +63,12 @@ struct KvCacheRetentionConfig {
 
 constexpr auto fields_of(const KvCacheRetentionConfig* /*type*/) {
   using C = KvCacheRetentionConfig;
-  return std::tuple{Field{"token_range_retention_configs", &C::token_range_retention_configs,
-                          "Ranges of the prompt's tokens, which must not overlap."},
-                    Field{"decode_retention_priority", &C::decode_retention_priority,
-                          "Priority of blocks that begin with a generated token, 0 to 100."},
-                    Field{"decode_duration_ms", &C::decode_duration_ms,
-                          "The same as a range's duration_ms, for these blocks."}};
+  return FieldList{Field{"token_range_retention_configs", &C::token_range_retention_configs,
+                         "Ranges of the prompt's tokens, which must not overlap."},
+                   Field{"decode_retention_priority", &C::decode_retention_priority,
+                         "Priority of blocks that begin with a generated token, 0 to 100."},
+                   Field{"decode_duration_ms", &C::decode_duration_ms,
+                         "The same as a range's duration_ms, for these blocks."}};
 }
 
 }  // namespace adaptrt

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <tuple>
-
 #include "adaptrt/core/fields.h"
 #include "adaptrt/lora/layout.h"
 
@@ -9,7 +7,7 @@ namespace adaptrt {
 
 constexpr auto fields_of(const LoraPart* /*type*/) {
   using C = LoraPart;
-  return std::tuple{
+  return FieldList{
       RequiredField{"module", &C::module, "Id of the module, see lora_modules()."},
       RequiredField{"out_size", &C::out_size, "Number of outputs on this rank."},
       WrittenField{"first_output", &C::first_output, "First of these outputs in the module's outputs."},
@@ -23,7 +21,7 @@ static_assert(lists_every_member<LoraPart>());
 
 constexpr auto fields_of(const LoraSite* /*type*/) {
   using C = LoraSite;
-  return std::tuple{
+  return FieldList{
       RequiredField{"layer", &C::layer, "Number of the layer, of the vocabulary slice, or of the norm."},
       RequiredField{"in_size", &C::in_size, "Number of inputs on this rank."},
       RequiredField{"parts", &C::parts, "Modules that share the input, in the order of their outputs."},
@@ -45,7 +43,7 @@ static_assert(lists_every_member<LoraSite>());
 
 constexpr auto fields_of(const LoraLayout* /*type*/) {
   using C = LoraLayout;
-  return std::tuple{
+  return FieldList{
       RequiredField{"dtype", &C::dtype, "Storage type of adapters on the device, equal to the engine's."},
       RequiredField{"num_layers", &C::num_layers, "Number of layers, including those of an encoder."},
       RequiredField{"max_rank", &C::max_rank, "Largest rank of an adapter."},

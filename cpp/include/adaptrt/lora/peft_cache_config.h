@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <tuple>
 
 #include "adaptrt/core/error.h"
 #include "adaptrt/core/fields.h"
@@ -40,7 +39,7 @@ struct PeftCacheConfig {
 
 constexpr auto fields_of(const PeftCacheConfig* /*type*/) {
   using C = PeftCacheConfig;
-  return std::tuple{
+  return FieldList{
       Field{"num_host_module_layer", &C::num_host_module_layer,
             "Host level in sets of weights of rank 1, one layer, one module of maximal width; 0: sized by "
             "bytes."},

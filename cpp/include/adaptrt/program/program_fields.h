@@ -1,7 +1,5 @@
 #pragma once
 
-#include <tuple>
-
 #include "adaptrt/core/fields.h"
 #include "adaptrt/lora/layout_fields.h"
 #include "adaptrt/program/ops.h"
@@ -11,7 +9,7 @@ namespace adaptrt {
 
 constexpr auto fields_of(const Buffer* /*type*/) {
   using C = Buffer;
-  return std::tuple{
+  return FieldList{
       RequiredField{"name", &C::name, "Name in the engine file and in errors."},
       RequiredField{"dtype", &C::dtype, "Type of the elements."},
       RequiredField{"rows", &C::rows, "Meaning of a row."},
@@ -22,7 +20,7 @@ static_assert(lists_every_member<Buffer>());
 
 constexpr auto fields_of(const EmbeddingOp* /*type*/) {
   using C = EmbeddingOp;
-  return std::tuple{
+  return FieldList{
       RequiredField{"table", &C::table, "[vocab_size, hidden_size]."},
       RequiredField{"output", &C::output, "Buffer: float32, RowKind.TOKENS.", FieldRole::kBuffer},
       WrittenField{"scale", &C::scale, "Factor of the table's rows."},
@@ -40,7 +38,7 @@ static_assert(lists_every_member<EmbeddingOp>());
 
 constexpr auto fields_of(const AddGivenColumnsOp* /*type*/) {
   using C = AddGivenColumnsOp;
-  return std::tuple{
+  return FieldList{
       RequiredField{"output", &C::output, "Buffer: float32, RowKind.TOKENS.", FieldRole::kBuffer},
       RequiredField{"first_column", &C::first_column,
                     "First of the added columns of rows given in place of tokens."}};
@@ -49,16 +47,16 @@ static_assert(lists_every_member<AddGivenColumnsOp>());
 
 constexpr auto fields_of(const JoinNeighboursOp* /*type*/) {
   using C = JoinNeighboursOp;
-  return std::tuple{RequiredField{"input", &C::input, "Buffer: RowKind.TOKENS.", FieldRole::kBuffer},
-                    RequiredField{"output", &C::output, "Buffer: of the input's type, `count` times as wide.",
-                                  FieldRole::kBuffer},
-                    RequiredField{"count", &C::count, "Number of rows that are joined."}};
+  return FieldList{RequiredField{"input", &C::input, "Buffer: RowKind.TOKENS.", FieldRole::kBuffer},
+                   RequiredField{"output", &C::output, "Buffer: of the input's type, `count` times as wide.",
+                                 FieldRole::kBuffer},
+                   RequiredField{"count", &C::count, "Number of rows that are joined."}};
 }
 static_assert(lists_every_member<JoinNeighboursOp>());
 
 constexpr auto fields_of(const JoinColumnsOp* /*type*/) {
   using C = JoinColumnsOp;
-  return std::tuple{
+  return FieldList{
       RequiredField{"inputs", &C::inputs, "Buffers: the engine's activation type.", FieldRole::kBuffer},
       RequiredField{"output", &C::output, "Buffer: the engine's activation type, RowKind.LOGITS.",
                     FieldRole::kBuffer}};
@@ -67,7 +65,7 @@ static_assert(lists_every_member<JoinColumnsOp>());
 
 constexpr auto fields_of(const LayerNormOp* /*type*/) {
   using C = LayerNormOp;
-  return std::tuple{
+  return FieldList{
       RequiredField{"input", &C::input, "Buffer: float32, RowKind.TOKENS.", FieldRole::kBuffer},
       RequiredField{"output", &C::output,
                     "Buffer: the engine's activation type, or float32 for a residual stream.",
@@ -84,7 +82,7 @@ static_assert(lists_every_member<LayerNormOp>());
 
 constexpr auto fields_of(const CastOp* /*type*/) {
   using C = CastOp;
-  return std::tuple{
+  return FieldList{
       RequiredField{"input", &C::input, "Buffer: float32.", FieldRole::kBuffer},
       RequiredField{"output", &C::output, "Buffer: the engine's activation type.", FieldRole::kBuffer}};
 }
@@ -92,7 +90,7 @@ static_assert(lists_every_member<CastOp>());
 
 constexpr auto fields_of(const RmsNormOp* /*type*/) {
   using C = RmsNormOp;
-  return std::tuple{
+  return FieldList{
       RequiredField{"input", &C::input, "Buffer: float32, RowKind.TOKENS.", FieldRole::kBuffer},
       RequiredField{"output", &C::output,
                     "Buffer: the engine's activation type, or float32 if `add` and for a residual stream.",
@@ -108,7 +106,7 @@ static_assert(lists_every_member<RmsNormOp>());
 
 constexpr auto fields_of(const RopeTableOp* /*type*/) {
   using C = RopeTableOp;
-  return std::tuple{
+  return FieldList{
       WrittenField{"kind", &C::kind, "Computation of angles from positions."},
       RequiredField{"inverse_frequencies", &C::inverse_frequencies,
                     "[rotary_dim / 2]; for RopeKind.DYNAMIC those of lengths up to original_max_position."},
@@ -131,7 +129,7 @@ static_assert(lists_every_member<RopeTableOp>());
 
 constexpr auto fields_of(const AttentionShape* /*type*/) {
   using C = AttentionShape;
-  return std::tuple{
+  return FieldList{
       RequiredField{"num_attention_heads", &C::num_attention_heads, "Heads of queries."},
       RequiredField{"num_key_value_heads", &C::num_key_value_heads, "Heads of keys, and of values."},
       RequiredField{"head_dim", &C::head_dim, "Elements of a head."},
@@ -142,7 +140,7 @@ static_assert(lists_every_member<AttentionShape>());
 
 constexpr auto fields_of(const AttentionOp* /*type*/) {
   using C = AttentionOp;
-  return std::tuple{
+  return FieldList{
       WrittenField{"kind", &C::kind, "Keys that a query sees."},
       RequiredField{"layer", &C::layer, "Number of the layer, whose KV blocks are used."},
       RequiredField{"shape", &C::shape, "Heads of the layer."},
@@ -196,21 +194,21 @@ static_assert(lists_every_member<AttentionOp>());
 
 constexpr auto fields_of(const KeepLogitRowsOp* /*type*/) {
   using C = KeepLogitRowsOp;
-  return std::tuple{
+  return FieldList{
       RequiredField{"buffers", &C::buffers, "Buffers: RowKind.TOKENS, each once.", FieldRole::kBuffer}};
 }
 static_assert(lists_every_member<KeepLogitRowsOp>());
 
 constexpr auto fields_of(const LinearPart* /*type*/) {
   using C = LinearPart;
-  return std::tuple{RequiredField{"weight", &C::weight, "W[outputs, inputs]."},
-                    WrittenField{"bias", &C::bias, "[outputs] or empty; added after magnitude and shift."}};
+  return FieldList{RequiredField{"weight", &C::weight, "W[outputs, inputs]."},
+                   WrittenField{"bias", &C::bias, "[outputs] or empty; added after magnitude and shift."}};
 }
 static_assert(lists_every_member<LinearPart>());
 
 constexpr auto fields_of(const LinearOp* /*type*/) {
   using C = LinearOp;
-  return std::tuple{
+  return FieldList{
       RequiredField{"input", &C::input, "Buffer: the engine's activation type.", FieldRole::kBuffer},
       RequiredField{"output", &C::output,
                     "Buffer: float32, or the activation type if the epilogue has an activation.",
@@ -236,7 +234,7 @@ static_assert(lists_every_member<LinearOp>());
 
 constexpr auto fields_of(const Routing* /*type*/) {
   using C = Routing;
-  return std::tuple{
+  return FieldList{
       RequiredField{"scores", &C::scores, "Function of the router's logits that gives scores."},
       RequiredField{"top_k", &C::top_k, "Experts of a token."},
       WrittenField{"num_groups", &C::num_groups, "Equal groups that experts stand in."},
@@ -255,7 +253,7 @@ static_assert(lists_every_member<Routing>());
 
 constexpr auto fields_of(const ExpertsOp* /*type*/) {
   using C = ExpertsOp;
-  return std::tuple{
+  return FieldList{
       RequiredField{"input", &C::input, "Buffer: the engine's activation type, RowKind.TOKENS.",
                     FieldRole::kBuffer},
       RequiredField{"router_logits", &C::router_logits, "Buffer: float32, RowKind.TOKENS, one per expert.",
@@ -277,7 +275,7 @@ static_assert(lists_every_member<ExpertsOp>());
 
 constexpr auto fields_of(const LatentShape* /*type*/) {
   using C = LatentShape;
-  return std::tuple{
+  return FieldList{
       RequiredField{"num_heads", &C::num_heads, "Heads of queries."},
       RequiredField{"latent_dim", &C::latent_dim, "Elements of a compressed row."},
       RequiredField{"rotary_dim", &C::rotary_dim, "Elements of a key that are rotated."},
@@ -288,7 +286,7 @@ static_assert(lists_every_member<LatentShape>());
 
 constexpr auto fields_of(const LatentQueriesOp* /*type*/) {
   using C = LatentQueriesOp;
-  return std::tuple{
+  return FieldList{
       RequiredField{"shape", &C::shape, "Sizes of the layer's attention."},
       RequiredField{"queries", &C::queries,
                     "Buffer: float32, RowKind.TOKENS: [plain | rotated] of each head.", FieldRole::kBuffer},
@@ -306,7 +304,7 @@ static_assert(lists_every_member<LatentQueriesOp>());
 
 constexpr auto fields_of(const LatentValuesOp* /*type*/) {
   using C = LatentValuesOp;
-  return std::tuple{
+  return FieldList{
       RequiredField{"shape", &C::shape, "Sizes of the layer's attention."},
       RequiredField{"input", &C::input,
                     "Buffer: the engine's activation type, RowKind.TOKENS: [rotated | latent] of each head.",
@@ -322,7 +320,7 @@ static_assert(lists_every_member<LatentValuesOp>());
 
 constexpr auto fields_of(const CrossKeysOp* /*type*/) {
   using C = CrossKeysOp;
-  return std::tuple{
+  return FieldList{
       RequiredField{"layer", &C::layer, "Number of the decoder's layer."},
       RequiredField{"shape", &C::shape, "Heads of the layer."},
       RequiredField{"kv", &C::kv, "Buffer: float32, RowKind.ENCODER_TOKENS, [k | v].", FieldRole::kBuffer}};
@@ -331,18 +329,18 @@ static_assert(lists_every_member<CrossKeysOp>());
 
 constexpr auto fields_of(const CrossAttentionOp* /*type*/) {
   using C = CrossAttentionOp;
-  return std::tuple{RequiredField{"layer", &C::layer, "Number of the decoder's layer."},
-                    RequiredField{"shape", &C::shape, "Heads of the layer."},
-                    RequiredField{"q", &C::q, "Buffer: float32, RowKind.TOKENS.", FieldRole::kBuffer},
-                    RequiredField{"output", &C::output, "Buffer: the engine's activation type, as wide as q.",
-                                  FieldRole::kBuffer},
-                    RequiredField{"scale", &C::scale, "Factor of the scores."}};
+  return FieldList{RequiredField{"layer", &C::layer, "Number of the decoder's layer."},
+                   RequiredField{"shape", &C::shape, "Heads of the layer."},
+                   RequiredField{"q", &C::q, "Buffer: float32, RowKind.TOKENS.", FieldRole::kBuffer},
+                   RequiredField{"output", &C::output, "Buffer: the engine's activation type, as wide as q.",
+                                 FieldRole::kBuffer},
+                   RequiredField{"scale", &C::scale, "Factor of the scores."}};
 }
 static_assert(lists_every_member<CrossAttentionOp>());
 
 constexpr auto fields_of(const AllReduceOp* /*type*/) {
   using C = AllReduceOp;
-  return std::tuple{
+  return FieldList{
       RequiredField{"input", &C::input, "Buffer: float32. The op may overwrite it.", FieldRole::kBuffer},
       RequiredField{"output", &C::output, "Buffer: float32.", FieldRole::kBuffer},
       RequiredField{"add", &C::add, "True: the sum is added to the output. False: it replaces it."}};
@@ -351,7 +349,7 @@ static_assert(lists_every_member<AllReduceOp>());
 
 constexpr auto fields_of(const AllHeadsNormOp* /*type*/) {
   using C = AllHeadsNormOp;
-  return std::tuple{
+  return FieldList{
       RequiredField{"qkv", &C::qkv, "Buffer: float32, RowKind.TOKENS, [q | k | v] of this rank's heads.",
                     FieldRole::kBuffer},
       RequiredField{"query_norm", &C::query_norm, "[width of q on this rank]."},
@@ -367,37 +365,37 @@ static_assert(lists_every_member<AllHeadsNormOp>());
 
 constexpr auto fields_of(const GatherOp* /*type*/) {
   using C = GatherOp;
-  return std::tuple{RequiredField{"input", &C::input, "Buffer: float32, of the same width on every rank.",
-                                  FieldRole::kBuffer},
-                    RequiredField{"output", &C::output, "Buffer: float32; only the first rank writes it.",
-                                  FieldRole::kBuffer}};
+  return FieldList{RequiredField{"input", &C::input, "Buffer: float32, of the same width on every rank.",
+                                 FieldRole::kBuffer},
+                   RequiredField{"output", &C::output, "Buffer: float32; only the first rank writes it.",
+                                 FieldRole::kBuffer}};
 }
 static_assert(lists_every_member<GatherOp>());
 
 constexpr auto fields_of(const ReceiveOp* /*type*/) {
   using C = ReceiveOp;
-  return std::tuple{RequiredField{"output", &C::output,
-                                  "Buffer: float32, RowKind.TOKENS or RowKind.ENCODER_TOKENS.",
-                                  FieldRole::kBuffer}};
+  return FieldList{RequiredField{"output", &C::output,
+                                 "Buffer: float32, RowKind.TOKENS or RowKind.ENCODER_TOKENS.",
+                                 FieldRole::kBuffer}};
 }
 static_assert(lists_every_member<ReceiveOp>());
 
 constexpr auto fields_of(const SendOp* /*type*/) {
   using C = SendOp;
-  return std::tuple{RequiredField{
+  return FieldList{RequiredField{
       "input", &C::input, "Buffer: float32, RowKind.TOKENS or RowKind.ENCODER_TOKENS.", FieldRole::kBuffer}};
 }
 static_assert(lists_every_member<SendOp>());
 
 constexpr auto fields_of(const BroadcastOp* /*type*/) {
   using C = BroadcastOp;
-  return std::tuple{RequiredField{"buffer", &C::buffer, "Program.encoder_output.", FieldRole::kBuffer}};
+  return FieldList{RequiredField{"buffer", &C::buffer, "Program.encoder_output.", FieldRole::kBuffer}};
 }
 static_assert(lists_every_member<BroadcastOp>());
 
 constexpr auto fields_of(const SigmoidGateOp* /*type*/) {
   using C = SigmoidGateOp;
-  return std::tuple{
+  return FieldList{
       RequiredField{"gate", &C::gate,
                     "Buffer: float32, at least as wide as the output; its last columns count.",
                     FieldRole::kBuffer},
@@ -407,7 +405,7 @@ static_assert(lists_every_member<SigmoidGateOp>());
 
 constexpr auto fields_of(const XieluOp* /*type*/) {
   using C = XieluOp;
-  return std::tuple{
+  return FieldList{
       RequiredField{"input", &C::input, "Buffer: float32.", FieldRole::kBuffer},
       RequiredField{"output", &C::output, "Buffer: the engine's activation type.", FieldRole::kBuffer},
       RequiredField{"parameters", &C::parameters, "[alpha_p, alpha_n, beta, epsilon]."}};
@@ -416,7 +414,7 @@ static_assert(lists_every_member<XieluOp>());
 
 constexpr auto fields_of(const GatedColumnsOp* /*type*/) {
   using C = GatedColumnsOp;
-  return std::tuple{
+  return FieldList{
       RequiredField{"gate", &C::gate, "Buffer: float32.", FieldRole::kBuffer},
       RequiredField{"values", &C::values, "Buffer: float32, whose columns are multiplied.",
                     FieldRole::kBuffer},
@@ -429,7 +427,7 @@ static_assert(lists_every_member<GatedColumnsOp>());
 
 constexpr auto fields_of(const GatedRmsNormOp* /*type*/) {
   using C = GatedRmsNormOp;
-  return std::tuple{
+  return FieldList{
       RequiredField{"input", &C::input, "Buffer: float32, whole heads.", FieldRole::kBuffer},
       RequiredField{"gate", &C::gate,
                     "Buffer: float32, at least as wide as the input; its last columns count.",
@@ -446,7 +444,7 @@ static_assert(lists_every_member<GatedRmsNormOp>());
 
 constexpr auto fields_of(const CausalConvolutionOp* /*type*/) {
   using C = CausalConvolutionOp;
-  return std::tuple{
+  return FieldList{
       RequiredField{"layer", &C::layer, "Number of the layer, whose state has the last taps - 1 inputs."},
       RequiredField{"values", &C::values, "Buffer: float32, RowKind.TOKENS; its first columns are replaced.",
                     FieldRole::kBuffer},
@@ -458,16 +456,16 @@ static_assert(lists_every_member<CausalConvolutionOp>());
 
 constexpr auto fields_of(const ScanShape* /*type*/) {
   using C = ScanShape;
-  return std::tuple{RequiredField{"num_heads", &C::num_heads, "Heads of x."},
-                    RequiredField{"head_dim", &C::head_dim, "Elements of a head."},
-                    RequiredField{"num_groups", &C::num_groups, "Groups of heads that share B and C."},
-                    RequiredField{"state_dim", &C::state_dim, "Elements of a group's row of B, and of C."}};
+  return FieldList{RequiredField{"num_heads", &C::num_heads, "Heads of x."},
+                   RequiredField{"head_dim", &C::head_dim, "Elements of a head."},
+                   RequiredField{"num_groups", &C::num_groups, "Groups of heads that share B and C."},
+                   RequiredField{"state_dim", &C::state_dim, "Elements of a group's row of B, and of C."}};
 }
 static_assert(lists_every_member<ScanShape>());
 
 constexpr auto fields_of(const SelectiveScanOp* /*type*/) {
   using C = SelectiveScanOp;
-  return std::tuple{
+  return FieldList{
       RequiredField{"layer", &C::layer, "Number of the layer, whose state is [heads, state_dim, head_dim]."},
       RequiredField{"shape", &C::shape, "Heads of the layer."},
       RequiredField{"values", &C::values,
@@ -485,7 +483,7 @@ static_assert(lists_every_member<SelectiveScanOp>());
 
 constexpr auto fields_of(const GatedConvolutionOp* /*type*/) {
   using C = GatedConvolutionOp;
-  return std::tuple{
+  return FieldList{
       RequiredField{"layer", &C::layer, "Number of the layer, whose state has the last taps - 1 products."},
       RequiredField{"input", &C::input, "Buffer: float32, RowKind.TOKENS, [b | c | x].", FieldRole::kBuffer},
       RequiredField{"output", &C::output, "Buffer: the engine's activation type, as wide as x.",
@@ -498,7 +496,7 @@ static_assert(lists_every_member<GatedConvolutionOp>());
 
 constexpr auto fields_of(const DeltaShape* /*type*/) {
   using C = DeltaShape;
-  return std::tuple{
+  return FieldList{
       RequiredField{"num_key_heads", &C::num_key_heads, "Heads of queries, and of keys."},
       RequiredField{"num_value_heads", &C::num_value_heads, "Heads of values, a multiple of num_key_heads."},
       RequiredField{"key_dim", &C::key_dim, "Elements of a head of queries or keys."},
@@ -508,7 +506,7 @@ static_assert(lists_every_member<DeltaShape>());
 
 constexpr auto fields_of(const GatedDeltaOp* /*type*/) {
   using C = GatedDeltaOp;
-  return std::tuple{
+  return FieldList{
       RequiredField{"layer", &C::layer,
                     "Number of the layer, whose state is [value heads, key_dim, value_dim]."},
       RequiredField{"shape", &C::shape, "Heads of the layer."},
@@ -527,15 +525,15 @@ static_assert(lists_every_member<GatedDeltaOp>());
 
 constexpr auto fields_of(const GatedAddOp* /*type*/) {
   using C = GatedAddOp;
-  return std::tuple{RequiredField{"input", &C::input, "Buffer: float32.", FieldRole::kBuffer},
-                    RequiredField{"gate", &C::gate, "Buffer: float32, 1 wide.", FieldRole::kBuffer},
-                    RequiredField{"output", &C::output, "Buffer: float32.", FieldRole::kBuffer}};
+  return FieldList{RequiredField{"input", &C::input, "Buffer: float32.", FieldRole::kBuffer},
+                   RequiredField{"gate", &C::gate, "Buffer: float32, 1 wide.", FieldRole::kBuffer},
+                   RequiredField{"output", &C::output, "Buffer: float32.", FieldRole::kBuffer}};
 }
 static_assert(lists_every_member<GatedAddOp>());
 
 constexpr auto fields_of(const Program* /*type*/) {
   using C = Program;
-  return std::tuple{
+  return FieldList{
       RequiredField{"dtype", &C::dtype, "Type of packed weights, and of KV blocks unless int8_kv_cache."},
       RequiredField{"vocab_size", &C::vocab_size, "Tokens of the base model."},
       RequiredField{"num_layers", &C::num_layers, "Layers of the body."},
@@ -572,6 +570,6 @@ constexpr auto fields_of(const Program* /*type*/) {
       WrittenField{"lora", &C::lora, "Adapters that the engine accepts."}};
 }
 /// All members except those that a process sets when it loads a program: identity and mapped_file.
-static_assert(lists_every_member<Program>(2));
+static_assert(lists_every_member<Program, 2>());
 
 }  // namespace adaptrt
