@@ -172,23 +172,19 @@ MatrixPanel find_matrix_panel(const std::byte* matrix, std::int64_t n, std::int6
   const std::int64_t outliers = load_uint32(matrix + kTableBytes);
   if (outliers == 0) return found;
   const std::byte* places = matrix + bytes_of_pieces(num_pieces(n, k), 0);
-  const auto first_from = [&](std::int64_t place) {
-    std::int64_t begin = 0;
-    std::int64_t end = outliers;
-    while (begin < end) {
-      const std::int64_t middle = (begin + end) / 2;
-      if (load_uint32(places + middle * kPlaceBytes) < place) {
-        begin = middle + 1;
-      } else {
-        end = middle;
-      }
-    }
-    return begin;
-  };
-  const std::int64_t first = first_from(found.first_place);
+  // Without branches, which would be mispredicted: kernels search for each of many small panels.
+  std::int64_t first = 0;
+  for (std::int64_t left = outliers; left > 0;) {
+    const std::int64_t half = (left + 1) / 2;
+    first += load_uint32(places + (first + half - 1) * kPlaceBytes) < found.first_place ? half : 0;
+    left -= half;
+  }
   found.places = places + first * kPlaceBytes;
   found.bits = places + outliers * kPlaceBytes + first * static_cast<std::int64_t>(sizeof(std::uint16_t));
-  found.count = first_from(found.first_place + found.num_pieces * kPieceElements) - first;
+  const std::int64_t end = found.first_place + found.num_pieces * kPieceElements;
+  while (first + found.count < outliers && load_uint32(found.places + found.count * kPlaceBytes) < end) {
+    ++found.count;
+  }
   return found;
 }
 

@@ -136,6 +136,29 @@ BOOST_DATA_TEST_CASE(adapters_that_share_a_give_the_bits_of_each_alone,
   BOOST_TEST(std::memcmp(together.data(), alone.data(), alone.size() * sizeof(float)) == 0);
 }
 
+// Kernels add the products of several adapters in one call.
+BOOST_DATA_TEST_CASE(a_step_of_many_adapters_gives_the_bits_of_each_alone, kernel_tables(), kernels) {
+  RandomModel model({.dtype = DType::kBFloat16, .max_batch_size = 16, .max_rank = 40});
+  auto compressed = model.adapter(23, false, 40);
+  BOOST_TEST_REQUIRE(model.compress(&compressed) > 0);
+  const auto exact = model.adapter(21, false, 17);
+  const auto with_magnitudes = model.adapter(22, true, 16);
+  const std::vector<const DeviceAdapter*> adapters{&exact, &compressed, &with_magnitudes};
+  const auto engine = engine_of(model.program, kernels);
+  std::vector<Piece> pieces;
+  std::vector<float> alone;
+  for (std::int32_t i = 0; i < 15; ++i) {
+    const Piece piece{
+        .tokens = {i}, .blocks = {i}, .adapter = adapters[static_cast<std::size_t>(i) % adapters.size()]};
+    const auto logits = logits_of(engine.get(), StepArrays({piece}).input());
+    alone.insert(alone.end(), logits.begin(), logits.end());
+    pieces.push_back(piece);
+  }
+  const auto together = logits_of(engine.get(), StepArrays(pieces).input());
+  BOOST_TEST_REQUIRE(together.size() == alone.size());
+  BOOST_TEST(std::memcmp(together.data(), alone.data(), alone.size() * sizeof(float)) == 0);
+}
+
 BOOST_AUTO_TEST_CASE(a_long_prompt_reads_an_adapter_of_many_panels) {
   // More rows than a tile, and an A with more than one panel.
   constexpr float kTolerance = 5e-4F;

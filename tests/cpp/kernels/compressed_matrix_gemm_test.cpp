@@ -128,6 +128,74 @@ BOOST_DATA_TEST_CASE(products_have_the_bits_of_the_panels,
   BOOST_TEST(cases > 20);
 }
 
+BOOST_DATA_TEST_CASE(added_products_have_the_bits_of_products,
+                     kernel_tables() * boost::unit_test::data::make({0, 5}), name, others) {
+  const auto& table = kernel_table(name);
+  if (table.add_products == nullptr) return;
+  const std::uint32_t seed = std::random_device{}();
+  std::mt19937 random(seed);
+  constexpr std::int64_t kPanels = 3;
+  BOOST_TEST_CONTEXT("seed " << seed) {
+    for (const std::int64_t k : {1, 2, 8, 15, 16, 32, 33, 64, 70}) {
+      const MatrixCase test(kPanels * kPanelColumns, k, others, &random);
+      for (const std::int64_t rows : {1, 2, 3, 4, 5, 17}) {
+        const std::int64_t a_stride = k + 3;
+        std::vector<std::uint16_t> a(static_cast<std::size_t>(kPanels * rows * a_stride));
+        for (auto& element : a) {
+          // Some products are subnormal.
+          const float scale = random() % 4 == 0 ? 1e-36F : 1.0F;
+          element = float_to_bfloat16(scale * std::uniform_real_distribution<float>(-1.0F, 1.0F)(random));
+        }
+        std::vector<float> sums(static_cast<std::size_t>(kPanels * rows * kPanelColumns));
+        // No sum is -0, whose sign would depend on whether rows are multiplied in tiles.
+        for (float& sum : sums) {
+          sum = random() % 4 == 0 ? 0.0F : std::normal_distribution<float>()(random);
+        }
+        auto expected = sums;
+        std::vector<AddedProduct> products;
+        std::vector<MatrixPanel> compressed(kPanels);
+        for (std::int64_t panel = 0; panel < kPanels; ++panel) {
+          const std::byte* plain = test.panels.data() + panel_offset(DType::kBFloat16, k, panel);
+          const std::uint16_t* rows_of_a = a.data() + panel * rows * a_stride;
+          const std::int64_t first_sum = panel * rows * kPanelColumns;
+          table.gemm[static_cast<std::size_t>(DType::kBFloat16)]({.call = {.a = rows_of_a,
+                                                                           .a_stride = a_stride,
+                                                                           .panel = plain,
+                                                                           .k = k,
+                                                                           .width = kPanelColumns,
+                                                                           .out = expected.data() + first_sum,
+                                                                           .out_stride = kPanelColumns,
+                                                                           .rows = rows},
+                                                                  .accumulate = true});
+          products.push_back({.a = reinterpret_cast<const std::byte*>(rows_of_a),
+                              .a_stride = a_stride * 2,
+                              .panel = plain,
+                              .k = k,
+                              .out = sums.data() + first_sum,
+                              .rows = rows});
+        }
+        auto sums_of_compressed = sums;
+        table.add_products(products);
+        const auto check = [&](const std::vector<float>& found, const char* form) {
+          BOOST_TEST_REQUIRE(std::memcmp(found.data(), expected.data(), found.size() * sizeof(float)) == 0,
+                             "k " << k << " rows " << rows << form);
+        };
+        check(sums, " exact");
+        if (!test.is_compressed) continue;
+        for (std::size_t i = 0; i < products.size(); ++i) {
+          const auto panel = static_cast<std::int64_t>(i);
+          compressed[i] = find_matrix_panel(test.compressed.data(), kPanels * kPanelColumns, k, panel);
+          products[i].panel = nullptr;
+          products[i].compressed = &compressed[i];
+          products[i].out = sums_of_compressed.data() + panel * rows * kPanelColumns;
+        }
+        table.add_products(products);
+        check(sums_of_compressed, " compressed");
+      }
+    }
+  }
+}
+
 BOOST_DATA_TEST_CASE(few_rows_need_no_expanded_panel, kernel_tables(), name) {
   const auto& table = kernel_table(name);
   if (table.matrix_panel_gemm == nullptr) return;

@@ -65,6 +65,18 @@ struct PanelGemm {
   std::span<const MemorySpan> fetch = {};
 };
 
+/// out[rows, kPanelColumns] += a[rows, k] * panel[kPanelColumns, k]^T for a bfloat16 panel or a panel of a
+/// compressed matrix.
+struct AddedProduct {
+  const std::byte* a = nullptr;      ///< bfloat16
+  std::int64_t a_stride = 0;         ///< bytes between rows
+  const std::byte* panel = nullptr;  ///< read unless `compressed` is set
+  const MatrixPanel* compressed = nullptr;
+  std::int64_t k = 0;
+  float* out = nullptr;  ///< rows are kPanelColumns floats apart
+  std::int64_t rows = 0;
+};
+
 /// Rows of a matrix (PanelMatrix::has_rows), at any address, used as the columns of a panel.
 struct GatheredOutputs {
   /// [kPanelColumns]; pointers after the first `count` may be any readable rows.
@@ -376,6 +388,10 @@ struct KernelTable {
 
   /// Indexed by DType of the panel.
   std::array<void (*)(const PanelGemm& gemm), 3> gemm;
+
+  /// Computes products of few rows and inputs, whose panels are in the cache already; the bits are those of
+  /// gemm with `accumulate`. nullptr: gemm takes no longer.
+  void (*add_products)(std::span<const AddedProduct> products);
 
   /// Product with a compressed bfloat16 panel with places for `outliers`; the bits are those of gemm. The
   /// panel must be full, with at most compressed_rows rows and no `accumulate`.

@@ -4,6 +4,7 @@
 
 #include "adaptrt/cpu/kernel_table.h"
 #include "streamed_rows.h"
+#include "tile_added_products.h"
 #include "tile_attention_pipeline.h"
 #include "tile_columns.h"
 #include "tile_compressed.h"
@@ -38,6 +39,7 @@ inline KernelTable make_tile_table(const char* name, const KernelTable& vectors)
   table.stream_rows = &stream_rows;
   table.release_tiles = &Tiles::release;
   table.gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_gemm;
+  table.add_products = &tile_add_products<Simd::kLanes == kPieceOutputs>;
   table.compressed_gemm = &tile_compressed_gemm<Simd::kLanes == kPieceOutputs>;
   table.compressed_rows = kTiledRows;
   table.matrix_panel_gemm = &tile_matrix_panel_gemm<Simd::kLanes == kPieceOutputs>;

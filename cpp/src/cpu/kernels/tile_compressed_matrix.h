@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <type_traits>
 
 #include "adaptrt/core/compressed_matrix.h"
@@ -27,7 +28,10 @@ struct PieceStream {
 /// Pieces are expanded in registers. The order of sums is that of multiply_few_columns.
 template <int kRows, int kVectors, class Reader>
 void multiply_few_of_matrix(Reader* reader, const FewInputs& a, std::int64_t inputs, TileSums sums) {
-  constexpr int kPairs = 4 / kVectors;
+  // As few pieces as have whole pairs of inputs.
+  constexpr int kPieces = std::lcm(kVectors, 4) / 4;
+  constexpr int kPairs = 4 * kPieces / kVectors;
+  static_assert(kStepInputs % (2 * kPairs) == 0);
   for (std::int64_t begin = 0; begin < inputs; begin += kStepInputs) {
     Simd::Vec even[kRows][kVectors];
     Simd::Vec odd[kRows][kVectors];
@@ -36,11 +40,14 @@ void multiply_few_of_matrix(Reader* reader, const FewInputs& a, std::int64_t inp
       ADAPTRT_UNROLL
       for (int v = 0; v < kVectors; ++v) even[r][v] = odd[r][v] = Simd::zero();
     }
-    Simd::Words words[4];
+    Simd::Words words[kPieces][4];
     const auto multiply = [&](int pair, std::int64_t input) __attribute__((always_inline)) {
       Simd::Pair columns[kVectors];
       ADAPTRT_UNROLL
-      for (int v = 0; v < kVectors; ++v) columns[v] = Simd::bfloat16_pairs(words[pair * kVectors + v]);
+      for (int v = 0; v < kVectors; ++v) {
+        const int vector = pair * kVectors + v;
+        columns[v] = Simd::bfloat16_pairs(words[vector / 4][vector % 4]);
+      }
       ADAPTRT_UNROLL
       for (int r = 0; r < kRows; ++r) {
         const Simd::Vec first = Simd::set(a.row(r)[input]);
@@ -55,13 +62,18 @@ void multiply_few_of_matrix(Reader* reader, const FewInputs& a, std::int64_t inp
     const std::int64_t end = std::min(begin + kStepInputs, inputs);
     std::int64_t input = begin;
     for (; input + 2 * kPairs <= end; input += 2 * kPairs) {
-      reader->expand(words);
+      ADAPTRT_UNROLL
+      for (int piece = 0; piece < kPieces; ++piece) reader->expand(words[piece]);
       ADAPTRT_UNROLL
       for (int pair = 0; pair < kPairs; ++pair) multiply(pair, input + 2 * pair);
     }
     if constexpr (kPairs > 1) {
       if (input < end) {
-        reader->expand(words);
+        const std::int64_t vectors_left = (end - input) / 2 * kVectors;
+        ADAPTRT_UNROLL
+        for (int piece = 0; piece < kPieces; ++piece) {
+          if (4 * piece < vectors_left) reader->expand(words[piece]);
+        }
         ADAPTRT_UNROLL
         for (int pair = 0; pair < kPairs - 1; ++pair) {
           if (input + 2 * pair < end) multiply(pair, input + 2 * pair);
@@ -122,6 +134,7 @@ bool tile_matrix_panel_gemm(const PanelGemm& gemm, const MatrixPanel& panel) {
     if (gemm.call.k % 2 == 0) {
       if (width == Simd::kLanes) return in_registers(std::integral_constant<int, 1>());
       if (width == 2 * Simd::kLanes) return in_registers(std::integral_constant<int, 2>());
+      if (width == 3 * Simd::kLanes) return in_registers(std::integral_constant<int, 3>());
       if (width == 4 * Simd::kLanes) return in_registers(std::integral_constant<int, 4>());
     }
   }

@@ -31,7 +31,8 @@ AdapterProduct::AdapterProduct(const LinearSpec& spec, const BaseProduct& base, 
       context_(context),
       dtype_(spec.parts[0].weight.dtype),
       input_dtype_(activation_dtype(context.program.dtype)),
-      gemm_(context.kernels.gemm[static_cast<std::size_t>(dtype_)]) {}
+      gemm_(context.kernels.gemm[static_cast<std::size_t>(dtype_)]),
+      add_products_(dtype_ == DType::kBFloat16 ? context.kernels.add_products : nullptr) {}
 
 std::int64_t AdapterProduct::rows_of_a(const DeviceSite& site) const {
   return spec_.site == nullptr ? site.total_rank : spec_.site->rows_of_a(site.total_rank).count;
@@ -139,14 +140,29 @@ StoredMatrix AdapterProduct::a_of(const DeviceSite& site) const {
   return {site.a, site.a_storage, dtype_, rows_of_a(site), spec_.inputs()};
 }
 
-std::int64_t AdapterProduct::outputs_of_b(PanelPlace place) const {
-  const std::int64_t outputs = spec_.parts[place.part].weight.n;
-  if (!spec_.is_sliced) return outputs;
-  return std::min(kVocabularySlice, outputs - place.panel / kSlicePanels * kVocabularySlice);
+AdapterProduct::PanelOfB AdapterProduct::find_in_b(PanelPlace place) const {
+  const std::int64_t of_part = spec_.parts[place.part].weight.n;
+  std::int64_t outputs = of_part;
+  std::int64_t slice = 0;
+  std::int64_t panel = place.panel;
+  if (spec_.is_sliced) {
+    slice = panel / kSlicePanels;
+    panel %= kSlicePanels;
+    outputs = std::min(kVocabularySlice, outputs - slice * kVocabularySlice);
+  }
+  const MatrixRows here = spec_.site->rows_of_b(outputs);
+  const std::int64_t of_here = panel - here.first / kPanelColumns;
+  const bool is_here = of_here >= 0 && of_here < panel_count(here.count);
+  return {.slice = slice,
+          .part = spec_.is_sliced ? 0 : spec_.first_site_part + place.part % spec_.parts_per_group,
+          .first = panel * kPanelColumns,
+          .width = panel_width(of_part, place.panel),
+          .rows_of_b = here.count,
+          .panel = is_here ? std::optional(of_here) : std::nullopt};
 }
 
-StoredMatrix AdapterProduct::b_of(const DevicePart& part, std::int64_t outputs) const {
-  return {part.b, part.b_storage, dtype_, spec_.site->rows_of_b(outputs).count, part.rank};
+StoredMatrix AdapterProduct::b_of(const DevicePart& part, const PanelOfB& place) const {
+  return {part.b, part.b_storage, dtype_, place.rows_of_b, part.rank};
 }
 
 void AdapterProduct::multiply(PanelGemm gemm, const StoredMatrix& matrix, std::int64_t panel,
@@ -245,23 +261,6 @@ std::span<const AdaptedRows> AdapterProduct::from(const LinearCall& call, RowRan
   return {first, call.adapted.end()};
 }
 
-const DevicePart& AdapterProduct::part_of(const AdaptedRows& adapted, std::size_t part,
-                                          std::int64_t* panel) const {
-  if (!spec_.is_sliced) {
-    return adapted.site->parts[spec_.first_site_part + part % spec_.parts_per_group];
-  }
-  const std::int64_t slice = *panel / kSlicePanels;
-  *panel %= kSlicePanels;
-  return adapted.site[slice].parts[0];
-}
-
-std::optional<std::int64_t> AdapterProduct::panel_here(std::int64_t outputs, std::int64_t panel) const {
-  const MatrixRows here = spec_.site->rows_of_b(outputs);
-  const std::int64_t of_here = panel - here.first / kPanelColumns;
-  if (of_here < 0 || of_here >= panel_count(here.count)) return std::nullopt;
-  return of_here;
-}
-
 RowRange AdapterProduct::rows_changed(const AdaptedRows& adapted, const DevicePart& part, RowRange rows) {
   if (part.rank == 0) return {};
   return {std::max(adapted.begin, rows.begin), std::min(adapted.end, rows.end)};
@@ -270,22 +269,20 @@ RowRange AdapterProduct::rows_changed(const AdaptedRows& adapted, const DevicePa
 std::span<const MemorySpan> AdapterProduct::spans(const LinearCall& call, PanelPlace place, RowRange rows,
                                                   Spans* spans) const {
   constexpr std::size_t kOfAdapter = 3;
-  const std::int64_t outputs = outputs_of_b(place);
-  const std::int64_t width = panel_width(spec_.parts[place.part].weight.n, place.panel);
+  const PanelOfB of_b = find_in_b(place);
   std::size_t count = 0;
   for (const AdaptedRows& adapted : from(call, rows)) {
     if (adapted.begin >= rows.end || count + kOfAdapter > spans->size()) break;
-    std::int64_t of_b = place.panel;
-    const DevicePart& of_part = part_of(adapted, place.part, &of_b);
-    if (rows_changed(adapted, of_part, rows).is_empty()) continue;
-    if (const auto here = panel_here(outputs, of_b)) {
-      const StoredMatrix b = b_of(of_part, outputs);
-      (*spans)[count++] = {b.panel(*here), static_cast<std::int64_t>(b.panel_bytes(*here))};
+    const DevicePart& part = part_of(adapted, of_b);
+    if (rows_changed(adapted, part, rows).is_empty()) continue;
+    if (of_b.panel) {
+      const StoredMatrix b = b_of(part, of_b);
+      (*spans)[count++] = {b.panel(*of_b.panel), static_cast<std::int64_t>(b.panel_bytes(*of_b.panel))};
     }
-    for (const float* vector : {of_part.magnitude, of_part.shift}) {
+    for (const float* vector : {part.magnitude, part.shift}) {
       if (vector == nullptr) continue;
-      (*spans)[count++] = {reinterpret_cast<const std::byte*>(vector + of_b * kPanelColumns),
-                           width * static_cast<std::int64_t>(sizeof(float))};
+      (*spans)[count++] = {reinterpret_cast<const std::byte*>(vector + of_b.first),
+                           of_b.width * static_cast<std::int64_t>(sizeof(float))};
     }
   }
   return {spans->data(), count};
@@ -293,36 +290,65 @@ std::span<const MemorySpan> AdapterProduct::spans(const LinearCall& call, PanelP
 
 void AdapterProduct::expand(const LinearCall& call, PanelPlace place, RowRange rows, float* tile,
                             int thread) const {
+  const PanelOfB of_b = find_in_b(place);
+  if (of_b.panel) add_products(call, of_b, rows, tile, thread);
   for (const AdaptedRows& adapted : from(call, rows)) {
     if (adapted.begin >= rows.end) return;
-    expand_rows(adapted, place, rows, tile, thread);
+    const DevicePart& part = part_of(adapted, of_b);
+    if (part.magnitude == nullptr && part.shift == nullptr) continue;
+    const RowRange changed = rows_changed(adapted, part, rows);
+    float* out = tile + (changed.begin - rows.begin) * kPanelColumns;
+    for (std::int64_t row = changed.begin; row < changed.end; ++row, out += kPanelColumns) {
+      if (part.magnitude != nullptr) context_.kernels.multiply(part.magnitude + of_b.first, of_b.width, out);
+      if (part.shift != nullptr) context_.kernels.add(part.shift + of_b.first, of_b.width, out);
+    }
   }
 }
 
-void AdapterProduct::expand_rows(const AdaptedRows& adapted, PanelPlace place, RowRange rows, float* tile,
-                                 int thread) const {
-  const std::int64_t outputs = outputs_of_b(place);
-  std::int64_t of_b = place.panel;
-  const DevicePart& of_part = part_of(adapted, place.part, &of_b);
-  const RowRange shared = rows_changed(adapted, of_part, rows);
-  if (shared.is_empty()) return;
-  const std::int64_t width = panel_width(spec_.parts[place.part].weight.n, place.panel);
-  float* out = tile + (shared.begin - rows.begin) * kPanelColumns;
-  if (const auto here = panel_here(outputs, of_b)) {
-    multiply({.call = {.a = shrunk(shared.begin, of_part.rank_offset),
-                       .a_stride = context_.memory.shrink_stride,
-                       .out = out,
-                       .out_stride = kPanelColumns,
-                       .rows = shared.count()},
-              .accumulate = true},
-             b_of(of_part, outputs), *here, thread);
+void AdapterProduct::add_products(const LinearCall& call, const PanelOfB& place, RowRange rows, float* tile,
+                                  int thread) const {
+  constexpr std::size_t kMostProducts = 8;
+  std::array<AddedProduct, kMostProducts> products;
+  std::array<MatrixPanel, kMostProducts> compressed;
+  std::size_t count = 0;
+  const auto add = [&] {
+    if (count > 0) add_products_({products.data(), count});
+    count = 0;
+  };
+  for (const AdaptedRows& adapted : from(call, rows)) {
+    if (adapted.begin >= rows.end) break;
+    const DevicePart& part = part_of(adapted, place);
+    const RowRange changed = rows_changed(adapted, part, rows);
+    if (changed.is_empty()) continue;
+    float* out = tile + (changed.begin - rows.begin) * kPanelColumns;
+    const std::byte* a = shrunk(changed.begin, part.rank_offset);
+    const StoredMatrix b = b_of(part, place);
+    if (add_products_ == nullptr || place.width != kPanelColumns || b.storage == LoraStorage::kInt8 ||
+        changed.count() > context_.kernels.few_rows) {
+      multiply({.call = {.a = a,
+                         .a_stride = context_.memory.shrink_stride,
+                         .out = out,
+                         .out_stride = kPanelColumns,
+                         .rows = changed.count()},
+                .accumulate = true},
+               b, *place.panel, thread);
+      continue;
+    }
+    if (count == kMostProducts) add();
+    AddedProduct& product = products[count];
+    product = {.a = a,
+               .a_stride = context_.memory.shrink_stride * static_cast<std::int64_t>(size_of(dtype_)),
+               .panel = b.panel(*place.panel),
+               .k = b.k,
+               .out = out,
+               .rows = changed.count()};
+    if (b.storage == LoraStorage::kCompressed) {
+      compressed[count] = find_matrix_panel(b.data, b.n, b.k, *place.panel);
+      product.compressed = &compressed[count];
+    }
+    ++count;
   }
-  if (of_part.magnitude == nullptr && of_part.shift == nullptr) return;
-  const std::int64_t first = of_b * kPanelColumns;
-  for (std::int64_t row = shared.begin; row < shared.end; ++row, out += kPanelColumns) {
-    if (of_part.magnitude != nullptr) context_.kernels.multiply(of_part.magnitude + first, width, out);
-    if (of_part.shift != nullptr) context_.kernels.add(of_part.shift + first, width, out);
-  }
+  add();
 }
 
 }  // namespace adaptrt

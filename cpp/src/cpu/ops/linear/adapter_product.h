@@ -48,12 +48,18 @@ class AdapterProduct {
     return panel_count(rows_of_a(site));
   }
   [[nodiscard]] StoredMatrix a_of(const DeviceSite& site) const;
-  /// Number of outputs of an adapter's B: those of the part or, for lm_head, of a vocabulary slice.
-  [[nodiscard]] std::int64_t outputs_of_b(PanelPlace place) const;
-  /// B of a part with `outputs` outputs, or this rank's rows of it.
-  [[nodiscard]] StoredMatrix b_of(const DevicePart& part, std::int64_t outputs) const;
-  /// Number in b_of() of a panel of the part; nullopt if another rank has it.
-  [[nodiscard]] std::optional<std::int64_t> panel_here(std::int64_t outputs, std::int64_t panel) const;
+  /// A panel of one of LinearSpec::parts in the adapters' matrices.
+  struct PanelOfB {
+    std::int64_t slice;      ///< of the vocabulary; 0 for other layers
+    std::size_t part;        ///< number in DeviceSite::parts
+    std::int64_t first;      ///< its first output in the part's or slice's outputs
+    std::int64_t width;      ///< number of its outputs
+    std::int64_t rows_of_b;  ///< number of rows of B on this rank
+    /// Number of the panel in B on this rank; nullopt if another rank has it.
+    std::optional<std::int64_t> panel;
+  };
+  [[nodiscard]] PanelOfB find_in_b(PanelPlace place) const;
+  [[nodiscard]] StoredMatrix b_of(const DevicePart& part, const PanelOfB& place) const;
   /// The product with a panel of a matrix. For int8 it is that of the integers.
   void multiply(PanelGemm gemm, const StoredMatrix& matrix, std::int64_t panel, int thread) const;
   void multiply_compressed(PanelGemm gemm, const StoredMatrix& matrix, std::int64_t panel, int thread) const;
@@ -64,9 +70,10 @@ class AdapterProduct {
   /// adapter.
   void store_shrunk(const LinearCall& call, std::int64_t width, std::int64_t panel, RowRange rows,
                     float* tile) const;
-  /// Effect of an adapter on a panel of one of LinearSpec::parts; `panel` becomes its number in B.
-  [[nodiscard]] const DevicePart& part_of(const AdaptedRows& adapted, std::size_t part,
-                                          std::int64_t* panel) const;
+  /// Effect of an adapter on a panel.
+  [[nodiscard]] static const DevicePart& part_of(const AdaptedRows& adapted, const PanelOfB& place) {
+    return adapted.site[place.slice].parts[place.part];
+  }
   /// Entries of LinearCall::adapted, beginning with the first that ends after rows.begin.
   [[nodiscard]] static std::span<const AdaptedRows> from(const LinearCall& call, RowRange rows);
   /// Rows among `rows` that the adapter changes in this part.
@@ -82,8 +89,9 @@ class AdapterProduct {
   /// Prefetches panel `next` at the same time; nullptr: prefetches nothing.
   [[nodiscard]] float* multiply_tile(const LinearCall& call, const DeviceSite& site, std::int64_t panel,
                                      RowRange rows, const std::byte* next, int thread) const;
-  void expand_rows(const AdaptedRows& adapted, PanelPlace place, RowRange rows, float* tile,
-                   int thread) const;
+  /// Adds (x A^T) B^T to a tile.
+  void add_products(const LinearCall& call, const PanelOfB& place, RowRange rows, float* tile,
+                    int thread) const;
 
   const LinearSpec& spec_;
   const BaseProduct& base_;
@@ -91,6 +99,8 @@ class AdapterProduct {
   DType dtype_;
   DType input_dtype_;
   void (*gemm_)(const PanelGemm&);
+  /// KernelTable::add_products; nullptr also if B has another type.
+  void (*add_products_)(std::span<const AddedProduct>);
 };
 
 }  // namespace adaptrt
