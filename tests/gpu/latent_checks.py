@@ -47,7 +47,7 @@ class _Case:
         wrong = 0
         for s, found in zip(chunks, together, strict=True):
             expected, magnitude = self._expected(rows[s], angles[s], self.lengths[s][0])
-            bound = 4 * _ROUNDING[self.dtype] * magnitude + 1e-6
+            bound = 6 * _ROUNDING[self.dtype] * magnitude + 1e-6
             wrong += int((~((found.double() - expected).abs() <= bound)).sum())
         yield Check(name, wrong == 0, f"{wrong} wrong elements with seed {seed}")
         same = True
