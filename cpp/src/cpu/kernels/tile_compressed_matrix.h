@@ -28,7 +28,7 @@ struct PieceStream {
 /// Pieces are expanded in registers. The order of sums is that of multiply_few_columns.
 template <int kRows, int kVectors, class Reader>
 void multiply_few_of_matrix(Reader* reader, const FewInputs& a, std::int64_t inputs, TileSums sums) {
-  // As few pieces as have whole pairs of inputs.
+  // The fewest pieces that have whole pairs of inputs.
   constexpr int kPieces = std::lcm(kVectors, 4) / 4;
   constexpr int kPairs = 4 * kPieces / kVectors;
   static_assert(kStepInputs % (2 * kPairs) == 0);
