@@ -179,8 +179,8 @@ struct RopeTable {
 void enqueue(const RopeTable& work, void* stream);
 
 /// Finishes a linear layer's output y, in float32, and rounds once: y = (product + bias) * scale, then the
-/// soft cap, then the epilogue. With a gate, product is [tokens, 2 width]: [gated | linear], and linear is not
-/// multiplied by scale.
+/// soft cap, then the epilogue. With a gate, product is [tokens, 2 width]: [gated | linear], and linear is
+/// not multiplied by scale.
 struct Finish {
   DType dtype = DType::kBFloat16;
   std::int64_t tokens = 0;
