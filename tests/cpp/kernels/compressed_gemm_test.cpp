@@ -18,7 +18,8 @@ namespace {
 constexpr std::int64_t kInputs[] = {8, 128, 136, 392, 1064};
 
 /// Numbers of rows for different kernel paths; those that a table does not multiply compressed are skipped.
-constexpr std::int64_t kRows[] = {1, 2, 3, 4, 5, 6, 7, 12, 13, 16, 17, 18, 23, 24, 32, 33, 48, 70, 128, 150};
+constexpr std::int64_t kRows[] = {1,  2,  3,  4,  5,  6,  7,  12, 13,  15, 16,
+                                  17, 18, 23, 24, 32, 33, 48, 70, 128, 150};
 
 /// A bfloat16 panel, and its compressed form with room for one more exception than it has.
 struct CompressedCase {
@@ -104,7 +105,8 @@ BOOST_DATA_TEST_CASE(products_have_the_bits_of_the_panel_they_stand_for,
         const std::int64_t a_stride = k + 2;
         const auto a = random_activations(rows * a_stride, &random);
         const std::int64_t out_stride = kPanelColumns + 1;
-        std::vector<float> expected(static_cast<std::size_t>(rows * out_stride), kPoison);
+        // The last row is not part of the product.
+        std::vector<float> expected(static_cast<std::size_t>((rows + 1) * out_stride), kPoison);
         auto out = expected;
         PanelGemm gemm{.call = {.a = a.data(),
                                 .a_stride = a_stride,
