@@ -33,6 +33,8 @@ html_theme = "furo"
 html_title = f"AdaptRT {release}"
 html_show_sphinx = False
 html_copy_source = False
+html_static_path = ["static"]
+html_css_files = ["tables.css"]
 
 # Links to headings, as on GitHub.
 myst_heading_anchors = 4
