@@ -390,8 +390,11 @@ struct KernelTable {
   std::array<void (*)(const PanelGemm& gemm), 3> gemm;
 
   /// Computes products of few rows and inputs, whose panels are in the cache already; the bits are those of
-  /// gemm with `accumulate`. nullptr: gemm takes no longer.
+  /// gemm with `accumulate`.
   void (*add_products)(std::span<const AddedProduct> products);
+  /// Maximum number of rows of a product for which add_products is faster than gemm. 0: there is no
+  /// add_products.
+  std::int64_t added_rows;
 
   /// Product with a compressed bfloat16 panel with places for `outliers`; the bits are those of gemm. The
   /// panel must be full, with at most compressed_rows rows and no `accumulate`.

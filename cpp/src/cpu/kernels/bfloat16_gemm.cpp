@@ -1,5 +1,6 @@
 #include ADAPTRT_SIMD
 // The order matters: the headers below use the Simd of the header above.
+#include "added_products.h"
 #include "codebook_gemm.h"
 #include "column_gemm.h"
 #include "compressed_gemm.h"
@@ -17,6 +18,8 @@ void ADAPTRT_KERNEL_SET::register_bfloat16_gemm(KernelTable* table) {
   table->compressed_gemm = compressed_gemm_of<BFloat16Weights>();
   table->compressed_rows = kCanStream<BFloat16Weights> ? kStreamRows : 0;
   table->matrix_panel_gemm = matrix_panel_gemm_of<BFloat16Weights>();
+  table->add_products = add_products_of<BFloat16Weights>();
+  table->added_rows = table->add_products == nullptr ? 0 : kTileRows;
   table->codebook_gemm[kType] = codebook_gemm_of<CodebookBFloat16>();
   table->codebook_rows[kType] = codebook_rows_of<CodebookBFloat16>();
   table->gathered_gemm[kType] = gathered_gemm_of<BFloat16Weights>();

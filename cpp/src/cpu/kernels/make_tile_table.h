@@ -40,6 +40,7 @@ inline KernelTable make_tile_table(const char* name, const KernelTable& vectors)
   table.release_tiles = &Tiles::release;
   table.gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_gemm;
   table.add_products = &tile_add_products<Simd::kLanes == kPieceOutputs>;
+  table.added_rows = kFewRows;
   table.compressed_gemm = &tile_compressed_gemm<Simd::kLanes == kPieceOutputs>;
   table.compressed_rows = kTiledRows;
   table.matrix_panel_gemm = &tile_matrix_panel_gemm<Simd::kLanes == kPieceOutputs>;

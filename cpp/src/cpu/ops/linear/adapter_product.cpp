@@ -32,7 +32,7 @@ AdapterProduct::AdapterProduct(const LinearSpec& spec, const BaseProduct& base, 
       dtype_(spec.parts[0].weight.dtype),
       input_dtype_(activation_dtype(context.program.dtype)),
       gemm_(context.kernels.gemm[static_cast<std::size_t>(dtype_)]),
-      add_products_(dtype_ == DType::kBFloat16 ? context.kernels.add_products : nullptr) {}
+      added_rows_(dtype_ == DType::kBFloat16 ? context.kernels.added_rows : 0) {}
 
 std::int64_t AdapterProduct::rows_of_a(const DeviceSite& site) const {
   return spec_.site == nullptr ? site.total_rank : spec_.site->rows_of_a(site.total_rank).count;
@@ -312,7 +312,7 @@ void AdapterProduct::add_products(const LinearCall& call, const PanelOfB& place,
   std::array<MatrixPanel, kMostProducts> compressed;
   std::size_t count = 0;
   const auto add = [&] {
-    if (count > 0) add_products_({products.data(), count});
+    if (count > 0) context_.kernels.add_products({products.data(), count});
     count = 0;
   };
   for (const AdaptedRows& adapted : from(call, rows)) {
@@ -323,8 +323,7 @@ void AdapterProduct::add_products(const LinearCall& call, const PanelOfB& place,
     float* out = tile + (changed.begin - rows.begin) * kPanelColumns;
     const std::byte* a = shrunk(changed.begin, part.rank_offset);
     const StoredMatrix b = b_of(part, place);
-    if (add_products_ == nullptr || place.width != kPanelColumns || b.storage == LoraStorage::kInt8 ||
-        changed.count() > context_.kernels.few_rows) {
+    if (place.width != kPanelColumns || b.storage == LoraStorage::kInt8 || changed.count() > added_rows_) {
       multiply({.call = {.a = a,
                          .a_stride = context_.memory.shrink_stride,
                          .out = out,

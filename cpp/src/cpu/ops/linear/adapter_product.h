@@ -99,8 +99,8 @@ class AdapterProduct {
   DType dtype_;
   DType input_dtype_;
   void (*gemm_)(const PanelGemm&);
-  /// KernelTable::add_products; nullptr also if B has another type.
-  void (*add_products_)(std::span<const AddedProduct>);
+  /// KernelTable::added_rows; 0 if B is not bfloat16.
+  std::int64_t added_rows_;
 };
 
 }  // namespace adaptrt
