@@ -17,8 +17,9 @@ namespace {
 class CudaEngine : public EngineHandle {
  public:
   CudaEngine(const Program& program, std::shared_ptr<Device> device, bool cuda_graphs,
-             std::size_t weight_memory) {
-    hold(make_cuda_engine(program, std::move(device), {.cuda_graphs = cuda_graphs}, weight_memory));
+             std::size_t weight_memory, bool look_ahead) {
+    hold(make_cuda_engine(program, std::move(device), {.cuda_graphs = cuda_graphs, .look_ahead = look_ahead},
+                          weight_memory));
   }
 };
 
@@ -28,12 +29,14 @@ void bind_cuda_engine(py::module_& module) {
   // Local, since the tests have another module with this class.
   py::class_<CudaEngine, EngineHandle>(module, "CudaEngine", py::module_local(),
                                        "A program on an NVIDIA GPU, its weights and its KV pool.")
-      .def(py::init<const Program&, std::shared_ptr<Device>, bool, std::size_t>(), py::arg("program"),
+      .def(py::init<const Program&, std::shared_ptr<Device>, bool, std::size_t, bool>(), py::arg("program"),
            py::arg("device"), py::kw_only(), py::arg("cuda_graphs") = true, py::arg("weight_memory") = 0,
-           py::call_guard<py::gil_scoped_release>(),
+           py::arg("look_ahead") = true, py::call_guard<py::gil_scoped_release>(),
            "Copies the program's weights to the device. cuda_graphs: decode steps run as CUDA graphs. "
            "weight_memory: bytes of weights on the device; if they need more, layers stay in host memory and "
-           "are copied ahead of use. 0: no limit. Raises "
+           "are copied ahead of use. 0: no limit. look_ahead: the device may begin a decode step before the "
+           "host "
+           "has the tokens of the step before. Raises "
            "EngineError with everything that Program.validate() finds and everything that cannot run on a "
            "GPU, "
            "ConfigError if the device has too little memory or weight_memory is too small, and StepError if "

@@ -15,6 +15,7 @@ void CudaModel::load(const StepArrays& step_arrays, const GpuModelArrays& arrays
                      Stream& stream) {
   step_arrays_ = &step_arrays;
   step_memory_ = arrays.step_memory;
+  best_tokens_ = arrays.best_tokens;
   memory_.emplace(program_, arrays, device);
   pools_.resize(static_cast<std::size_t>(program_.num_layers));
   ops_ = load_weights(device, stream).ops;
@@ -72,6 +73,15 @@ void CudaModel::find_highest(std::int32_t first_row, std::int32_t rows, std::int
   work.count = count;
   work.logits += first_row * work.stride;
   cuda::enqueue(work, stream.handle());
+}
+
+void CudaModel::take_tokens(const RunShape& shape, Stream& stream) {
+  const StepArray token_ids = step_arrays_->places(shape).token_ids;
+  cuda::enqueue(
+      cuda::TakeTokens{.tokens = shape.tokens,
+                       .best_tokens = best_tokens_,
+                       .token_ids = reinterpret_cast<std::int32_t*>(step_memory_ + token_ids.offset)},
+      stream.handle());
 }
 
 void CudaModel::enqueue(const RunShape& shape, Stream& stream) {

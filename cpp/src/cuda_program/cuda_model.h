@@ -36,6 +36,7 @@ class CudaModel final : public GpuModel {
   [[nodiscard]] std::function<void(Stream&)> make_graph_work(const RunShape& shape) override;
   [[nodiscard]] bool can_be_captured() const override { return !ring_; }
   void find_highest(std::int32_t first_row, std::int32_t rows, std::int32_t count, Stream& stream) override;
+  void take_tokens(const RunShape& shape, Stream& stream) override;
 
  private:
   void enqueue(const RunShape& shape, Stream& stream);
@@ -51,7 +52,8 @@ class CudaModel final : public GpuModel {
   Program program_;
   std::size_t weight_memory_;
   const StepArrays* step_arrays_ = nullptr;
-  const std::byte* step_memory_ = nullptr;
+  std::byte* step_memory_ = nullptr;
+  const std::int32_t* best_tokens_ = nullptr;
   cuda::FindHighest find_highest_;  ///< for all rows of logits
   std::optional<CudaMemory> memory_;
   KvPoolAddresses pools_;

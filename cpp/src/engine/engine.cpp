@@ -10,6 +10,10 @@ std::unique_ptr<AdapterPages> Engine::make_adapter_pages(std::size_t page_bytes,
   return std::make_unique<HostPages>(page_bytes, num_pages);
 }
 
+void Engine::begin_ahead(const StepInput& /*input*/, std::span<const std::int32_t> /*previous_rows*/) {
+  throw EngineError("the engine cannot begin a step ahead");
+}
+
 void Engine::allocate_cross_kv_blocks(std::int32_t /*num_blocks*/) {
   throw EngineError("the engine has no encoder");
 }

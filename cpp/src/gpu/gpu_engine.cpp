@@ -1,11 +1,14 @@
 #include "adaptrt/gpu/gpu_engine.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <memory>
 #include <optional>
 #include <utility>
 
 #include "adapter_table.h"
+#include "adaptrt/core/error.h"
 #include "adaptrt/engine/check_step_input.h"
 #include "adaptrt/gpu/device_pages.h"
 #include "adaptrt/gpu/step_arrays.h"
@@ -27,32 +30,30 @@ class GpuEngine final : public Engine {
         kv_pools_(description_),
         states_(description_.state_bytes),
         step_memory_(device_->allocate(arrays_.max_bytes())),
-        staging_(device_->allocate_pinned(arrays_.max_bytes())),
         logits_(device_->allocate(logits_bytes(max_logit_rows()))),
         host_logits_(device_->allocate_pinned(logits_bytes(description_.max_batch_size))),
         model_(std::move(model)),
         stream_(device_->make_stream()) {
+    options_.look_ahead = options_.look_ahead && description_.finds_best_tokens;
     if (!description_.lora.sites.empty()) table_.emplace(description_, *device_, *stream_);
     GpuModelArrays arrays;
     arrays.step_memory = step_memory_.data();
     arrays.logits = logits_.data();
+    const auto rows_on_device = [this](std::size_t bytes) {
+      return device_->allocate(static_cast<std::size_t>(max_logit_rows()) * bytes);
+    };
     if (description_.finds_best_tokens) {
-      best_tokens_ = device_->allocate(static_cast<std::size_t>(max_logit_rows()) * sizeof(std::int32_t));
-      host_best_tokens_ = device_->allocate_pinned(static_cast<std::size_t>(description_.max_batch_size) *
-                                                   sizeof(std::int32_t));
+      best_tokens_ = rows_on_device(sizeof(std::int32_t));
       arrays.best_tokens = reinterpret_cast<std::int32_t*>(best_tokens_.data());
     }
     if (description_.finds_highest_logits) {
-      const auto allocate = [this](std::size_t bytes) {
-        return FoundArray{.on_device = device_->allocate(static_cast<std::size_t>(max_logit_rows()) * bytes),
-                          .on_host = device_->allocate_pinned(
-                              static_cast<std::size_t>(description_.max_batch_size) * bytes)};
-      };
-      summaries_ = allocate(sizeof(RowSummary));
-      highest_ = allocate(sizeof(TokenLogit) * kMaxHighestLogits);
-      arrays.summaries = reinterpret_cast<RowSummary*>(summaries_.on_device.data());
-      arrays.highest = reinterpret_cast<TokenLogit*>(highest_.on_device.data());
+      summaries_ = rows_on_device(sizeof(RowSummary));
+      highest_ = rows_on_device(kHighestBytes);
+      arrays.summaries = reinterpret_cast<RowSummary*>(summaries_.data());
+      arrays.highest = reinterpret_cast<TokenLogit*>(highest_.data());
     }
+    allocate_host_memory(steps_[0]);
+    if (options_.look_ahead) allocate_host_memory(steps_[1]);
     if (table_) arrays.adapters = table_->arrays();
     model_->load(arrays_, arrays, *device_, *stream_);
     options_.cuda_graphs = options_.cuda_graphs && model_->can_be_captured();
@@ -82,18 +83,44 @@ class GpuEngine final : public Engine {
   void begin_step(const StepInput& input) override {
     checker_.check(input, info_, kv_pools_.num_blocks(), states_.num_slots());
     try {
-      begin(input);
+      begin(steps_[oldest_], input, /*is_ahead=*/false);
     } catch (...) {
       settle_after_failure();
       throw;
     }
   }
 
+  [[nodiscard]] bool can_look_ahead() const override { return options_.look_ahead; }
+
+  void begin_ahead(const StepInput& input, std::span<const std::int32_t> previous_rows) override {
+    if (!options_.look_ahead) return Engine::begin_ahead(input, previous_rows);
+    checker_.check(input, info_, kv_pools_.num_blocks(), states_.num_slots());
+    BegunStep& step = steps_[1 - oldest_];
+    step.token_ids.clear();
+    for (const std::int32_t row : previous_rows) step.token_ids.push_back(place_of_best_token(row));
+    if (!is_decode(input) || !input.logit_rows.empty() || step.token_ids.size() != input.token_ids.size()) {
+      throw StepError("a step that is begun ahead has other rows than decodes whose tokens the device finds");
+    }
+    StepInput ahead = input;
+    ahead.token_ids = step.token_ids;
+    try {
+      stream_->record(*steps_[oldest_].done);
+      begin(step, ahead, /*is_ahead=*/true);
+    } catch (...) {
+      // Part of its work may run. The older step, which now ends with all work of the stream, waits for it.
+      if (table_) table_->forget();
+      throw;
+    }
+    is_ahead_ = true;
+  }
+
   /// The checker refuses hidden_rows, because models have no output for them.
   void await_step(const LogitsSink& sink, const HiddenSink& /*hidden_sink*/) override {
     try {
       finish(sink);
+      end_oldest();
     } catch (...) {
+      end_oldest();
       settle_after_failure();
       throw;
     }
@@ -117,11 +144,15 @@ class GpuEngine final : public Engine {
     return static_cast<std::size_t>(rows * description_.logits_width()) * sizeof(float);
   }
 
-  /// The step that has begun. Its rows of logits are computed in slices, one run for each; even a step
-  /// without rows has a run, which writes the KV pool.
+  static constexpr std::size_t kHighestBytes = sizeof(TokenLogit) * kMaxHighestLogits;  // of a row
+
+  /// A step that has begun. Its rows of logits are computed in slices, one run for each; even a step
+  /// without rows has a run, which writes the KV pool. Each of two steps in flight has host memory of its
+  /// own. Device memory is the same for both, because the stream runs one step after the other.
   struct BegunStep {
     StepInput input;
     std::span<const std::int32_t> slots;
+    bool is_ahead = false;  ///< it takes its tokens from the run before
     bool is_decode = false;
     bool has_adapters = true;
     std::size_t max_slice = 1;
@@ -131,30 +162,62 @@ class GpuEngine final : public Engine {
     /// are wanted, which come next. Of the rest, the best tokens are wanted.
     std::size_t num_logits = 0;
     std::size_t num_highest = 0;
+    /// logit_rows, the rows of `highest`, best_token_rows.
+    std::vector<std::int32_t> rows;
+    /// Input of a step that is begun ahead: see GpuModel::take_tokens.
+    std::vector<std::int32_t> token_ids;
+    // Host memory:
+    Allocation staging;
+    Allocation best_tokens;
+    Allocation summaries;
+    Allocation highest;
+    std::unique_ptr<Event> done;  ///< recorded when the next step is begun ahead
   };
 
-  /// Results of a kernel, and their copy.
-  struct FoundArray {
-    Allocation on_device;
-    Allocation on_host;
-  };
+  void allocate_host_memory(BegunStep& step) {
+    const auto rows_of = [this](std::size_t bytes) {
+      return device_->allocate_pinned(static_cast<std::size_t>(description_.max_batch_size) * bytes);
+    };
+    step.staging = device_->allocate_pinned(arrays_.max_bytes());
+    if (description_.finds_best_tokens) step.best_tokens = rows_of(sizeof(std::int32_t));
+    if (description_.finds_highest_logits) {
+      step.summaries = rows_of(sizeof(RowSummary));
+      step.highest = rows_of(kHighestBytes);
+    }
+    if (options_.look_ahead) step.done = device_->make_event();
+  }
 
-  void begin(const StepInput& input) {
+  [[nodiscard]] static bool is_decode(const StepInput& input) {
+    return input.token_ids.size() == input.prompt_lengths.size();
+  }
+
+  /// Returns the id of a token that is the best one of a row of the begun step (see GpuModel::take_tokens).
+  [[nodiscard]] std::int32_t place_of_best_token(std::int32_t row) const {
+    const BegunStep& step = steps_[oldest_];
+    const auto found = std::ranges::find(step.rows, row);
+    if (!step.is_decode || step.num_logits > 0 || found == step.rows.end()) {
+      throw StepError("a step is begun ahead, but the device does not find its tokens");
+    }
+    return -1 - static_cast<std::int32_t>(found - step.rows.begin());
+  }
+
+  void begin(BegunStep& step, const StepInput& input, bool is_ahead) {
     kv_pools_.copy_blocks(input.copies_from, input.copies_to, *stream_);
     prepare_states(input);
-    begun_ = {.input = input, .slots = place_adapters(input)};
-    begun_.is_decode = input.token_ids.size() == input.prompt_lengths.size();
-    begun_.has_adapters =
-        !description_.skips_unused_adapters ||
-        std::ranges::any_of(begun_.slots, [](std::int32_t slot) { return slot != kNoSlot; });
-    begun_.max_slice = static_cast<std::size_t>(
-        begun_.is_decode ? description_.max_batch_size
-                         : std::min(description_.prefill.max_logit_rows, description_.max_batch_size));
+    step.input = input;
+    step.slots = place_adapters(input);
+    step.is_ahead = is_ahead;
+    step.is_decode = is_decode(input);
+    step.has_adapters = !description_.skips_unused_adapters ||
+                        std::ranges::any_of(step.slots, [](std::int32_t slot) { return slot != kNoSlot; });
+    step.max_slice = static_cast<std::size_t>(
+        step.is_decode ? description_.max_batch_size
+                       : std::min(description_.prefill.max_logit_rows, description_.max_batch_size));
     // Rows of one kind are together, so that one copy moves those of a slice.
-    rows_.assign(input.logit_rows.begin(), input.logit_rows.end());
-    rows_.insert(rows_.end(), input.highest.rows.begin(), input.highest.rows.end());
-    rows_.insert(rows_.end(), input.best_token_rows.begin(), input.best_token_rows.end());
-    enqueue_slice(0);
+    step.rows.assign(input.logit_rows.begin(), input.logit_rows.end());
+    step.rows.insert(step.rows.end(), input.highest.rows.begin(), input.highest.rows.end());
+    step.rows.insert(step.rows.end(), input.best_token_rows.begin(), input.best_token_rows.end());
+    enqueue_slice(step, 0);
   }
 
   /// Copies states, and clears those of sequences that start.
@@ -167,70 +230,76 @@ class GpuEngine final : public Engine {
   }
 
   void finish(const LogitsSink& sink) {
+    BegunStep& step = steps_[oldest_];
     for (;;) {
-      stream_->synchronize();
-      const std::size_t first = begun_.first_row;
-      take_highest();
-      take_best_tokens();
-      if (begun_.num_logits > 0) {
-        sink(static_cast<std::int64_t>(first), static_cast<std::int64_t>(begun_.num_logits),
+      if (is_ahead_) {
+        step.done->synchronize();
+      } else {
+        stream_->synchronize();
+      }
+      const std::size_t first = step.first_row;
+      take_highest(step);
+      take_best_tokens(step);
+      if (step.num_logits > 0) {
+        sink(static_cast<std::int64_t>(first), static_cast<std::int64_t>(step.num_logits),
              reinterpret_cast<const float*>(host_logits_.data()));
       }
-      if (first + begun_.slice == rows_.size()) return;
-      enqueue_slice(first + begun_.slice);
+      if (first + step.slice == step.rows.size()) return;
+      enqueue_slice(step, first + step.slice);
     }
   }
 
-  void take_highest() const {
-    if (begun_.num_highest == 0) return;
-    const HighestRows& found = begun_.input.highest;
-    const std::size_t first = begun_.first_row + begun_.num_logits - begun_.input.logit_rows.size();
+  void end_oldest() {
+    if (std::exchange(is_ahead_, false)) oldest_ = 1 - oldest_;
+  }
+
+  static void take_highest(const BegunStep& step) {
+    if (step.num_highest == 0) return;
+    const HighestRows& found = step.input.highest;
+    const std::size_t first = step.first_row + step.num_logits - step.input.logit_rows.size();
     const auto count = static_cast<std::size_t>(found.count);
-    std::copy_n(reinterpret_cast<const RowSummary*>(summaries_.on_host.data()), begun_.num_highest,
+    std::copy_n(reinterpret_cast<const RowSummary*>(step.summaries.data()), step.num_highest,
                 found.summaries.begin() + static_cast<std::ptrdiff_t>(first));
-    std::copy_n(reinterpret_cast<const TokenLogit*>(highest_.on_host.data()), begun_.num_highest * count,
+    std::copy_n(reinterpret_cast<const TokenLogit*>(step.highest.data()), step.num_highest * count,
                 found.logits.begin() + static_cast<std::ptrdiff_t>(first * count));
   }
 
-  void take_best_tokens() const {
-    const StepInput& input = begun_.input;
-    const auto* best = reinterpret_cast<const std::int32_t*>(host_best_tokens_.data());
-    for (std::size_t row = begun_.num_logits + begun_.num_highest; row < begun_.slice; ++row) {
-      input.best_tokens[begun_.first_row + row - input.logit_rows.size() - input.highest.rows.size()] =
+  static void take_best_tokens(const BegunStep& step) {
+    const StepInput& input = step.input;
+    const auto* best = reinterpret_cast<const std::int32_t*>(step.best_tokens.data());
+    for (std::size_t row = step.num_logits + step.num_highest; row < step.slice; ++row) {
+      input.best_tokens[step.first_row + row - input.logit_rows.size() - input.highest.rows.size()] =
           best[row];
     }
   }
 
   /// Enqueues the run of the rows from `first` on, and the copies of its results to the host.
-  void enqueue_slice(std::size_t first) {
-    const std::span rows = std::span<const std::int32_t>(rows_).subspan(first);
-    begun_.first_row = first;
-    begun_.slice = std::min(begun_.max_slice, rows.size());
+  void enqueue_slice(BegunStep& step, std::size_t first) {
+    const std::span rows = std::span<const std::int32_t>(step.rows).subspan(first);
+    step.first_row = first;
+    step.slice = std::min(step.max_slice, rows.size());
     // The rows of a kind that ends before row `end`, among the rows of the slice from `begin` on.
     const auto rows_until = [&](std::size_t end, std::size_t begin) {
-      return std::clamp(end, begin, first + begun_.slice) - begin;
+      return std::clamp(end, begin, first + step.slice) - begin;
     };
-    const HighestRows& highest = begun_.input.highest;
-    const std::size_t num_logits = begun_.input.logit_rows.size();
-    begun_.num_logits = rows_until(num_logits, first);
-    begun_.num_highest = rows_until(num_logits + highest.rows.size(), first + begun_.num_logits);
-    enqueue_run(rows.first(begun_.slice));
-    if (begun_.num_logits > 0) {
+    const HighestRows& highest = step.input.highest;
+    const std::size_t num_logits = step.input.logit_rows.size();
+    step.num_logits = rows_until(num_logits, first);
+    step.num_highest = rows_until(num_logits + highest.rows.size(), first + step.num_logits);
+    enqueue_run(step, rows.first(step.slice));
+    if (step.num_logits > 0) {
       stream_->copy_to_host(host_logits_.data(), logits_.data(),
-                            logits_bytes(static_cast<std::int64_t>(begun_.num_logits)));
+                            logits_bytes(static_cast<std::int64_t>(step.num_logits)));
     }
-    if (begun_.num_highest > 0) {
-      model_->find_highest(static_cast<std::int32_t>(begun_.num_logits),
-                           static_cast<std::int32_t>(begun_.num_highest), highest.count, *stream_);
-      const auto copy = [&](const FoundArray& array, std::size_t row_bytes) {
-        stream_->copy_to_host(array.on_host.data(), array.on_device.data(), begun_.num_highest * row_bytes);
-      };
-      copy(summaries_, sizeof(RowSummary));
-      copy(highest_, static_cast<std::size_t>(highest.count) * sizeof(TokenLogit));
+    if (step.num_highest > 0) {
+      model_->find_highest(static_cast<std::int32_t>(step.num_logits),
+                           static_cast<std::int32_t>(step.num_highest), highest.count, *stream_);
+      stream_->copy_to_host(step.summaries.data(), summaries_.data(), step.num_highest * sizeof(RowSummary));
+      stream_->copy_to_host(step.highest.data(), highest_.data(),
+                            step.num_highest * static_cast<std::size_t>(highest.count) * sizeof(TokenLogit));
     }
-    if (begun_.num_logits + begun_.num_highest < begun_.slice) {
-      stream_->copy_to_host(host_best_tokens_.data(), best_tokens_.data(),
-                            begun_.slice * sizeof(std::int32_t));
+    if (step.num_logits + step.num_highest < step.slice) {
+      stream_->copy_to_host(step.best_tokens.data(), best_tokens_.data(), step.slice * sizeof(std::int32_t));
     }
   }
 
@@ -240,39 +309,40 @@ class GpuEngine final : public Engine {
     return no_slots_;
   }
 
-  void enqueue_run(std::span<const std::int32_t> rows) {
-    const StepInput& input = begun_.input;
-    const bool by_graph = begun_.is_decode && options_.cuda_graphs;
-    const RunShape shape = by_graph ? graph_shape() : exact_shape(rows);
-    const std::size_t bytes = arrays_.write(staging_.data(), shape, input, begun_.slots, rows);
-    stream_->copy_to_device(step_memory_.data(), staging_.data(), bytes);
+  void enqueue_run(const BegunStep& step, std::span<const std::int32_t> rows) {
+    const StepInput& input = step.input;
+    const bool by_graph = step.is_decode && options_.cuda_graphs;
+    const RunShape shape = by_graph ? graph_shape(step) : exact_shape(step, rows);
+    const std::size_t bytes = arrays_.write(step.staging.data(), shape, input, step.slots, rows);
+    stream_->copy_to_device(step_memory_.data(), step.staging.data(), bytes);
+    if (step.is_ahead) model_->take_tokens(shape, *stream_);
     if (by_graph) {
       graphs_.run(shape, *stream_, [&] { return model_->make_graph_work(shape); });
     } else {
-      model_->run(begun_.is_decode ? GpuStepKind::kDecode : GpuStepKind::kPrefill, shape, *stream_);
+      model_->run(step.is_decode ? GpuStepKind::kDecode : GpuStepKind::kPrefill, shape, *stream_);
     }
   }
 
   /// The minimum of a run is one row of logits, even if none is wanted.
-  [[nodiscard]] RunShape exact_shape(std::span<const std::int32_t> rows) const {
-    const StepInput& input = begun_.input;
+  [[nodiscard]] RunShape exact_shape(const BegunStep& step, std::span<const std::int32_t> rows) const {
+    const StepInput& input = step.input;
     return {.tokens = static_cast<std::int32_t>(input.token_ids.size()),
             .sequences = static_cast<std::int32_t>(input.prompt_lengths.size()),
             .blocks_per_sequence = arrays_.padded_blocks(input.max_blocks_per_sequence),
             .logit_rows = std::max<std::int32_t>(1, static_cast<std::int32_t>(rows.size())),
-            .has_adapters = begun_.has_adapters,
-            .split_sequences = arrays_.split_sequences(input, begun_.slots),
-            .advances_states = begun_.first_row + begun_.slice == rows_.size()};
+            .has_adapters = step.has_adapters,
+            .split_sequences = arrays_.split_sequences(input, step.slots),
+            .advances_states = step.first_row + step.slice == step.rows.size()};
   }
 
-  [[nodiscard]] RunShape graph_shape() const {
-    const auto power = static_cast<std::int32_t>(std::bit_ceil(begun_.input.prompt_lengths.size()));
+  [[nodiscard]] RunShape graph_shape(const BegunStep& step) const {
+    const auto power = static_cast<std::int32_t>(std::bit_ceil(step.input.prompt_lengths.size()));
     const std::int32_t sequences = std::min(power, description_.max_batch_size);
     return {.tokens = sequences,
             .sequences = sequences,
-            .blocks_per_sequence = arrays_.padded_blocks(begun_.input.max_blocks_per_sequence),
+            .blocks_per_sequence = arrays_.padded_blocks(step.input.max_blocks_per_sequence),
             .logit_rows = sequences,
-            .has_adapters = begun_.has_adapters};
+            .has_adapters = step.has_adapters};
   }
 
   /// Waits for work that already started, because it still reads the staging memory. If the device is lost,
@@ -294,22 +364,20 @@ class GpuEngine final : public Engine {
   KvPools kv_pools_;
   StateSlots states_;
   Allocation step_memory_;
-  Allocation staging_;
   Allocation logits_;
   Allocation host_logits_;
   Allocation best_tokens_;
-  Allocation host_best_tokens_;
-  FoundArray summaries_;
-  FoundArray highest_;
+  Allocation summaries_;
+  Allocation highest_;
   std::optional<AdapterTable> table_;
   std::unique_ptr<GpuModel> model_;
   StepGraphs graphs_;
+  std::array<BegunStep, 2> steps_;
+  std::size_t oldest_ = 0;  ///< index of the step that await_step() waits for
+  bool is_ahead_ = false;   ///< true if the other one is in flight too
   /// Destroyed before the members that its work uses; its destructor waits for the work.
   std::unique_ptr<Stream> stream_;
   std::vector<std::int32_t> no_slots_;
-  BegunStep begun_;
-  /// Rows of the begun step: logit_rows, the rows of `highest`, best_token_rows.
-  std::vector<std::int32_t> rows_;
 };
 
 }  // namespace
@@ -321,6 +389,10 @@ void GpuModel::set_states(std::byte* /*slots*/) {
 void GpuModel::find_highest(std::int32_t /*first_row*/, std::int32_t /*rows*/, std::int32_t /*count*/,
                             Stream& /*stream*/) {
   throw StepError("the model does not find highest logits");
+}
+
+void GpuModel::take_tokens(const RunShape& /*shape*/, Stream& /*stream*/) {
+  throw StepError("the model does not take tokens of the run before");
 }
 
 std::unique_ptr<Engine> make_gpu_engine(GpuModelDescription description, std::unique_ptr<GpuModel> model,

@@ -415,6 +415,30 @@ BOOST_AUTO_TEST_CASE(a_zero_equals_a_negative_zero) {
   BOOST_TEST(tokens[1] == 1);
 }
 
+BOOST_AUTO_TEST_CASE(tokens_are_taken_from_earlier_rows) {
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    for (const std::int64_t tokens : {1, 3, 255, 256, 257, 700}) {
+      constexpr std::int64_t kRows = 300;
+      Tensor<std::int32_t> best(kRows);
+      for (std::int64_t row = 0; row < kRows; ++row) best[row] = random.integer(-2, 9);
+      Tensor<std::int32_t> ids(tokens);
+      std::vector<std::int32_t> expected;
+      for (std::int64_t i = 0; i < tokens; ++i) {
+        const int row = random.integer(0, kRows - 1);
+        const bool is_known = random.integer(0, 3) == 0;
+        ids[i] = is_known ? 100 + row : -1 - row;
+        expected.push_back(is_known ? 100 + row : std::max(best[row], 0));
+      }
+      enqueue(TakeTokens{.tokens = tokens, .best_tokens = best.data(), .token_ids = ids.data()}, nullptr);
+      for (std::int64_t i = 0; i < tokens; ++i) {
+        BOOST_TEST(ids[i] == expected[static_cast<std::size_t>(i)]);
+      }
+      BOOST_TEST(ids.rest_is_unchanged());
+    }
+  }
+}
+
 BOOST_AUTO_TEST_CASE(tokens_that_a_table_does_not_have_keep_their_rows) {
   FreshRandom random;
   const auto table = random_elements(DType::kFloat16, 3 * 8, &random);
@@ -443,6 +467,7 @@ BOOST_AUTO_TEST_CASE(no_rows_need_no_memory) {
   enqueue(Finish{.width = 8}, nullptr);
   enqueue(FinishLogits{}, nullptr);
   enqueue(BestTokens{.width = 8, .stride = 8}, nullptr);
+  enqueue(TakeTokens{}, nullptr);
 }
 
 BOOST_AUTO_TEST_CASE(invalid_sizes_are_refused_by_name) {
@@ -468,6 +493,8 @@ BOOST_AUTO_TEST_CASE(invalid_sizes_are_refused_by_name) {
                         says("width is 0; expected 1 to "));
   BOOST_CHECK_EXCEPTION(enqueue(BestTokens{.width = 8, .stride = 7}, nullptr), ConfigError,
                         says("stride is below width"));
+  BOOST_CHECK_EXCEPTION(enqueue(TakeTokens{.tokens = -1}, nullptr), ConfigError,
+                        says("TakeTokens: tokens is -1; expected 0 to "));
   BOOST_CHECK_EXCEPTION(enqueue(Embedding{.width = 8}, nullptr), ConfigError, says("vocabulary is 0"));
 }
 

@@ -1,6 +1,7 @@
 #include "adaptrt/cuda_program/cuda_engine.h"
 
 #include <algorithm>
+#include <array>
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
@@ -8,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -315,6 +317,126 @@ BOOST_AUTO_TEST_CASE(streamed_layers_change_no_bit) {
       ConfigError, [](const ConfigError& error) {
         return std::string(error.what()).find("weight_memory is 40000; expected at least ") == 0;
       });
+}
+
+/// Decodes of two or three sequences, and their results. Of the second one the highest logits
+/// are wanted, of the others the best tokens.
+struct Decode {
+  explicit Decode(const std::vector<Piece>& pieces) : arrays(pieces) {
+    arrays.logit_rows.clear();
+    for (std::int32_t row = 0; row < static_cast<std::int32_t>(pieces.size()); ++row) {
+      (row == 1 ? highest_rows : best_rows).push_back(row);
+    }
+    best.assign(best_rows.size(), -9);
+    summaries.resize(highest_rows.size());
+    highest.resize(3 * highest_rows.size());
+    input = arrays.input();
+    input.best_token_rows = best_rows;
+    input.best_tokens = best;
+    input.highest = {.rows = highest_rows, .count = 3, .summaries = summaries, .logits = highest};
+  }
+  Decode(const Decode&) = delete;
+  Decode& operator=(const Decode&) = delete;
+
+  /// Token of each sequence.
+  [[nodiscard]] std::vector<std::int32_t> tokens() const {
+    std::vector<std::int32_t> tokens{best[0], summaries[0].best_token};
+    if (best.size() > 1) tokens.push_back(best[1]);
+    return tokens;
+  }
+
+  StepArrays arrays;
+  std::vector<std::int32_t> best_rows;
+  std::vector<std::int32_t> highest_rows;
+  std::vector<std::int32_t> best;
+  std::vector<RowSummary> summaries;
+  std::vector<TokenLogit> highest;
+  StepInput input;
+};
+
+/// Decodes greedily after three prompts: of the base model, with an adapter, and with one that acts from a
+/// position on. The third sequence ends after some tokens. Returns the tokens of each step, and the logits of
+/// the second sequence.
+struct Decoded {
+  std::vector<std::vector<std::int32_t>> tokens;
+  std::vector<float> highest;
+};
+Decoded decode_greedily(Engine& engine, const DeviceAdapter* adapter, bool looks_ahead) {
+  constexpr std::size_t kSteps = 9;
+  constexpr std::size_t kEnd = 4;  // steps of the third sequence
+  constexpr std::array kLengths = {9, 14, 5};
+  const auto piece = [&](std::int32_t sequence, std::int32_t first, std::int32_t count) {
+    Piece made = piece_of(sequence, first, count, sequence == 0 ? nullptr : adapter);
+    if (sequence == 2) made.adapter_from = 2;
+    return made;
+  };
+  static_cast<void>(logits_of_pieces(
+      engine, {piece(0, 0, kLengths[0]), piece(1, 0, kLengths[1]), piece(2, 0, kLengths[2])}));
+  std::vector<std::unique_ptr<Decode>> steps;
+  const auto make = [&](const std::vector<std::int32_t>& tokens) {
+    std::vector<Piece> pieces;
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      pieces.push_back(
+          piece(static_cast<std::int32_t>(i), kLengths.at(i) + static_cast<std::int32_t>(steps.size()), 1));
+      pieces.back().tokens = {tokens[i]};
+    }
+    steps.push_back(std::make_unique<Decode>(pieces));
+  };
+  const std::vector<std::int32_t> rows{0, 1, 2};
+  make({7, 8, 9});
+  engine.begin_step(steps[0]->input);
+  Decoded decoded;
+  while (decoded.tokens.size() < kSteps) {
+    const std::size_t done = decoded.tokens.size();
+    if (looks_ahead && done + 1 < kSteps) {
+      // The host has seen the third sequence's end when it begins the step after the next one.
+      const std::size_t count = done + 1 > kEnd ? 2 : 3;
+      make(std::vector<std::int32_t>(count, 0));
+      engine.begin_ahead(steps.back()->input, std::span(rows).first(count));
+    }
+    engine.await_step([](auto...) { BOOST_ERROR("logits"); }, {});
+    const Decode& step = *steps[done];
+    decoded.tokens.push_back(step.tokens());
+    if (done >= kEnd) decoded.tokens.back().resize(2);
+    for (const TokenLogit& logit : step.highest) decoded.highest.push_back(logit.logit);
+    if (looks_ahead || done + 1 == kSteps) continue;
+    std::vector<std::int32_t> next = decoded.tokens.back();
+    if (done + 1 >= kEnd) next.resize(2);
+    make(next);
+    engine.begin_step(steps.back()->input);
+  }
+  return decoded;
+}
+
+BOOST_DATA_TEST_CASE(steps_begun_ahead_change_no_bit,
+                     boost::unit_test::data::make({0, 1, 2, 3}) * boost::unit_test::data::make({true, false}),
+                     kind, is_late) {
+  ModelOptions options = small_model(DType::kBFloat16);
+  options.num_layers = 5;
+  options.biases = true;
+  if (kind == 1) {
+    options.num_experts = 8;
+    options.routing = {.top_k = 3, .norm_topk_prob = true, .scale = 1.5F};
+  }
+  const auto decoded = [&](bool looks_ahead) {
+    RandomModel model(options);
+    RowsOfModel rows(model);
+    const auto device =
+        std::make_shared<HostDevice>(std::size_t{1} << 32, is_late ? StreamTime::kLate : StreamTime::kAtOnce);
+    const auto engine =
+        make_cuda_engine(rows.program, device, {.cuda_graphs = kind != 2}, kind == 3 ? 130'000U : 0U);
+    engine->allocate_kv_blocks(kNumBlocks);
+    BOOST_TEST(engine->can_look_ahead());
+    const DeviceAdapter adapter = rows.adapter(4, true, /*shift=*/true);
+    return decode_greedily(*engine, &adapter, looks_ahead);
+  };
+  const Decoded ahead = decoded(true);
+  const Decoded one_by_one = decoded(false);
+  BOOST_TEST((ahead.tokens == one_by_one.tokens));
+  BOOST_TEST(ahead.highest == one_by_one.highest, boost::test_tools::per_element());
+  std::set<std::int32_t> different;
+  for (const auto& tokens : ahead.tokens) different.insert(tokens.begin(), tokens.end());
+  BOOST_TEST(different.size() > 2U);
 }
 
 BOOST_AUTO_TEST_CASE(best_tokens_are_those_of_the_logits) {

@@ -1,5 +1,7 @@
 #include "adaptrt/gpu/gpu_engine.h"
 
+#include <algorithm>
+#include <array>
 #include <boost/test/unit_test.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -30,6 +32,8 @@ class SummingModel final : public GpuModel {
     std::vector<GpuStepKind> runs;
     std::vector<RunShape> shapes;  ///< of runs that are not captured, and of captures
     int graph_works = 0;
+    int takes = 0;     ///< calls of take_tokens()
+    int computed = 0;  ///< runs that the device has done
     bool fails_to_load = false;
   };
 
@@ -60,6 +64,16 @@ class SummingModel final : public GpuModel {
       }
     });
   }
+  void take_tokens(const RunShape& shape, Stream& stream) override {
+    ++log_.takes;
+    submit(host_stream(stream.handle()), [this, shape] {
+      auto* ids =
+          reinterpret_cast<std::int32_t*>(arrays_.step_memory + step_arrays_->places(shape).token_ids.offset);
+      for (std::int32_t* id = ids; id != ids + shape.tokens; ++id) {
+        if (*id < 0) *id = std::max(arrays_.best_tokens[-1 - *id], 0);
+      }
+    });
+  }
   [[nodiscard]] std::function<void(Stream&)> make_graph_work(const RunShape& shape) override {
     ++log_.graph_works;
     log_.shapes.push_back(shape);
@@ -76,6 +90,7 @@ class SummingModel final : public GpuModel {
   }
 
   void compute(const RunShape& shape) const {
+    ++log_.computed;
     const StepPlaces places = step_arrays_->places(shape);
     auto* pool = reinterpret_cast<std::uint16_t*>(pool_.address);
     const std::int32_t* offsets = at(places.sequence_offsets);
@@ -384,6 +399,204 @@ BOOST_AUTO_TEST_CASE(a_step_that_fails_at_any_call_does_not_break_the_next) {
                  boost::test_tools::per_element());
     }
   }
+}
+
+/// A step of one token per sequence that may be in flight with another, and its results.
+struct Flight {
+  /// `wanted`: see Fixture::sums_of.
+  Flight(const std::vector<Piece>& pieces, const std::string& wanted) : arrays(pieces) {
+    arrays.logit_rows.clear();
+    for (std::size_t token = 0; token < wanted.size(); ++token) {
+      const auto row = static_cast<std::int32_t>(token);
+      if (wanted[token] == 'l') arrays.logit_rows.push_back(row);
+      if (wanted[token] == 'b') best_rows.push_back(row);
+      if (wanted[token] == 'h') highest_rows.push_back(row);
+    }
+    best_tokens.assign(best_rows.size(), -9);
+    summaries.resize(highest_rows.size());
+    highest.resize(2 * highest_rows.size());
+    input = arrays.input();
+    input.best_token_rows = best_rows;
+    input.best_tokens = best_tokens;
+    input.highest = {.rows = highest_rows, .count = 2, .summaries = summaries, .logits = highest};
+  }
+  Flight(const Flight&) = delete;
+  Flight& operator=(const Flight&) = delete;
+
+  void check(const std::vector<std::int32_t>& best, const std::vector<std::int32_t>& of_highest) const {
+    BOOST_TEST(best_tokens == best, boost::test_tools::per_element());
+    BOOST_TEST_REQUIRE(summaries.size() == of_highest.size());
+    for (std::size_t i = 0; i < summaries.size(); ++i) {
+      BOOST_TEST(summaries[i].best_token == of_highest[i]);
+      BOOST_TEST(highest[2 * i + 1].logit == static_cast<float>(of_highest[i] - 1));
+    }
+  }
+
+  StepArrays arrays;
+  std::vector<std::int32_t> best_rows;
+  std::vector<std::int32_t> highest_rows;
+  std::vector<std::int32_t> best_tokens;
+  std::vector<RowSummary> summaries;
+  std::vector<TokenLogit> highest;
+  StepInput input;
+};
+
+/// Fails the test if there are logits.
+void await(const Fixture& f) {
+  f.engine->await_step([](auto...) { BOOST_ERROR("logits"); }, {});
+}
+
+/// Decodes of three sequences at `position`; tokens are those of the first step.
+std::vector<Piece> three_decodes(std::int32_t position) {
+  return {next_token(6, position, {5, 4}), next_token(1, position, {2, 3}), next_token(7, position, {0, 1})};
+}
+
+BOOST_AUTO_TEST_CASE(two_steps_in_flight_have_results_of_their_own) {
+  for (const StreamTime time : {StreamTime::kAtOnce, StreamTime::kLate}) {
+    for (const bool cuda_graphs : {false, true}) {
+      const Fixture f(cuda_graphs, model_with_best_tokens(), time);
+      BOOST_TEST(f.engine->can_look_ahead());
+      const std::vector<std::int32_t> same{0, 1, 2};
+      const Flight first(three_decodes(0), "bhb");
+      const Flight second(three_decodes(1), "bhb");
+      const Flight third(three_decodes(2), "hbh");
+      const Flight fourth({next_token(0, 3, {0, 1})}, "b");
+      f.engine->begin_step(first.input);
+      f.engine->begin_ahead(second.input, same);
+      await(f);
+      first.check({6, 7}, {1});
+      BOOST_TEST(second.best_tokens == (std::vector<std::int32_t>{-9, -9}), boost::test_tools::per_element());
+      f.engine->begin_ahead(third.input, same);
+      await(f);
+      second.check({12, 14}, {2});
+      // The others have ended.
+      f.engine->begin_ahead(fourth.input, std::vector<std::int32_t>{2});
+      await(f);
+      third.check({4}, {24, 28});
+      await(f);
+      fourth.check({56}, {});
+      BOOST_TEST(f.log.takes == 3);
+      // The next step takes its tokens from the host again.
+      const Fixture::Sums sums = f.sums_of({next_token(6, 0, {5})}, "b");
+      BOOST_TEST(sums.best_tokens == std::vector<std::int32_t>{6}, boost::test_tools::per_element());
+      BOOST_TEST(f.log.takes == 3);
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(tokens_are_taken_from_any_row_of_the_step_before) {
+  for (const StreamTime time : {StreamTime::kAtOnce, StreamTime::kLate}) {
+    const Fixture f(true, model_with_best_tokens(), time);
+    // Rows of highest logits come first in a run.
+    const Flight first(three_decodes(0), "bbh");
+    const Flight second(three_decodes(1), "bbb");
+    f.engine->begin_step(first.input);
+    f.engine->begin_ahead(second.input, std::vector<std::int32_t>{2, 0, 1});
+    await(f);
+    await(f);
+    first.check({6, 1}, {7});
+    second.check({6 + 7, 1 + 6, 7 + 1}, {});
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_step_waits_for_itself_and_not_for_the_step_ahead) {
+  const Fixture f(false, model_with_best_tokens());
+  const Flight first(three_decodes(0), "bbb");
+  const Flight second(three_decodes(1), "bbb");
+  const std::int64_t waits = f.device->calls("synchronize");
+  f.engine->begin_step(first.input);
+  f.engine->begin_ahead(second.input, std::vector<std::int32_t>{0, 1, 2});
+  await(f);
+  BOOST_TEST(f.device->calls("synchronize") == waits);
+  BOOST_TEST(f.log.computed == 1);
+  await(f);
+  BOOST_TEST(f.device->calls("synchronize") == waits + 1);
+  BOOST_TEST(f.log.computed == 2);
+}
+
+BOOST_AUTO_TEST_CASE(only_engines_that_find_tokens_look_ahead) {
+  const Fixture without;
+  BOOST_TEST(!without.engine->can_look_ahead());
+  const Flight decode(three_decodes(0), "");
+  without.engine->begin_step(decode.input);
+  BOOST_CHECK_THROW(without.engine->begin_ahead(decode.input, std::vector<std::int32_t>{0, 1, 2}),
+                    EngineError);
+  without.engine->await_step([](auto...) {}, {});
+  SummingModel::Log log;
+  const auto off = make_gpu_engine(model_with_best_tokens(), std::make_unique<SummingModel>(log),
+                                   std::make_shared<HostDevice>(), {.look_ahead = false});
+  BOOST_TEST(!off->can_look_ahead());
+}
+
+BOOST_AUTO_TEST_CASE(steps_that_need_the_host_are_not_begun_ahead) {
+  const Fixture f(true, model_with_best_tokens());
+  const std::vector<std::int32_t> rows{0, 1, 2};
+  const auto refuses = [&](const StepInput& first, const StepInput& second,
+                           const std::vector<std::int32_t>& previous_rows) {
+    f.engine->begin_step(first);
+    BOOST_CHECK_EXCEPTION(f.engine->begin_ahead(second, previous_rows), StepError,
+                          [](const StepError& error) {
+                            return std::string(error.what()).find("begun ahead") != std::string::npos;
+                          });
+    f.engine->await_step([](auto...) {}, {});
+  };
+  const Flight plain(three_decodes(0), "bbb");
+  const Flight next(three_decodes(1), "bbb");
+  refuses(Flight(three_decodes(0), "bb-").input, next.input, rows);
+  refuses(Flight(three_decodes(0), "bbl").input, next.input, {0, 1, 0});
+  refuses(plain.input, Flight(three_decodes(1), "bbl").input, rows);
+  refuses(plain.input, next.input, {0, 1});
+  const std::vector<Piece> prompt{{.tokens = {1, 2, 3}, .prompt_length = 3, .blocks = {5}}};
+  refuses(Flight(prompt, "bbb").input, next.input, rows);
+  refuses(plain.input, Flight(prompt, "bbb").input, rows);
+  // The engine goes on.
+  const Flight last(three_decodes(1), "bbb");
+  f.engine->begin_step(plain.input);
+  f.engine->begin_ahead(last.input, rows);
+  await(f);
+  await(f);
+  last.check({12, 2, 14}, {});
+}
+
+BOOST_AUTO_TEST_CASE(failures_with_two_steps_in_flight_do_not_break_the_next) {
+  for (const std::string call : {"record", "copy_to_device", "copy_to_host", "launch"}) {
+    const Fixture f(true, model_with_best_tokens());
+    const std::vector<std::int32_t> rows{0, 1, 2};
+    static_cast<void>(f.sums_of(three_decodes(0), "bbb"));  // captures the graph
+    const Flight first(three_decodes(0), "bbb");
+    const Flight second(three_decodes(1), "bbb");
+    f.engine->begin_step(first.input);
+    f.device->fail(call, Failure::kOnce);
+    BOOST_CHECK_THROW(f.engine->begin_ahead(second.input, rows), StepError);
+    await(f);
+    first.check({6, 1, 7}, {});
+    f.engine->begin_step(first.input);
+    f.engine->begin_ahead(second.input, rows);
+    await(f);
+    await(f);
+    second.check({12, 2, 14}, {});
+  }
+}
+
+BOOST_AUTO_TEST_CASE(steps_in_flight_have_the_slots_of_their_adapters) {
+  GpuModelDescription model = model_with_adapters(true);
+  model.finds_best_tokens = true;
+  const Fixture f(true, model);
+  const DeviceAdapter adapter{.task_id = 1, .load_id = 1, .sites = std::vector<DeviceSite>(1)};
+  std::vector<Piece> pieces = three_decodes(0);
+  std::vector<Piece> next = three_decodes(1);
+  // The base model's sequences come first in a run, so the order of tokens changes.
+  pieces[0].adapter = next[0].adapter = &adapter;
+  const Flight first(pieces, "bbb");
+  const Flight second(next, "bbb");
+  f.engine->begin_step(first.input);
+  const std::int64_t copies = f.device->calls("copy_to_device");
+  f.engine->begin_ahead(second.input, std::vector<std::int32_t>{0, 1, 2});
+  BOOST_TEST(f.device->calls("copy_to_device") == copies + 1);  // the adapter is in the tables
+  await(f);
+  await(f);
+  first.check({6, 1, 7}, {});
+  second.check({12, 2, 14}, {});
 }
 
 BOOST_AUTO_TEST_CASE(runs_tell_models_that_skip_unused_adapters_whether_there_are_adapters) {

@@ -243,6 +243,14 @@ struct BestTokens {
 };
 void enqueue(const BestTokens& work, void* stream);
 
+/// A token id of -1 - r becomes best_tokens[r], or 0 if that is negative. Other ids stay as they are.
+struct TakeTokens {
+  std::int64_t tokens = 0;
+  const std::int32_t* best_tokens = nullptr;  ///< of the rows of an earlier run
+  std::int32_t* token_ids = nullptr;          ///< [tokens]
+};
+void enqueue(const TakeTokens& work, void* stream);
+
 /// The highest logits of each row, in their order, and the row's summary. A row with a NaN or +infinity, or
 /// only -infinity, has only a summary.
 struct FindHighest {

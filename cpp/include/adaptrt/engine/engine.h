@@ -219,6 +219,19 @@ class Engine {
   virtual void await_step(const LogitsSink& sink, const HiddenSink& hidden_sink) {
     step(*begun_, sink, hidden_sink);
   }
+  /// True if begin_ahead() works.
+  [[nodiscard]] virtual bool can_look_ahead() const { return false; }
+  /// Begins a step after another one that was begun and not awaited; await_step() then returns the older one
+  /// first. Token i is the best token of row previous_rows[i] of the older step, so the host need not know
+  /// it; `token_ids` have no effect. Both steps have one token per sequence and no logit_rows. Each row of
+  /// previous_rows is in the older step's best_token_rows or highest.rows. The adapters are among those of
+  /// the older step. After a row without a best token the token is 0. Only the spans of `input` must not
+  /// change until the step was awaited.
+  ///
+  /// Throws like step(). The older step then goes on, and must be awaited. If await_step() throws for the
+  /// older step, the younger one has no useful results, and must be awaited too. Throws EngineError if
+  /// can_look_ahead() is false.
+  virtual void begin_ahead(const StepInput& input, std::span<const std::int32_t> previous_rows);
   /// Copies a block of kv_block_bytes out of the KV pool or into it. Do not call them during a step. Bytes
   /// that are written must have been read from this pool, or from a pool of an engine with the same
   /// EngineInfo. Throws EngineError without a kv_identity.

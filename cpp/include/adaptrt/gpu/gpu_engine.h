@@ -15,16 +15,19 @@ struct GpuEngineOptions {
   /// steps without adapters. A graph is captured when a step first needs it. Steps are
   /// padded with sequences of one token that have no block.
   bool cuda_graphs = true;
+  /// Allow begin_ahead(), if the model finds best tokens.
+  bool look_ahead = true;
 };
 
 /// Makes the engine that runs `model` on `device`.
 ///
 /// A step makes one copy to the device (and one for each adapter new in the tables), runs the model or its
 /// graph once, and copies the wanted logit rows and best tokens to the host. begin_step() enqueues all of
-/// this and does not wait for the device. Penalties, log probabilities and bit-exact sampling run on the host
-/// with the same code as the CPU engine, and a request may want its logits anyway. A step with more logit
-/// rows than the model's limit runs once for each slice of rows; each run writes the same values to the KV
-/// pool.
+/// this and does not wait for the device. begin_ahead() does the same for the next step; the host memory of
+/// arrays and results exists twice for it. Penalties, log probabilities and bit-exact sampling run on the
+/// host with the same code as the CPU engine, and a request may want its logits anyway. A step with more
+/// logit rows than the model's limit runs once for each slice of rows; each run writes the same values to the
+/// KV pool.
 ///
 /// Throws EngineError with all of description.validate()'s problems, ConfigError if the device has no memory
 /// left, StepError if the device fails. After a StepError from step(), the engine can run the next step;

@@ -74,6 +74,10 @@ class GpuModel {
   /// before. Writes the summaries of `rows` rows and [rows, count] logits to the beginning of their arrays.
   /// Called only with GpuModelDescription::finds_highest_logits. Throws StepError.
   virtual void find_highest(std::int32_t first_row, std::int32_t rows, std::int32_t count, Stream& stream);
+  /// Enqueues the replacement of each token id -1 - r of the next run, of this shape, by the best token of
+  /// row r of the run before; by 0 if that row has none. Called after the step's arrays were copied, and only
+  /// with GpuModelDescription::finds_best_tokens. Throws StepError.
+  virtual void take_tokens(const RunShape& shape, Stream& stream);
 };
 
 }  // namespace adaptrt

@@ -36,6 +36,7 @@ set(ADAPTRT_CUDA_ROW_SOURCES
     rows/layer_norm.cu
     rows/rms_norm.cu
     rows/rope_table.cu
+    rows/take_tokens.cu
     rows/xielu.cu
     states/convolution.cu
     states/gated_delta.cu
