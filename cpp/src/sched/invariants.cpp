@@ -201,6 +201,8 @@ void check_leases(const Scheduler& scheduler, const LoraCache& cache, Report& re
     report.check(sequence->lease->adapter().task_id == sequence->adapter->task_id(), *sequence,
                  "leases an adapter that is not its own");
   }
+  std::set<std::uint64_t> kept;
+  for (const auto& lease : scheduler.kept_leases()) kept.insert(lease->adapter().task_id);
   std::set<std::uint64_t> pinned;
   for (const LoraCacheEntry& entry : cache.list()) {
     if (entry.pinned) pinned.insert(entry.task_id);
@@ -208,8 +210,9 @@ void check_leases(const Scheduler& scheduler, const LoraCache& cache, Report& re
   for (const Sequence* sequence : scheduler.waiting().list()) {
     const HostAdapter* adapter = sequence->adapter.get();
     if (adapter == nullptr || generations.contains(adapter->generation())) continue;
-    report.check(!cache.is_leased(*adapter) || pinned.contains(adapter->task_id()), *sequence,
-                 "waits for an adapter that is leased although nothing runs with it");
+    report.check(!cache.is_leased(*adapter) || pinned.contains(adapter->task_id()) ||
+                     kept.contains(adapter->task_id()),
+                 *sequence, "waits for an adapter that is leased although nothing runs with it");
   }
 }
 

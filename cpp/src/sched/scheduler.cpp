@@ -103,11 +103,13 @@ void Scheduler::add(Sequence& sequence) {
   sequence.arrival = sequence.place = next_arrival_++;
   waiting_.push(sequence);
   sequence.state = SequenceState::kWaiting;
+  has_changed_ = true;
 }
 
 void Scheduler::plan(StepPlan& plan) {
   plan.clear();
   ++turn_;
+  has_changed_ = false;
   num_reserved_ = may_preempt() ? num_reserved_blocks() : 0;
   plan_entries(plan);
   plan_drafts(plan);
@@ -206,6 +208,7 @@ void Scheduler::preempt(Sequence& sequence, StepPlan& plan) {
 
 void Scheduler::preempt(Sequence& sequence) {
   waiting_.push(sequence);
+  has_changed_ = true;
   sequence.state = SequenceState::kWaiting;
   sequence.preempted = true;
   ++sequence.times_preempted;
@@ -251,6 +254,8 @@ void Scheduler::fail(const StepPlan& plan) {
 }
 
 void Scheduler::remove(Sequence& sequence) {
+  has_changed_ = true;
+  if (ahead_ != nullptr) remove_from_ahead(sequence);
   if (sequence.state == SequenceState::kRunning) {
     waiting_.erase(sequence);
     stop_running(sequence);

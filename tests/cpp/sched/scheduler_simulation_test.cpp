@@ -16,8 +16,8 @@ namespace {
 
 /// Random traffic in a random small world: few blocks and pages, shared prefixes and block beginnings, forks,
 /// beams, shared encoder inputs, states, drafts, priorities, cancels, failing steps, background loads that
-/// may fail, pins, cleared prefix caches. World checks the invariants, the KV and the state that every token
-/// reads, and every finished answer.
+/// may fail, pins, cleared prefix caches, steps that are planned ahead. World checks the invariants, the KV
+/// and the state that every token reads, and every finished answer.
 class Simulation {
  public:
   explicit Simulation(int seed)
@@ -57,6 +57,8 @@ class Simulation {
   }
 
  private:
+  static constexpr std::uint64_t kGarbage = 0xdead;
+
   std::int32_t below(std::int32_t n) {
     return static_cast<std::int32_t>(random_() % static_cast<std::uint64_t>(n));
   }
@@ -149,8 +151,30 @@ class Simulation {
     }
   }
 
+  /// Takes the plan that was made ahead, if there is one with sequences left, or makes one.
+  void plan() {
+    world_.scheduler.end_ahead();
+    if (ahead_.empty()) {
+      world_.scheduler.release_kept_leases();
+      world_.plan_only();
+      return;
+    }
+    std::swap(world_.plan, ahead_);
+    ahead_.clear();
+    for (const auto& violation : check_invariants(world_.plan, world_.scheduler)) BOOST_ERROR(violation);
+  }
+
+  /// Plans the next step before the tokens of this one are known, if it can.
+  void plan_ahead() {
+    places_.clear();
+    if (config_.has_states || !world_.scheduler.plan_ahead(world_.plan, ahead_)) return;
+    for (const PlannedSequence& entry : ahead_.entries) {
+      places_.push_back(&world_.kv_at(*entry.sequence, entry.first_token));
+    }
+  }
+
   void step() {
-    world_.plan_only();
+    plan();
     BOOST_TEST_REQUIRE(world_.plan.unservable.empty());
     BOOST_TEST_REQUIRE(world_.plan.empty() == world_.scheduler.empty());
     if (config_.policy != CapacitySchedulerPolicy::kMaxUtilization)
@@ -159,16 +183,22 @@ class Simulation {
       BOOST_TEST_REQUIRE(sequence->times_skipped <=
                          config_.limits.max_times_skipped + config_.limits.max_batch_size);
     }
+    plan_ahead();
+    world_.scheduler.release_kept_leases();
     if (below(200) == 0) {
       world_.fail_step();
     } else {
       world_.run_planned();
     }
+    // The device may compute the next step now, also the rows of sequences that have ended.
+    for (std::uint64_t* place : places_) *place = kGarbage;
   }
 
   std::mt19937_64 random_;
   WorldConfig config_;
   World world_;
+  StepPlan ahead_;
+  std::vector<std::uint64_t*> places_;  // KV that the step of ahead_ writes
 };
 
 BOOST_AUTO_TEST_SUITE(scheduler_simulation)

@@ -240,6 +240,12 @@ class World {
     return std::ranges::any_of(plan.entries, [&](const auto& entry) { return entry.sequence == &sequence; });
   }
 
+  /// Returns the KV of a position that the sequence has a block for.
+  std::uint64_t& kv_at(const Sequence& sequence, std::int32_t position) {
+    const std::int32_t size = memory.tokens_per_block();
+    const BlockId block = sequence.memory.blocks()[position / size];
+    return kv_[static_cast<std::size_t>(block) * size + position % size];
+  }
   /// Returns the sequences of a request with beams.
   [[nodiscard]] const std::vector<Sequence*>& beams_of(const Sequence& first) const {
     return beams_.at(first.id);
@@ -381,11 +387,6 @@ class World {
       return kv_.begin() + std::ptrdiff_t{block} * memory.tokens_per_block();
     };
     std::copy_n(first_of(blocks.from), memory.tokens_per_block(), first_of(blocks.to));
-  }
-  std::uint64_t& kv_at(const Sequence& sequence, std::int32_t position) {
-    const std::int32_t size = memory.tokens_per_block();
-    const BlockId block = sequence.memory.blocks()[position / size];
-    return kv_[static_cast<std::size_t>(block) * size + position % size];
   }
   std::uint64_t& state_at(StateSlot slot) { return states_.at(static_cast<std::size_t>(slot)); }
   /// Advances the state of a planned sequence over its tokens and drafts.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -178,6 +179,25 @@ class Scheduler {
   /// loads.
   void plan(StepPlan& plan);
 
+  /// Plans the step after `plan`, which is not computed yet: each sequence of `plan` decodes the token that
+  /// `plan` will give it, except sequences that then have max_tokens. Gives them their KV blocks, so cached
+  /// blocks may be evicted one step earlier. Returns false, with an empty `ahead`, if another kind of step
+  /// may follow: `plan` has other entries than decodes, or drafts, a running sequence is a beam or is not in
+  /// `plan`, a waiting one may start, an adapter is awaited, or blocks would run out.
+  ///
+  /// `ahead` is the next plan: call end_ahead() instead of plan(). Until then remove() takes sequences out
+  /// of it.
+  [[nodiscard]] bool plan_ahead(const StepPlan& plan, StepPlan& ahead);
+  /// The engine has computed everything that was planned before `ahead`. Releases kept_leases().
+  void release_kept_leases() { kept_leases_.clear(); }
+  /// remove() no longer changes the plan of plan_ahead().
+  void end_ahead() { ahead_ = nullptr; }
+  /// Leases of sequences that remove() took out of a plan of plan_ahead(): the step still reads their
+  /// adapters.
+  [[nodiscard]] std::span<const std::shared_ptr<const DeviceLease>> kept_leases() const {
+    return kept_leases_;
+  }
+
   /// Records that the step has run: its tokens and accepted drafts count as computed, and their full blocks
   /// can be reused. Call it before the sequences of the plan are removed. New tokens may be appended before
   /// or after, but before for sequences with planned drafts.
@@ -230,6 +250,12 @@ class Scheduler {
  private:
   enum class StartResult : std::uint8_t { kStarted, kFailed, kSkipped, kNoRoom };
 
+  /// True if the step after `plan` can only be one of decodes.
+  [[nodiscard]] bool may_look_ahead(const StepPlan& plan) const;
+  /// True if the sequence has max_tokens after its planned token.
+  [[nodiscard]] static bool ends_after(const PlannedSequence& entry);
+  /// Takes a sequence out of the plan of plan_ahead().
+  void remove_from_ahead(const Sequence& sequence);
   void plan_entries(StepPlan& plan);
   void plan_decodes(StepPlan& plan);
   /// Returns false if a prefill has joint tokens for which too few tokens of the step are left. No sequence
@@ -316,6 +342,10 @@ class Scheduler {
   std::int32_t chunk_unit_;
   std::int32_t num_preempted_ = 0;
   std::uint64_t turn_ = 0;  // number of the plan that is being made
+  /// True if sequences came, left or were preempted since the newest plan() began.
+  bool has_changed_ = false;
+  StepPlan* ahead_ = nullptr;  // nullptr if plan() comes next
+  std::vector<std::shared_ptr<const DeviceLease>> kept_leases_;
   // State of the plan that is being made:
   std::vector<Sequence*> skipped_;  // sequences whose adapters get no pages
   bool may_lease_ = true;           // false once a request ahead was passed over too often
