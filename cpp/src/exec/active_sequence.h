@@ -61,6 +61,11 @@ class ActiveSequence final : public Sequence {
   /// Returns what it needs of the row of its next token; later rows need at most as much. All sequences of a
   /// request give the same answer. This is the only place that decides which rows cross from a device.
   [[nodiscard]] RowNeed row_need() const;
+  /// True if the next token is the row's best token, which the engine finds without the host. Later tokens
+  /// are, too.
+  [[nodiscard]] bool is_token_found_by_engine() const {
+    return row_need().kind != RowNeed::Kind::kLogits && sampler_.num_highest_needed(tokens.size()) == 1;
+  }
 
   /// Appends the next token, with the logits that it was chosen from and the most likely tokens to return.
   /// `logits` may be nullptr if the request does not return them. Returns why it is the last token;

@@ -1,6 +1,7 @@
 #include "step_builder.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace adaptrt {
 
@@ -38,6 +39,7 @@ StepBuilder::StepBuilder(std::int32_t max_rows_with_drafts, const EngineInfo& en
 }
 
 StepInput StepBuilder::build(const StepPlan& plan) {
+  sequences_.clear();
   token_ids_.clear();
   positions_.clear();
   rotary_positions_.clear();
@@ -74,6 +76,7 @@ StepInput StepBuilder::build(const StepPlan& plan) {
   auto block_table = block_tables_.begin();
   for (const auto& entry : plan.entries) {
     const std::int32_t first_row = sequence_offsets_.back();
+    sequences_.push_back(entry.sequence);
     add_tokens(entry);
     add_types(entry, first_row);
     if (static_cast<ActiveSequence*>(entry.sequence)->request().pooler() != nullptr) {
@@ -120,6 +123,16 @@ StepInput StepBuilder::build(const StepPlan& plan) {
   if (memory.states.slot != kNoStateSlot) add_states(plan, input);
   if (memory.cross) add_encoder_inputs(plan, input);
   return input;
+}
+
+void StepBuilder::keep_only(const StepPlan& plan) {
+  if (plan.entries.size() == sequences_.size()) return;
+  for (Rows* rows : {&best_token_rows_, &highest_rows_}) {
+    for (LogitRow& use : rows->uses) {
+      const auto planned = std::ranges::find(plan.entries, use.sequence, &PlannedSequence::sequence);
+      if (planned == plan.entries.end()) use.sequence = nullptr;
+    }
+  }
 }
 
 void StepBuilder::add_states(const StepPlan& plan, StepInput& input) {
@@ -176,8 +189,10 @@ void StepBuilder::add_encoder_inputs(const StepPlan& plan, StepInput& input) {
 }
 
 void StepBuilder::add_tokens(const PlannedSequence& entry) {
-  const auto tokens = entry.sequence->tokens.begin() + entry.first_token;
-  token_ids_.insert(token_ids_.end(), tokens, tokens + entry.count);
+  const std::vector<TokenId>& tokens = entry.sequence->tokens;
+  for (std::int32_t i = entry.first_token; i < entry.end(); ++i) {
+    token_ids_.push_back(std::cmp_less(i, tokens.size()) ? tokens[static_cast<std::size_t>(i)] : 0);
+  }
   for (std::int32_t i = 0; i < entry.count; ++i) add_position(entry, entry.first_token + i);
   if (entry.sequence->given) add_given(entry);
 }

@@ -13,9 +13,9 @@ namespace adaptrt {
 
 /// The use of a row of logits, or of its best token.
 struct LogitRow {
-  ActiveSequence* sequence = nullptr;
-  bool is_prompt = false;   ///< it is the request's next_prompt_row()
-  bool is_sampled = false;  ///< the next token is chosen from it
+  ActiveSequence* sequence = nullptr;  ///< nullptr: the row is ignored
+  bool is_prompt = false;              ///< it is the request's next_prompt_row()
+  bool is_sampled = false;             ///< the next token is chosen from it
   /// Row of a draft: the next token is chosen from it only if the sequence's newest token is `token`, at this
   /// position.
   struct Draft {
@@ -37,8 +37,13 @@ class StepBuilder {
   /// not logit_rows if the engine finds that.
   StepBuilder(std::int32_t max_rows_with_drafts, const EngineInfo& engine);
 
-  /// The result is valid until the next call. All sequences of the plan must be ActiveSequences.
+  /// The result is valid until the next call, also if this object is swapped with another. All sequences of
+  /// the plan must be ActiveSequences. Tokens that they do not have yet are 0: see Engine::begin_ahead.
   [[nodiscard]] StepInput build(const StepPlan& plan);
+  /// Ignores the results of sequences that are no longer in the plan that was built.
+  void keep_only(const StepPlan& plan);
+  /// Sequences of the built plan, in its order. Those that have left the plan since may no longer exist.
+  [[nodiscard]] std::span<const Sequence* const> sequences() const { return sequences_; }
   /// One for each entry of StepInput::logit_rows.
   [[nodiscard]] std::span<const LogitRow> logit_rows() const { return logit_rows_.uses; }
   /// One for each entry of StepInput::best_token_rows.
@@ -83,6 +88,7 @@ class StepBuilder {
   /// For engines with an encoder: adds the inputs that the step computes, and the blocks of all sequences.
   void add_encoder_inputs(const StepPlan& plan, StepInput& input);
 
+  std::vector<const Sequence*> sequences_;
   std::vector<std::int32_t> token_ids_;
   std::vector<std::int32_t> positions_;
   std::vector<std::int32_t> rotary_positions_;

@@ -65,6 +65,7 @@ StepLoop::StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t nu
            .num_state_snapshots = state_slots.num_snapshots}),
       scheduler_(config.scheduler_config, limits_of(config, engine.info()), memory_, lora_cache),
       step_builder_(scheduler_.limits().max_rows_with_drafts, engine.info()),
+      look_ahead_(engine, scheduler_, step_builder_),
       token_step_(engine.info()),
       weight_bytes_read_(engine.weight_placement().value_or(WeightPlacement{}).bytes_read) {}
 
@@ -74,6 +75,7 @@ void StepLoop::run() {
     while (take_work()) {
       if (!scheduler_.empty()) step();
     }
+    look_ahead_.discard();
     close("executor was shut down", ExecutorEnd::kShutdown);
     keep_blocks();
   } catch (const std::exception& error) {
@@ -84,6 +86,7 @@ void StepLoop::run() {
 }
 
 bool StepLoop::take_work() {
+  look_ahead_.discard_if_unused();
   std::optional<Clock::time_point> until;
   if (!deadlines_.empty()) until = deadlines_.begin()->first;
   RequestQueue::Work work = queue_.take(scheduler_.empty() || awaits_loads_, until);
@@ -128,8 +131,11 @@ void StepLoop::end_overdue() {
 void StepLoop::step() {
   const auto begin = Clock::now();
   memory_.set_time(begin);
-  draft_with_engine();
-  scheduler_.plan(plan_);
+  const bool is_begun = look_ahead_.take(plan_, step_builder_);
+  if (!is_begun) {
+    draft_with_engine();
+    scheduler_.plan(plan_);
+  }
   for (Sequence* sequence : plan_.preempted) release_drafts_of(*sequence);
   observe(&plan_);
   num_started_ = 0;
@@ -158,7 +164,8 @@ void StepLoop::step() {
     return;
   }
   describe_step();
-  if (run_engine()) {
+  iteration_stats_.begun_ahead = is_begun;
+  if (run_engine(is_begun)) {
     scheduler_.commit(plan_);
     make_drafts();
     deliver();
@@ -172,8 +179,8 @@ void StepLoop::step() {
   send_responses();
 }
 
-bool StepLoop::run_engine() {
-  const StepInput input = step_builder_.build(plan_);
+bool StepLoop::run_engine(bool is_begun) {
+  const StepInput input = is_begun ? StepInput{} : step_builder_.build(plan_);
   token_step_.begin(step_builder_);
   const auto begin = Clock::now();
   Clock::duration sampling{};
@@ -185,9 +192,11 @@ bool StepLoop::run_engine() {
         sampling += Clock::now() - arrived;
       };
     };
-    engine_.begin_step(input);
+    if (!is_begun) engine_.begin_step(input);
+    look_ahead_.begin(plan_, step_builder_);
     engine_.await_step(timed([this](auto... rows) { token_step_.take(rows...); }),
                        timed([this](auto... rows) { token_step_.take_hidden(rows...); }));
+    scheduler_.release_kept_leases();
     engine_latency_ = Clock::now() - begin - sampling;
     token_step_.take_found(step_builder_);
     for (Sequence* sequence : plan_.encoded) {

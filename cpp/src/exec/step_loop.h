@@ -18,6 +18,7 @@
 #include "adaptrt/lora/lora_cache.h"
 #include "adaptrt/sched/scheduler.h"
 #include "draft_target.h"
+#include "look_ahead.h"
 #include "request_queue.h"
 #include "response_board.h"
 #include "statistics.h"
@@ -72,8 +73,9 @@ class StepLoop {
   void cancel(const std::vector<RequestId>& ids);
   void end_overdue();
   void step();
-  /// Returns false if the step, and so its requests, failed.
-  bool run_engine();
+  /// Runs the step of plan_, which the engine may have begun ahead. Returns false if the step, and so its
+  /// requests, failed.
+  bool run_engine(bool is_begun);
   /// Records the time of the step's tokens in their requests.
   void note_tokens();
   void deliver();
@@ -128,6 +130,7 @@ class StepLoop {
   SequenceMemoryPool memory_;
   Scheduler scheduler_;
   StepBuilder step_builder_;
+  LookAhead look_ahead_;
   TokenStep token_step_;
   StepPlan plan_;
   std::map<RequestId, std::unique_ptr<ActiveRequest>> requests_;

@@ -50,6 +50,7 @@ void TokenStep::take_hidden(std::int64_t first_row, std::int64_t num_rows, const
 }
 
 void TokenStep::take_row(const LogitRow& row, const ComputedRow& computed) {
+  if (row.sequence == nullptr) return;
   if (row.draft) {
     take_draft_row(row, computed);
     return;

@@ -79,7 +79,8 @@ TensorView tensor(std::vector<Element> elements, TensorType type, std::string ty
 FakeEngine::FakeEngine(Options options, Hook hook)
     : hook_(std::move(hook)),
       in_load_(std::move(options.in_load)),
-      free_device_memory_(options.free_device_memory) {
+      free_device_memory_(options.free_device_memory),
+      ahead_(options.ahead) {
   info_.vocab_size = options.vocab_size;
   info_.num_layers = 1;
   info_.max_batch_size = options.max_batch_size;
@@ -231,6 +232,95 @@ void FakeEngine::step(const StepInput& input, const LogitsSink& sink, const Hidd
   };
   make_rows(input, highest.rows, info_.vocab_size, logits_, find_highest, write_logits);
   make_rows(input, input.hidden_rows, info_.hidden_size, hidden_, hidden_sink, write_hidden);
+}
+
+void FakeEngine::begin_step(const StepInput& input) {
+  require(num_in_flight_ == 0, "another step is in flight");
+  flights_[0].input = input;
+  flights_[0].is_computed = false;
+  ++num_in_flight_;
+}
+
+void FakeEngine::begin_ahead(const StepInput& input, std::span<const std::int32_t> previous_rows) {
+  require(num_in_flight_ == 1, "no step is in flight, or two are");
+  const StepInput& previous = flights_[0].input;
+  for (const StepInput* step : {&previous, &input}) {
+    require(step->token_ids.size() == step->prompt_lengths.size(), "a step ahead is no decode step");
+    require(step->logit_rows.empty() && step->hidden_rows.empty(), "a step ahead returns rows");
+    require(step->copies_to.empty() || step == &previous, "a step ahead copies blocks");
+  }
+  require(previous_rows.size() == input.token_ids.size(), "previous_rows has another size");
+  for (std::size_t i = 0; i < previous_rows.size(); ++i) {
+    const auto row = static_cast<std::size_t>(previous_rows[i]);
+    require(std::ranges::binary_search(previous.best_token_rows, previous_rows[i]) ||
+                std::ranges::binary_search(previous.highest.rows, previous_rows[i]),
+            "a token is taken from a row without a best token");
+    require(previous.positions[row] + 1 == input.positions[i], "a token is taken from another sequence");
+    require(previous.adapters[row] == input.adapters[i], "a step ahead has other adapters");
+  }
+  Flight& flight = flights_[1];
+  flight.input = input;
+  flight.is_computed = false;
+  flight.error = nullptr;
+  flight.previous_rows.assign(previous_rows.begin(), previous_rows.end());
+  ++num_in_flight_;
+  ++num_ahead_;
+}
+
+StepInput FakeEngine::with_tokens(Flight& flight, const StepInput& previous) {
+  flight.token_ids.clear();
+  for (const std::int32_t row : flight.previous_rows) {
+    const auto best = std::ranges::find(previous.best_token_rows, row);
+    const auto highest = std::ranges::find(previous.highest.rows, row);
+    const std::int32_t token =
+        best != previous.best_token_rows.end()
+            ? previous.best_tokens[static_cast<std::size_t>(best - previous.best_token_rows.begin())]
+            : previous.highest.summaries[static_cast<std::size_t>(highest - previous.highest.rows.begin())]
+                  .best_token;
+    flight.token_ids.push_back(std::max(token, 0));
+  }
+  StepInput input = flight.input;
+  input.token_ids = flight.token_ids;
+  return input;
+}
+
+void FakeEngine::compute_early(Flight& flight) {
+  StepInput input = flight.input;
+  flight.best_tokens.resize(input.best_tokens.size());
+  flight.summaries.resize(input.highest.summaries.size());
+  flight.highest.resize(input.highest.logits.size());
+  input.best_tokens = flight.best_tokens;
+  input.highest.summaries = flight.summaries;
+  input.highest.logits = flight.highest;
+  try {
+    step(input, {}, {});
+  } catch (const std::exception&) {
+    flight.error = std::current_exception();
+  }
+  flight.is_computed = true;
+}
+
+void FakeEngine::await_step(const LogitsSink& sink, const HiddenSink& hidden_sink) {
+  require(num_in_flight_ > 0, "no step is in flight");
+  std::swap(flights_[0], flights_[1]);
+  Flight& flight = flights_[1];
+  const bool is_followed = --num_in_flight_ == 1;
+  try {
+    if (flight.error) std::rethrow_exception(std::exchange(flight.error, nullptr));
+    if (!flight.is_computed) {
+      step(flight.input, sink, hidden_sink);
+    } else {
+      std::ranges::copy(flight.best_tokens, flight.input.best_tokens.begin());
+      std::ranges::copy(flight.summaries, flight.input.highest.summaries.begin());
+      std::ranges::copy(flight.highest, flight.input.highest.logits.begin());
+    }
+  } catch (...) {
+    if (is_followed) flights_[0].error = std::make_exception_ptr(StepError("the step before failed"));
+    throw;
+  }
+  if (!is_followed) return;
+  flights_[0].input = with_tokens(flights_[0], flight.input);
+  if (ahead_ == Options::Ahead::kEarly) compute_early(flights_[0]);
 }
 
 template <class Write>

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -42,6 +44,13 @@ class FakeEngine : public Engine {
     /// See EngineInfo.
     bool finds_best_tokens = false;
     bool finds_highest_logits = false;
+    /// When a step that is begun ahead is computed, if it can be.
+    enum class Ahead : std::uint8_t {
+      kNever,
+      kEarly,  ///< before the host gets the results of the step before
+      kLate,   ///< when it is awaited
+    };
+    Ahead ahead = Ahead::kNever;
   };
   /// Called at the start of each step, on the executor's thread, with the number of earlier steps; may throw
   /// or wait.
@@ -55,6 +64,10 @@ class FakeEngine : public Engine {
   void allocate_states(std::int32_t num_slots) override;
   using Engine::step;
   void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) override;
+  void begin_step(const StepInput& input) override;
+  void await_step(const LogitsSink& sink, const HiddenSink& hidden_sink) override;
+  [[nodiscard]] bool can_look_ahead() const override { return ahead_ != Options::Ahead::kNever; }
+  void begin_ahead(const StepInput& input, std::span<const std::int32_t> previous_rows) override;
   void read_kv_block(std::int32_t block, std::span<std::byte> bytes) const override;
   void write_kv_block(std::int32_t block, std::span<const std::byte> bytes) override;
   void read_states(std::int32_t slot, std::span<std::byte> bytes) const override;
@@ -74,6 +87,10 @@ class FakeEngine : public Engine {
   [[nodiscard]] std::int64_t num_logit_rows() const { return num_logit_rows_; }
   [[nodiscard]] std::int64_t num_best_tokens() const { return num_best_tokens_; }
   [[nodiscard]] std::int64_t num_highest_rows() const { return num_highest_rows_; }
+  /// Number of steps that were begun ahead.
+  [[nodiscard]] std::int64_t num_ahead() const { return num_ahead_; }
+  /// Number of steps that were begun and not awaited.
+  [[nodiscard]] std::int32_t num_in_flight() const { return num_in_flight_; }
   /// The most logits that a step wanted of such a row.
   [[nodiscard]] std::int32_t max_highest() const { return max_highest_; }
 
@@ -89,6 +106,20 @@ class FakeEngine : public Engine {
     std::uint64_t value = 0;
     std::uint64_t is_written = 0;
   };
+  /// A step that was begun. If it was begun ahead and is computed early, its results wait here.
+  struct Flight {
+    StepInput input;
+    std::vector<std::int32_t> previous_rows;
+    std::vector<std::int32_t> token_ids;
+    bool is_computed = false;
+    std::exception_ptr error;
+    std::vector<std::int32_t> best_tokens;
+    std::vector<RowSummary> summaries;
+    std::vector<TokenLogit> highest;
+  };
+  /// Returns the input of a step after `previous`, which is computed, with its tokens.
+  static StepInput with_tokens(Flight& flight, const StepInput& previous);
+  void compute_early(Flight& flight);
   /// Copies states, and advances those of the step's sequences.
   void advance_states(const StepInput& input);
   [[nodiscard]] Slot& slot(const StepInput& input, std::size_t sequence, std::int32_t position);
@@ -104,6 +135,8 @@ class FakeEngine : public Engine {
   Hook hook_;
   std::function<void()> in_load_;
   std::optional<std::size_t> free_device_memory_;
+  Options::Ahead ahead_;
+  std::array<Flight, 2> flights_;  // the oldest first
   std::vector<Slot> slots_;
   std::vector<std::uint64_t> states_;      // by slot: hash of all tokens so far
   std::vector<std::uint64_t> row_states_;  // state after each token of the step
@@ -118,6 +151,8 @@ class FakeEngine : public Engine {
   std::atomic<std::int64_t> num_best_tokens_ = 0;
   std::atomic<std::int64_t> num_highest_rows_ = 0;
   std::atomic<std::int32_t> max_highest_ = 0;
+  std::atomic<std::int64_t> num_ahead_ = 0;
+  std::atomic<std::int32_t> num_in_flight_ = 0;
 };
 
 /// Greedy tokens of a request that runs alone.

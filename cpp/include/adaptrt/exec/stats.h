@@ -219,7 +219,7 @@ constexpr auto fields_of(const SpeculationStats* /*type*/) {
 }
 
 /// TensorRT-LLM's IterationStats with the engine's part of the latency, totals of all drafts, the LoRA cache,
-/// and the bytes of weights that were read.
+/// the bytes of weights that were read, and whether the step was begun ahead.
 struct IterationStats {
   std::string timestamp;
   std::int64_t iter = 0;
@@ -243,6 +243,7 @@ struct IterationStats {
   std::optional<LoraCacheStats> lora_cache_stats;
   SpeculationStats speculation_stats;
   std::uint64_t weight_bytes_read = 0;
+  bool begun_ahead = false;
 
   bool operator==(const IterationStats&) const = default;
 };
@@ -284,7 +285,9 @@ constexpr auto fields_of(const IterationStats* /*type*/) {
       Field{"speculation_stats", &C::speculation_stats, "All drafts so far."},
       Field{"weight_bytes_read", &C::weight_bytes_read,
             "Bytes of weights read from the engine file since the end of the previous step; 0 without "
-            "ExecutorConfig.weight_memory."}};
+            "ExecutorConfig.weight_memory."},
+      Field{"begun_ahead", &C::begun_ahead,
+            "True if the device began the step before the host had the tokens of the step before."}};
 }
 
 /// TensorRT-LLM's RequestStage.
