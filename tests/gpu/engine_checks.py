@@ -134,6 +134,7 @@ class CudaServed(CudaEngine):
 
     machine: Machine | None = None
     cuda_graphs: bool = True
+    look_ahead: bool = True
 
     @classmethod
     def load(cls, directory: Path, machine: Machine) -> CudaServed:
@@ -146,7 +147,13 @@ class CudaServed(CudaEngine):
     def start(self, config: adaptrt.ExecutorConfig, *, beside: _core.Engine | None = None) -> _core.Engine:
         """Makes an engine on a new device."""
         assert self.machine is not None
-        return start_engine(self.machine, self.program, cuda_graphs=self.cuda_graphs, weight_memory=self.weight_memory)
+        return start_engine(
+            self.machine,
+            self.program,
+            cuda_graphs=self.cuda_graphs,
+            look_ahead=self.look_ahead,
+            weight_memory=self.weight_memory,
+        )
 
 
 class Case:
@@ -457,11 +464,53 @@ def _bit_checks(case: Case, plan: Plan) -> Iterator[Check]:
     yield from _reuse_checks(case, plan)
     yield from _streaming_checks(case, plan)
     yield _selection_check(case, plan)
+    yield from _look_ahead_checks(case, plan)
     # The last chunk has one token, or two: in the other step, a token of another request is computed too.
     long = case.model.ask((case.model.sizes.max_num_tokens + 1, None, 4), seed=31)
     whole, _ = case.answers(case.cuda, case.config(), [long])
     chunked, _ = case.answers(case.cuda, case.config(), [[*case.model.ask((1, None, 2), seed=32), *long]])
     yield _same(f"{case.name}: bits of a prompt whose last chunk has one token", whole, chunked[1:])
+
+
+def _look_ahead_checks(case: Case, plan: Plan) -> Iterator[Check]:
+    """Checks steps that the device begins before the host has the tokens of the step before.
+
+    Every third request ends with a token that it generates half way, so rows are computed in vain.
+    """
+    waiting = dataclasses.replace(case.cuda, look_ahead=False)
+    whole, _ = _greedy(case, waiting, plan.measured, [None] * len(plan.measured))
+    ends = [answer.tokens[len(answer.tokens) // 2] if number % 3 == 0 else None for number, answer in enumerate(whole)]
+    expected, none = _greedy(case, waiting, plan.measured, ends)
+    found, steps = _greedy(case, case.cuda, plan.measured, ends)
+    same = all(one.same_log_probs(other) for one, other in zip(expected, found, strict=True))
+    yield Check(f"{case.name}: tokens and log probs of steps begun ahead", same, f"{len(found)} requests")
+    num_ahead, num_none = (sum(step.begun_ahead for step in each) for each in (steps, none))
+    # A row in vain would advance states, so steps of models with states wait.
+    looks_ahead = steps[-1].state_stats is None
+    yield Check(
+        f"{case.name}: steps are begun ahead, or wait", num_none == 0 and (num_ahead > 0) == looks_ahead,
+        f"{num_ahead} of {len(steps)} steps",
+    )  # fmt: skip
+
+
+def _greedy(
+    case: Case, engine: LoadedEngine, asked: Sequence[Asked], end_ids: Sequence[int | None]
+) -> tuple[list[Answer], list[Any]]:
+    """Runs greedy requests that return log probs of their tokens. Returns the answers and the statistics of steps."""
+    output = adaptrt.OutputConfig(return_log_probs=True, top_log_probs=2, exclude_input_from_output=True)
+    requests = [
+        adaptrt.Request(
+            each.prompt,
+            each.max_tokens,
+            end_id=end_id,
+            output_config=output,
+            lora_config=None if each.adapter is None else case.loras[each.adapter],
+        )
+        for each, end_id in zip(asked, end_ids, strict=True)
+    ]
+    with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, case.config()) as executor:
+        answers = [collect(executor, request_id) for request_id in executor.enqueue_requests(requests)]
+        return answers, executor.get_latest_iteration_stats()
 
 
 def _streaming_checks(case: Case, plan: Plan) -> Iterator[Check]:

@@ -147,13 +147,14 @@ def start_engine(
     program: _core.Program,
     *,
     cuda_graphs: bool = True,
+    look_ahead: bool = True,
     device: Any = None,
     weight_memory: int = 0,
 ) -> _core.Engine:
     """Makes the CUDA engine of a program, which copies its weights, on `device` or on a new CudaDevice."""
     device = machine.kernels.CudaDevice() if device is None else device
     engine: _core.Engine = machine.kernels.CudaEngine(
-        program, device, cuda_graphs=cuda_graphs, weight_memory=weight_memory
+        program, device, cuda_graphs=cuda_graphs, look_ahead=look_ahead, weight_memory=weight_memory
     )
     return engine
 

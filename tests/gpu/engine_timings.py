@@ -116,6 +116,7 @@ class Server:
         adapters: int = 0,
         seq_len: int = 4096,
         kv_tokens: int | None = None,
+        look_ahead: bool = True,
     ) -> None:
         """room: adapters that the device holds. adapters: those that the host holds. 0: the engine has no LoRA."""
         self.shape = weights.shape
@@ -129,7 +130,7 @@ class Server:
             tokens_per_block=64,
         )
         begin = time.monotonic()
-        engine = start_engine(machine, program)
+        engine = start_engine(machine, program, look_ahead=look_ahead)
         self.load_seconds = time.monotonic() - begin
         config = ExecutorConfig(
             enable_chunked_context=True,
@@ -266,10 +267,22 @@ def _large(machine: Machine, scale: Scale, rates: dict[str, float]) -> Iterator[
 
 
 def _small(machine: Machine, scale: Scale, rates: dict[str, float]) -> Iterator[Row | KernelTime]:
-    """The small model: decodes of one request."""
-    server = Server(machine, Weights(machine, scale.small), scale, max_batch_size=scale.requests)
+    """The small model: decodes of one request, and of many with and without look-ahead."""
+    weights = Weights(machine, scale.small)
+    with Server(machine, weights, scale, max_batch_size=scale.requests, look_ahead=False) as server:
+        waiting = [_decode_twice(server, count, scale) for count in (1, scale.requests)]
+    server = Server(machine, weights, scale, max_batch_size=scale.requests)
     with server:
         yield from _decode_alone(server, scale, rates)
+        for count, (steps, tokens) in zip((1, scale.requests), waiting, strict=True):
+            ahead, same_tokens = _decode_twice(server, count, scale)
+            if same_tokens != tokens:
+                raise RuntimeError(f"tokens of {count} requests differ with and without look-ahead")
+            yield Row(
+                f"{scale.small.name}: decode of {count} requests, look-ahead / without", ahead.period, "us",
+                steps.period, steps.period / ahead.period, 1.0,
+                f"{ahead.describe()}; without: {steps.describe()}; same tokens",
+            )  # fmt: skip
         if machine.is_gpu:
             alone = server.decode(1, scale.context, scale.alone_tokens)
             yield from _kernels(server, scale, alone, count=1)
@@ -363,6 +376,25 @@ def step_limit(
         flops = 1.0 * tokens * shape.adapter_bytes(RANK)  # Two operations for each element of two bytes.
         total += limit_microseconds(rates, float(adapters) * shape.adapter_bytes(RANK), flops)
     return total
+
+
+def _decode_twice(server: Server, count: int, scale: Scale) -> tuple[Steps, list[list[int]]]:
+    """Times decodes of `count` requests, after a run that captures graphs. Returns the times, and the tokens of other
+    requests, which are the same for each server."""
+    tokens = scale.batch_tokens if count > 1 else scale.alone_tokens
+    server.decode(count, scale.context, tokens)
+    steps = server.decode(count, scale.context, tokens)
+    requests = [
+        Request(list(range(2, 4 + i % 20)), tokens, output_config=OutputConfig(exclude_input_from_output=True))
+        for i in range(count)
+    ]
+    answers = []
+    for request_id in server.executor.enqueue_requests(requests):
+        responses = server.executor.await_responses(request_id)
+        if responses[-1].has_error():
+            raise RuntimeError(responses[-1].error_msg)
+        answers.append(responses[-1].result.output_token_ids[0])
+    return steps, answers
 
 
 def _decode_alone(server: Server, scale: Scale, rates: dict[str, float]) -> Iterator[Row]:

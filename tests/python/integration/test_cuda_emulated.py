@@ -216,6 +216,45 @@ def test_bits_are_the_same_with_and_without_graphs(served: Served, monkeypatch: 
         assert first.same_bits(second)
 
 
+def test_bits_are_the_same_if_steps_are_begun_ahead(llama: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of greedy requests, with and without an adapter, with end tokens and stop words; a sampled one waits."""
+    output = adaptrt.OutputConfig(return_log_probs=True, top_log_probs=2, exclude_input_from_output=True)
+
+    def request(number: int, **fields: Any) -> adaptrt.Request:
+        lora = adaptrt.LoraConfig.from_peft(0, llama.adapter(0), llama.engine) if number % 2 else None
+        prompt = ask(5 + number, None, 9).prompt
+        return adaptrt.Request(prompt, 9, output_config=output, lora_config=lora, **fields)
+
+    def served(requests: list[Any], **settings: Any) -> tuple[list[Answer], int]:
+        with monkeypatch.context() as patch:
+            emulate(patch, **settings)
+            with adaptrt.Executor(llama.engine, adaptrt.ModelType.DECODER_ONLY, config()) as executor:
+                answers = [collect(executor, request_id) for request_id in executor.enqueue_requests(requests)]
+                return answers, sum(step.begun_ahead for step in executor.get_latest_iteration_stats())
+
+    whole, _ = served([request(number) for number in range(4)], look_ahead=False)
+    ends: list[dict[str, Any]] = [
+        {},
+        {"end_id": whole[1].tokens[4]},
+        {"stop_words": [whole[2].tokens[2:4]]},
+        {},
+    ]
+    crowd = [request(number, **fields) for number, fields in enumerate(ends)]
+    expected, num_ahead = served(crowd, look_ahead=False)
+    assert num_ahead == 0
+    assert len(expected[1].tokens) < 9
+    for settings in ({}, {"cuda_graphs": False}):
+        found, num_ahead = served(crowd, **settings)
+        assert num_ahead > 3
+        for first, second in zip(expected, found, strict=True):
+            assert first.same_log_probs(second)
+    sampled = request(4, sampling_config=adaptrt.SamplingConfig(top_k=20, seed=3))
+    expected, _ = served([*crowd, sampled], look_ahead=False)
+    found, _ = served([*crowd, sampled])
+    for first, second in zip(expected, found, strict=True):
+        assert first.same_log_probs(second)
+
+
 SAMPLING = (
     {},
     {"top_k": 20, "temperature": 1.5, "seed": 3},

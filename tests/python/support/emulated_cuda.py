@@ -16,8 +16,9 @@ class EmulatedCuda:
 
     __file__ = adaptrt_cuda_emulated.__file__
 
-    def __init__(self, *, cuda_graphs: bool = True, total_bytes: int = 1 << 32) -> None:
+    def __init__(self, *, cuda_graphs: bool = True, look_ahead: bool = True, total_bytes: int = 1 << 32) -> None:
         self._cuda_graphs = cuda_graphs
+        self._look_ahead = look_ahead
         self._total_bytes = total_bytes
         self.devices: list[Any] = []
         """Devices in the order in which engines asked for them."""
@@ -31,7 +32,11 @@ class EmulatedCuda:
 
     def CudaEngine(self, program: _core.Program, device: Any, *, weight_memory: int = 0) -> _core.Engine:
         engine: _core.Engine = adaptrt_cuda_emulated.CudaEngine(
-            program, device, cuda_graphs=self._cuda_graphs, weight_memory=weight_memory
+            program,
+            device,
+            cuda_graphs=self._cuda_graphs,
+            look_ahead=self._look_ahead,
+            weight_memory=weight_memory,
         )
         return engine
 
