@@ -141,6 +141,7 @@ void SequenceMemoryPool::take_snapshot(SequenceMemory& memory, const SequenceCon
     return;
   }
   const BlockId block = memory.blocks()[static_cast<std::size_t>(num_blocks - 1)];
+  if (!block_pool_.is_indexed(block)) return;  // reset_reuse() came after it was shared
   std::int32_t& newest = memory.states.generated_snapshot;
   // Only the newest one of a sequence is useful: its continuation begins with all of its tokens.
   if (is_generated && newest >= 0 && state_pool_->snapshot_after(block) == kNoStateSlot) {

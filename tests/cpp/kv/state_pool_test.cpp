@@ -383,6 +383,19 @@ BOOST_AUTO_TEST_CASE(an_evicted_block_takes_its_snapshot_along) {
   pool.release(memory);
 }
 
+BOOST_AUTO_TEST_CASE(blocks_from_before_a_reset_get_no_snapshot) {
+  const auto tokens = counting(12);
+  SequenceMemory memory;
+  compute(memory, content_of(tokens, 12), 8);
+  BOOST_TEST(pool.state_pool()->stats().num_snapshots == 1);
+  pool.reset_reuse();
+  BOOST_TEST(pool.state_pool()->stats().num_snapshots == 0);
+  pool.share(memory, content_of(tokens, 12));  // as after a step whose drafts were all wrong
+  BOOST_TEST(pool.state_pool()->stats().num_snapshots == 0);
+  require_sound({&memory});
+  pool.release(memory);
+}
+
 BOOST_AUTO_TEST_CASE(a_fork_copies_the_states_once) {
   const auto tokens = counting(12);
   const auto content = content_of(tokens, 8);
