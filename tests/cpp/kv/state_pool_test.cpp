@@ -394,6 +394,11 @@ BOOST_AUTO_TEST_CASE(blocks_from_before_a_reset_get_no_snapshot) {
   BOOST_TEST(pool.state_pool()->stats().num_snapshots == 0);
   require_sound({&memory});
   pool.release(memory);
+  // The same blocks, with other tokens.
+  const auto others = counting(12, 100);
+  compute(memory, content_of(others, 12), 12);
+  BOOST_TEST(pool.find_prefix(content_of(others, 12)).num_tokens == 0);
+  pool.release(memory);
 }
 
 BOOST_AUTO_TEST_CASE(a_fork_copies_the_states_once) {
