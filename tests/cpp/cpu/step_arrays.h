@@ -89,6 +89,25 @@ class StepArrays {
   std::vector<std::int32_t> state_copies_to;
 };
 
+/// Rows of a step whose best tokens or highest logits are wanted, and what the engine finds.
+struct FoundRows {
+  /// Adds the rows to a step, with places for `count` logits of each; the best tokens are -9 until then.
+  void add_to(StepInput& input, std::int32_t count) {
+    best_tokens.assign(best_rows.size(), -9);
+    summaries.resize(highest_rows.size());
+    highest.resize(highest_rows.size() * static_cast<std::size_t>(count));
+    input.best_token_rows = best_rows;
+    input.best_tokens = best_tokens;
+    input.highest = {.rows = highest_rows, .count = count, .summaries = summaries, .logits = highest};
+  }
+
+  std::vector<std::int32_t> best_rows;
+  std::vector<std::int32_t> highest_rows;
+  std::vector<std::int32_t> best_tokens;
+  std::vector<RowSummary> summaries;
+  std::vector<TokenLogit> highest;
+};
+
 /// The logits of a step, [R][vocab_size], and its hidden states, [H][hidden_size].
 struct StepResults {
   std::vector<float> logits;

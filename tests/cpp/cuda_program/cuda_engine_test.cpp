@@ -321,36 +321,26 @@ BOOST_AUTO_TEST_CASE(streamed_layers_change_no_bit) {
 
 /// Decodes of two or three sequences, and their results. Of the second one the highest logits
 /// are wanted, of the others the best tokens.
-struct Decode {
+struct Decode : FoundRows {
   explicit Decode(const std::vector<Piece>& pieces) : arrays(pieces) {
     arrays.logit_rows.clear();
     for (std::int32_t row = 0; row < static_cast<std::int32_t>(pieces.size()); ++row) {
       (row == 1 ? highest_rows : best_rows).push_back(row);
     }
-    best.assign(best_rows.size(), -9);
-    summaries.resize(highest_rows.size());
-    highest.resize(3 * highest_rows.size());
     input = arrays.input();
-    input.best_token_rows = best_rows;
-    input.best_tokens = best;
-    input.highest = {.rows = highest_rows, .count = 3, .summaries = summaries, .logits = highest};
+    add_to(input, 3);
   }
   Decode(const Decode&) = delete;
   Decode& operator=(const Decode&) = delete;
 
   /// Token of each sequence.
   [[nodiscard]] std::vector<std::int32_t> tokens() const {
-    std::vector<std::int32_t> tokens{best[0], summaries[0].best_token};
-    if (best.size() > 1) tokens.push_back(best[1]);
+    std::vector<std::int32_t> tokens{best_tokens[0], summaries[0].best_token};
+    if (best_tokens.size() > 1) tokens.push_back(best_tokens[1]);
     return tokens;
   }
 
   StepArrays arrays;
-  std::vector<std::int32_t> best_rows;
-  std::vector<std::int32_t> highest_rows;
-  std::vector<std::int32_t> best;
-  std::vector<RowSummary> summaries;
-  std::vector<TokenLogit> highest;
   StepInput input;
 };
 

@@ -179,6 +179,29 @@ GpuModelDescription model_with_adapters(bool skips_unused_adapters) {
   return model;
 }
 
+/// A step and its results. `wanted` says of each token whether its logits (l), its highest logits (h), its
+/// best token (b) or nothing (any other letter) is wanted; `count` is the number of highest logits.
+struct WantedStep : FoundRows {
+  WantedStep(const std::vector<Piece>& pieces, const std::string& wanted, std::int32_t count)
+      : arrays(pieces) {
+    BOOST_TEST_REQUIRE(arrays.tokens.size() == wanted.size());
+    arrays.logit_rows.clear();
+    for (std::size_t token = 0; token < wanted.size(); ++token) {
+      const auto row = static_cast<std::int32_t>(token);
+      if (wanted[token] == 'l') arrays.logit_rows.push_back(row);
+      if (wanted[token] == 'b') best_rows.push_back(row);
+      if (wanted[token] == 'h') highest_rows.push_back(row);
+    }
+    input = arrays.input();
+    add_to(input, count);
+  }
+  WantedStep(const WantedStep&) = delete;
+  WantedStep& operator=(const WantedStep&) = delete;
+
+  StepArrays arrays;
+  StepInput input;
+};
+
 struct Fixture {
   explicit Fixture(bool cuda_graphs = true, const GpuModelDescription& model = small_model(),
                    StreamTime time = StreamTime::kLate)
@@ -196,45 +219,30 @@ struct Fixture {
     return sums;
   }
 
-  /// Runs a step. `wanted` says of each token whether its logits (l), its highest logits (h), its best token
-  /// (b) or nothing (any other letter) is wanted. Returns the sums of all kinds of rows, each in the order of
-  /// the tokens.
+  /// Runs a step. `wanted`: see WantedStep. Returns the sums of all kinds of rows, each in the order of the
+  /// tokens.
   struct Sums {
     std::vector<float> logits;
     std::vector<std::int32_t> best_tokens;
     std::vector<float> highest;
   };
   [[nodiscard]] Sums sums_of(const std::vector<Piece>& pieces, const std::string& wanted) const {
-    StepArrays arrays(pieces);
-    BOOST_TEST_REQUIRE(arrays.tokens.size() == wanted.size());
-    arrays.logit_rows.clear();
-    std::vector<std::int32_t> best_rows;
-    std::vector<std::int32_t> highest_rows;
-    for (std::size_t token = 0; token < wanted.size(); ++token) {
-      if (wanted[token] == 'l') arrays.logit_rows.push_back(static_cast<std::int32_t>(token));
-      if (wanted[token] == 'b') best_rows.push_back(static_cast<std::int32_t>(token));
-      if (wanted[token] == 'h') highest_rows.push_back(static_cast<std::int32_t>(token));
-    }
-    Sums sums{.logits = std::vector<float>(arrays.logit_rows.size(), -1.0F),
-              .best_tokens = std::vector<std::int32_t>(best_rows.size(), -1),
-              .highest = {}};
     constexpr std::size_t kCount = 3;
-    std::vector<RowSummary> summaries(highest_rows.size());
-    std::vector<TokenLogit> highest(kCount * summaries.size());
-    StepInput input = arrays.input();
-    input.best_token_rows = best_rows;
-    input.best_tokens = sums.best_tokens;
-    input.highest = {.rows = highest_rows, .count = kCount, .summaries = summaries, .logits = highest};
-    engine->step(input, [&](std::int64_t first, std::int64_t rows, const float* logits) {
+    WantedStep step(pieces, wanted, kCount);
+    Sums sums{
+        .logits = std::vector<float>(step.arrays.logit_rows.size(), -1.0F), .best_tokens = {}, .highest = {}};
+    engine->step(step.input, [&](std::int64_t first, std::int64_t rows, const float* logits) {
       for (std::int64_t row = 0; row < rows; ++row) {
         sums.logits.at(static_cast<std::size_t>(first + row)) = logits[row * kVocabSize];
       }
     });
-    for (std::size_t row = 0; row < summaries.size(); ++row) {
-      sums.highest.push_back(summaries[row].max);
+    sums.best_tokens = step.best_tokens;
+    for (std::size_t row = 0; row < step.summaries.size(); ++row) {
+      const float max = step.summaries[row].max;
+      sums.highest.push_back(max);
       for (std::size_t k = 0; k < kCount; ++k) {
-        BOOST_TEST(highest[row * kCount + k].logit == summaries[row].max - static_cast<float>(k));
-        BOOST_TEST(highest[row * kCount + k].token == static_cast<std::int32_t>(k));
+        BOOST_TEST(step.highest[row * kCount + k].logit == max - static_cast<float>(k));
+        BOOST_TEST(step.highest[row * kCount + k].token == static_cast<std::int32_t>(k));
       }
     }
     return sums;
@@ -402,26 +410,8 @@ BOOST_AUTO_TEST_CASE(a_step_that_fails_at_any_call_does_not_break_the_next) {
 }
 
 /// A step of one token per sequence that may be in flight with another, and its results.
-struct Flight {
-  /// `wanted`: see Fixture::sums_of.
-  Flight(const std::vector<Piece>& pieces, const std::string& wanted) : arrays(pieces) {
-    arrays.logit_rows.clear();
-    for (std::size_t token = 0; token < wanted.size(); ++token) {
-      const auto row = static_cast<std::int32_t>(token);
-      if (wanted[token] == 'l') arrays.logit_rows.push_back(row);
-      if (wanted[token] == 'b') best_rows.push_back(row);
-      if (wanted[token] == 'h') highest_rows.push_back(row);
-    }
-    best_tokens.assign(best_rows.size(), -9);
-    summaries.resize(highest_rows.size());
-    highest.resize(2 * highest_rows.size());
-    input = arrays.input();
-    input.best_token_rows = best_rows;
-    input.best_tokens = best_tokens;
-    input.highest = {.rows = highest_rows, .count = 2, .summaries = summaries, .logits = highest};
-  }
-  Flight(const Flight&) = delete;
-  Flight& operator=(const Flight&) = delete;
+struct Flight : WantedStep {
+  Flight(const std::vector<Piece>& pieces, const std::string& wanted) : WantedStep(pieces, wanted, 2) {}
 
   void check(const std::vector<std::int32_t>& best, const std::vector<std::int32_t>& of_highest) const {
     BOOST_TEST(best_tokens == best, boost::test_tools::per_element());
@@ -431,14 +421,6 @@ struct Flight {
       BOOST_TEST(highest[2 * i + 1].logit == static_cast<float>(of_highest[i] - 1));
     }
   }
-
-  StepArrays arrays;
-  std::vector<std::int32_t> best_rows;
-  std::vector<std::int32_t> highest_rows;
-  std::vector<std::int32_t> best_tokens;
-  std::vector<RowSummary> summaries;
-  std::vector<TokenLogit> highest;
-  StepInput input;
 };
 
 /// Fails the test if there are logits.
@@ -517,7 +499,7 @@ BOOST_AUTO_TEST_CASE(a_step_waits_for_itself_and_not_for_the_step_ahead) {
 BOOST_AUTO_TEST_CASE(only_engines_that_find_tokens_look_ahead) {
   const Fixture without;
   BOOST_TEST(!without.engine->can_look_ahead());
-  const Flight decode(three_decodes(0), "");
+  const Flight decode(three_decodes(0), "---");
   without.engine->begin_step(decode.input);
   BOOST_CHECK_THROW(without.engine->begin_ahead(decode.input, std::vector<std::int32_t>{0, 1, 2}),
                     EngineError);
