@@ -44,7 +44,7 @@ BOOST_AUTO_TEST_CASE(decodes_are_planned_one_step_ahead) {
     }
     go_on(world, ahead);
   }
-  // Of eight tokens, the sixth decode gives the seventh.
+  // The next decode gives the seventh of eight tokens.
   BOOST_TEST(first.num_generated() == 6);
   BOOST_TEST_REQUIRE(world.scheduler.plan_ahead(world.plan, ahead));
   go_on(world, ahead);

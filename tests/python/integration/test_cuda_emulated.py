@@ -217,7 +217,7 @@ def test_bits_are_the_same_with_and_without_graphs(served: Served, monkeypatch: 
 
 
 def test_bits_are_the_same_if_steps_are_begun_ahead(llama: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of greedy requests, with and without an adapter, with end tokens and stop words; a sampled one waits."""
+    """Requests are greedy, with and without an adapter, with end tokens and stop words; a sampled one waits."""
     output = adaptrt.OutputConfig(return_log_probs=True, top_log_probs=2, exclude_input_from_output=True)
 
     def request(number: int, **fields: Any) -> adaptrt.Request:
