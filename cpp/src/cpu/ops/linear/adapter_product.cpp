@@ -292,15 +292,30 @@ void AdapterProduct::expand(const LinearCall& call, PanelPlace place, RowRange r
                             int thread) const {
   const PanelOfB of_b = find_in_b(place);
   if (of_b.panel) add_products(call, of_b, rows, tile, thread);
+  const bool shifts = call.row_factors.empty();
   for (const AdaptedRows& adapted : from(call, rows)) {
     if (adapted.begin >= rows.end) return;
     const DevicePart& part = part_of(adapted, of_b);
-    if (part.magnitude == nullptr && part.shift == nullptr) continue;
+    if (part.magnitude == nullptr && (part.shift == nullptr || !shifts)) continue;
     const RowRange changed = rows_changed(adapted, part, rows);
     float* out = tile + (changed.begin - rows.begin) * kPanelColumns;
     for (std::int64_t row = changed.begin; row < changed.end; ++row, out += kPanelColumns) {
       if (part.magnitude != nullptr) context_.kernels.multiply(part.magnitude + of_b.first, of_b.width, out);
-      if (part.shift != nullptr) context_.kernels.add(part.shift + of_b.first, of_b.width, out);
+      if (part.shift != nullptr && shifts) context_.kernels.add(part.shift + of_b.first, of_b.width, out);
+    }
+  }
+}
+
+void AdapterProduct::add_shifts(const LinearCall& call, PanelPlace place, RowRange rows, float* tile) const {
+  const PanelOfB of_b = find_in_b(place);
+  for (const AdaptedRows& adapted : from(call, rows)) {
+    if (adapted.begin >= rows.end) return;
+    const DevicePart& part = part_of(adapted, of_b);
+    if (part.shift == nullptr) continue;
+    const RowRange changed = rows_changed(adapted, part, rows);
+    float* out = tile + (changed.begin - rows.begin) * kPanelColumns;
+    for (std::int64_t row = changed.begin; row < changed.end; ++row, out += kPanelColumns) {
+      context_.kernels.add(part.shift + of_b.first, of_b.width, out);
     }
   }
 }

@@ -31,9 +31,11 @@ class AdapterProduct {
   /// capped like the other columns. Call it after BaseProduct::prepare.
   void multiply_new_tokens(const LinearCall& call) const;
 
-  /// Adds (x A^T) B^T to a tile of one part and panel, multiplies it by the magnitudes, and adds the shifts.
-  /// Rows of the tile are kPanelColumns floats apart.
+  /// Adds (x A^T) B^T to a tile of one part and panel, multiplies it by the magnitudes, and adds the shifts
+  /// if there are no LinearCall::row_factors. Rows of the tile are kPanelColumns floats apart.
   void expand(const LinearCall& call, PanelPlace place, RowRange rows, float* tile, int thread) const;
+  /// Adds the shifts to a tile that was multiplied by the factors of rows, which are those of the inputs.
+  void add_shifts(const LinearCall& call, PanelPlace place, RowRange rows, float* tile) const;
 
   /// The data to prefetch for a tile: panels of B and the vectors of their columns, for adapters with rows in
   /// the tile. The number of spans is limited; the rest is not prefetched.

@@ -75,7 +75,10 @@ void LinearOutput::finish_part(const LinearTarget& target, PanelPlace place, flo
   const LinearPart& part = spec_.parts[place.part];
   if (spec_.has_sparse_input) make_zeros_positive(place, rows, range);
   if (!target.call.adapted.empty()) adapters_.expand(target.call, place, range, rows, thread);
-  if (!target.call.row_factors.empty()) scale_rows(target, place, rows, range);
+  if (!target.call.row_factors.empty()) {
+    scale_rows(target, place, rows, range);
+    if (!target.call.adapted.empty()) adapters_.add_shifts(target.call, place, range, rows);
+  }
   const bool adds_bias = part.bias.size != 0 && !activates_biased_;
   if (!adds_bias && scale == 1.0F && spec_.softcap == 0.0F) return;
   const std::int64_t width = panel_width(part.weight.n, place.panel);
