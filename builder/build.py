@@ -251,12 +251,6 @@ def _checked_config(
         if quantization is not None and config.sparse_predictors is not None:
             problems.append("sparse_predictors and quantization: quantised weights are read whole; choose one")
     else:
-        scaled_from = checkpoint.network.scales_queries_from
-        if scaled_from is not None and config.max_seq_len is not None and config.max_seq_len > scaled_from:
-            problems.append(
-                f"max_seq_len is {config.max_seq_len}: {checkpoint.config.architecture} scales queries by their "
-                f"position from {scaled_from} on, which needs backend {NATIVE}; expected up to {scaled_from}"
-            )
         if config.backend == CUDA:
             quantized = (
                 checkpoint
@@ -265,6 +259,13 @@ def _checked_config(
             )
             problems += problems_of_network(quantized.network)
         else:
+            scaled_from = checkpoint.network.scales_queries_from
+            if scaled_from is not None and config.max_seq_len is not None and config.max_seq_len > scaled_from:
+                problems.append(
+                    f"max_seq_len is {config.max_seq_len}: {checkpoint.config.architecture} scales queries by their "
+                    f"position from {scaled_from} on, which needs backend {NATIVE} or {CUDA}; expected up to "
+                    f"{scaled_from}"
+                )
             problems += problems_of_plans(checkpoint.network)
             if any(isinstance(op, Experts) for op in checkpoint.network.ops):
                 problems.append(f"{checkpoint.config.architecture} has experts, which need backend {NATIVE}")

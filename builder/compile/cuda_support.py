@@ -94,12 +94,10 @@ def _problems_of_op(op: Op) -> Iterator[str]:
         yield from _problems_of_linear(op)
     if isinstance(op, RmsNorm) and op.add_to is None and op.weight.shape != (op.input.width,):
         yield "the op RmsNorm of groups without add_to"
-    if isinstance(op, Attention) and op.norms_after_rotation:
-        for name in ("interleaved", "normalizes_values"):
-            if getattr(op, name):
-                yield f"the op Attention with {name} and norms_after_rotation"
+    if isinstance(op, Attention) and op.norms_after_rotation and op.normalizes_values:
+        yield "the op Attention with normalizes_values and norms_after_rotation"
     if isinstance(op, Attention) and op.shape.values_are_keys:
-        for name in ("softcap", "sinks", "query_norm", "key_norm"):
+        for name in ("softcap", "sinks", "query_norm", "key_norm", "chunk", "plain_norm_epsilon", "query_scaling"):
             if getattr(op, name) is not None:
                 yield f"the op Attention with {name} and keys as values"
     if isinstance(op, Attention) and op.values_from_keys and (op.key_norm is None or not op.normalizes_values):
@@ -258,6 +256,7 @@ _ROUTING: Final = frozenset(
         "scale",
         "bias",
         "expert_scale",
+        "scales_inputs",
     )
 )
 """Fields of Routing that the kernels know; others must have their defaults."""
@@ -345,10 +344,9 @@ _ACCEPTED: Final[Mapping[type[Op], Mapping[str, _Check]]] = {
     Attention: {
         **dict.fromkeys(("scope", "layer", "qkv", "rotary", "output", "shape", "scale", "window", "softcap"), _any),
         **dict.fromkeys(("query_norm", "key_norm", "interleaved", "sinks", "norms_after_rotation"), _any),
-        **dict.fromkeys(("normalizes_values", "values_from_keys", "shared_layer"), _any),
+        **dict.fromkeys(("normalizes_values", "values_from_keys", "shared_layer", "query_scaling"), _any),
+        **dict.fromkeys(("chunk", "plain_norm_epsilon"), _any),
         "kind": _causal,
-        # No position of the engine has scaled queries: build() checks max_seq_len.
-        "query_scaling": _any,
     },
     LatentQueries: dict.fromkeys(
         ("scope", "layer", "queries", "rows", "output", "shape", "norm", "epsilon", "keys"), _any

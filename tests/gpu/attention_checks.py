@@ -92,6 +92,9 @@ def _matrix() -> Iterator[AttentionShape]:
             yield _of(dtype, head_dim, (1200, 3, 500, 90), (1, 1, 1, 300), has_sinks=True, sliding_window=100)
             yield _mixed(dtype, head_dim, interleaved=True)
             yield _of(dtype, head_dim, (70, 3), (1, 1), interleaved=True, rotary_half=16)
+            for chunk in (1, 17, 100, 1000):
+                yield _mixed(dtype, head_dim, chunk=chunk, query_scaling_beta=0.7, query_scaling_length=20)
+                yield _of(dtype, head_dim, (1200, 3, 500, 90), (1, 1, 1, 300), chunk=chunk)
         for head_dim in (2, 12, 16, 40, 72, 200):
             yield _mixed(dtype, head_dim)
             yield _mixed(dtype, head_dim, sliding_window=20, softcap=1.5)
@@ -123,6 +126,7 @@ def _subset() -> Iterator[AttentionShape]:
             yield _mixed(dtype, head_dim, tokens_per_block=16)
         yield _mixed(dtype, 64, sliding_window=33)
         yield _mixed(dtype, 64, softcap=1.5)
+        yield _mixed(dtype, 64, chunk=33, query_scaling_beta=0.7, query_scaling_length=20)
         yield _mixed(dtype, 64, interleaved=True, has_sinks=True)
         yield _of(dtype, 64, (700, 300, 5), (1, 1, 1))
 

@@ -36,6 +36,9 @@ class AttentionShape:
     """0: half of the head."""
     interleaved: bool = False
     has_sinks: bool = False
+    chunk: int = 0
+    query_scaling_beta: float = 0.0
+    query_scaling_length: int = 1
     padding: tuple[int, ...] = ()
     """Indices of the sequences without blocks."""
 
@@ -92,6 +95,9 @@ class AttentionStep:
             shape.sliding_window,
             shape.softcap,
             shape.interleaved,
+            chunk=shape.chunk,
+            query_scaling_beta=shape.query_scaling_beta,
+            query_scaling_length=shape.query_scaling_length,
         )
         size = self.kernel.workspace_bytes(shape.tokens, len(shape.lengths))
         self.workspace = self.machine.poisoned((size,), torch.uint8)
@@ -246,9 +252,13 @@ class AttentionStep:
         hidden = at[None] > positions[:, None]
         if shape.sliding_window:
             hidden |= at[None] <= positions[:, None] - shape.sliding_window
+        if shape.chunk:
+            hidden |= at[None] < positions[:, None] // shape.chunk * shape.chunk
         # Blocks before the window may have been freed.
         cached[:, :, hidden.all(dim=0)] = 0
-        rotated = self._rotated(self.q[rows], rows).to(shape.dtype).double()
+        steps = (positions // shape.query_scaling_length).double()
+        factors = 1 + shape.query_scaling_beta * steps.log1p()
+        rotated = (self._rotated(self.q[rows], rows) * factors[:, None, None]).to(shape.dtype).double()
         queries = rotated.unflatten(1, (shape.num_kv_heads, -1)).permute(1, 2, 0, 3)
         scores = queries @ cached[0].transpose(1, 2)[:, None] * shape.head_dim**-0.5
         if shape.softcap:

@@ -43,7 +43,10 @@ def row_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
                     yield from rows.head_norms(dtype, 5, heads, kv_heads, width)
                     yield from rows.value_norms(dtype, 5, heads, kv_heads, width)
                 if 16 <= width <= 256:
-                    yield from rows.head_norms(dtype, 5, heads, kv_heads, width, half=width // 16 * 8)
+                    for interleaved in (False, True):
+                        yield from rows.head_norms(
+                            dtype, 5, heads, kv_heads, width, half=width // 16 * 8, interleaved=interleaved
+                        )
         for epilogue in LinearEpilogue:
             if epilogue != LinearEpilogue.ADD:
                 for tokens, width in ((3, 72),) if subset else ((1, 14336), (3, 72), (333, 4096)):
@@ -391,7 +394,15 @@ class _Rows:
                 yield self._check(f"{name}{kind}: {part}", actual, expected, expected.abs() * 2.0**-19)
 
     def head_norms(
-        self, dtype: torch.dtype, tokens: int, heads: int, kv_heads: int, size: int, *, half: int = 0
+        self,
+        dtype: torch.dtype,
+        tokens: int,
+        heads: int,
+        kv_heads: int,
+        size: int,
+        *,
+        half: int = 0,
+        interleaved: bool = False,
     ) -> Iterator[Check]:
         """Checks norms of the heads of q and k, after a rotation if there is a half; v does not change."""
         before = self._random((tokens, (heads + 2 * kv_heads) * size), dtype)
@@ -410,17 +421,20 @@ class _Rows:
             epsilon=_EPSILON,
             qkv=qkv.data_ptr(),
             rotary_half=half,
+            interleaved=interleaved,
             cosine=cosine.data_ptr(),
             sine=sine.data_ptr(),
             stream=self.machine.stream(),
         )
         name = f"rows head norms {_name(dtype)} {heads} + {kv_heads} heads of {size}, rotated half {half}"
+        name += " of neighbours" if interleaved else ""
         parts = (heads * size, kv_heads * size, kv_heads * size)
         found = qkv.split(parts, 1)
         for part, rows, actual, weight in zip(
             ("q", "k"), before.split(parts, 1), found, (query_weight, key_weight), strict=False
         ):
-            rotated = _rotated(rows.double().view(tokens, -1, size), cosine.double(), sine.double())
+            group = rows.double().view(tokens, -1, size)
+            rotated = _rotated(group, cosine.double(), sine.double(), interleaved=interleaved)
             expected = _rms_norm(rotated.reshape(-1, size), weight).view_as(rows)
             yield self._check(f"{name}: {part}", actual, expected, expected.abs() * 2.0**-19 + 2.0**-19 * (half > 0))
         same = _same_bits(found[2], before.split(parts, 1)[2])
@@ -487,7 +501,9 @@ class _Rows:
             self._enqueue_finish(product, bias if has_more else None, epilogue, output)
             y = product.double()
             if has_more:
-                y = 5.0 * torch.tanh((y + bias.double()) * 0.25 / 5.0)
+                y += bias.double()
+                y[:, :width] *= 0.25  # the scale is that of the gates
+                y = 5.0 * torch.tanh(y / 5.0)
             gated, linear = (y[:, :width], y[:, width:]) if parts == 2 else (y, torch.zeros_like(y))
             expected = _finished(epilogue, gated, linear)
             extra = (gated.abs() + 1) * (linear.abs() + 1) * 2.0**-19
@@ -714,12 +730,20 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _rotated(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+def _rotated(
+    heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, *, interleaved: bool = False
+) -> torch.Tensor:
     """Rotates the first elements of [tokens, heads, size]: twice as many as the tables have columns."""
     half = cosine.shape[1]
-    first, second, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
+    turned, rest = heads[..., : 2 * half], heads[..., 2 * half :]
+    if interleaved:
+        first, second = turned[..., 0::2], turned[..., 1::2]
+    else:
+        first, second = turned[..., :half], turned[..., half:]
     cosine, sine = cosine[:, None], sine[:, None]
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine, rest], dim=-1)
+    pairs = [first * cosine - second * sine, second * cosine + first * sine]
+    turned = torch.stack(pairs, dim=-1).flatten(-2) if interleaved else torch.cat(pairs, dim=-1)
+    return torch.cat([turned, rest], dim=-1)
 
 
 def _rms_norm(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

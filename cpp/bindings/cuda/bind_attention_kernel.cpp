@@ -15,19 +15,24 @@ namespace {
 
 using cuda::PagedAttentionKernel;
 
-std::unique_ptr<PagedAttentionKernel> make_attention_kernel(int dtype, std::int32_t num_heads,
-                                                            std::int32_t num_kv_heads, std::int32_t head_dim,
-                                                            float scale, std::int32_t sliding_window,
-                                                            float softcap, bool interleaved, bool int8_pool) {
-  return std::make_unique<PagedAttentionKernel>(cuda::PagedAttentionConfig{.dtype = dtype_of(dtype),
-                                                                           .num_heads = num_heads,
-                                                                           .num_kv_heads = num_kv_heads,
-                                                                           .head_dim = head_dim,
-                                                                           .scale = scale,
-                                                                           .sliding_window = sliding_window,
-                                                                           .softcap = softcap,
-                                                                           .interleaved = interleaved,
-                                                                           .int8_pool = int8_pool});
+std::unique_ptr<PagedAttentionKernel> make_attention_kernel(
+    int dtype, std::int32_t num_heads, std::int32_t num_kv_heads, std::int32_t head_dim, float scale,
+    std::int32_t sliding_window, float softcap, bool interleaved, bool int8_pool, std::int32_t chunk,
+    float query_scaling_beta, std::int32_t query_scaling_length, std::int32_t query_scaling_offset) {
+  return std::make_unique<PagedAttentionKernel>(
+      cuda::PagedAttentionConfig{.dtype = dtype_of(dtype),
+                                 .num_heads = num_heads,
+                                 .num_kv_heads = num_kv_heads,
+                                 .head_dim = head_dim,
+                                 .scale = scale,
+                                 .sliding_window = sliding_window,
+                                 .softcap = softcap,
+                                 .interleaved = interleaved,
+                                 .int8_pool = int8_pool,
+                                 .chunk = chunk,
+                                 .query_scaling_beta = query_scaling_beta,
+                                 .query_scaling_length = query_scaling_length,
+                                 .query_scaling_offset = query_scaling_offset});
 }
 
 void enqueue_attention(const PagedAttentionKernel& kernel, std::int32_t tokens, std::int32_t sequences,
@@ -67,11 +72,15 @@ void bind_attention_kernel(py::module_& module) {
       "Kernel of the plugin PagedAttention. A token whose block is -1 writes nothing and gets zeros.")
       .def(py::init(&make_attention_kernel), py::arg("dtype"), py::arg("num_heads"), py::arg("num_kv_heads"),
            py::arg("head_dim"), py::arg("scale"), py::arg("sliding_window"), py::arg("softcap"),
-           py::arg("interleaved") = false, py::arg("int8_pool") = false,
+           py::arg("interleaved") = false, py::arg("int8_pool") = false, py::arg("chunk") = 0,
+           py::arg("query_scaling_beta") = 0.0F, py::arg("query_scaling_length") = 1,
+           py::arg("query_scaling_offset") = 0,
            "dtype: a value of DType, float16 or bfloat16. The other arguments are the plugin's attributes. "
            "interleaved: neighbouring elements rotate together. int8_pool: keys and values are int8, with a "
-           "scale "
-           "for each head. Raises ConfigError.")
+           "scale for each head. chunk: tokens attend only to their own chunk of so many positions; 0: no "
+           "chunks. "
+           "Queries at position p are multiplied by 1 + query_scaling_beta * ln(1 + floor((p + "
+           "query_scaling_offset) / query_scaling_length)). Raises ConfigError.")
       .def("workspace_bytes", &PagedAttentionKernel::workspace_bytes, py::arg("max_tokens"),
            py::arg("max_sequences"),
            "Bytes of workspace that enqueue needs for up to this many tokens and sequences.")

@@ -97,7 +97,7 @@ void enqueue_head_norms(int dtype, std::int64_t tokens, std::int64_t stride, std
                         std::int64_t num_kv_heads, std::int64_t head_size, Address query_weight,
                         Address key_weight, Address value_weight, float epsilon, Address qkv,
                         Address values_from_keys, std::int64_t rotary_half, Address cosine, Address sine,
-                        Address stream) {
+                        Address stream, bool interleaved) {
   const std::int64_t values = value_weight == 0 || values_from_keys != 0 ? 0 : num_kv_heads;
   cuda::enqueue(cuda::HeadNorms{.dtype = dtype_of(dtype),
                                 .tokens = tokens,
@@ -110,6 +110,7 @@ void enqueue_head_norms(int dtype, std::int64_t tokens, std::int64_t stride, std
                                 .qkv = at_address<void>(qkv),
                                 .values_from_keys = at_address<void>(values_from_keys),
                                 .rotary_half = rotary_half,
+                                .interleaved = interleaved,
                                 .cosine = at_address<const float>(cosine),
                                 .sine = at_address<const float>(sine)},
                 at_address<void>(stream));
@@ -284,9 +285,10 @@ void bind_row_kernels(py::module_& module) {
       py::arg("stride"), py::arg("num_heads"), py::arg("num_kv_heads"), py::arg("head_size"),
       py::arg("query_weight"), py::arg("key_weight"), py::arg("value_weight") = 0, py::arg("epsilon"),
       py::arg("qkv"), py::arg("values_from_keys") = 0, py::arg("rotary_half") = 0, py::arg("cosine") = 0,
-      py::arg("sine") = 0, py::arg("stream"),
+      py::arg("sine") = 0, py::arg("stream"), py::arg("interleaved") = false,
       "RMS norms of each head of q and k, and of v with value_weight, in place. With rotary_half, heads "
-      "are rotated first. values_from_keys [tokens, stride]: gets the norms of k as values, in its "
+      "are rotated first; if interleaved, neighbouring elements together. values_from_keys [tokens, stride]: "
+      "gets the norms of k as values, in its "
       "first columns.");
   module.def("enqueue_cast", &enqueue_cast, py::kw_only(), py::arg("dtype"), py::arg("elements"),
              py::arg("input"), py::arg("output"), py::arg("stream"), "output = input, rounded to dtype.");

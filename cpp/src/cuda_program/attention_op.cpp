@@ -35,6 +35,7 @@ cuda::HeadNorms head_norms(const AttentionOp& op, const Program& program, const 
           .qkv = memory.buffer(op.qkv),
           .values_from_keys = op.values_from_keys ? memory.product() : nullptr,
           .rotary_half = rotates ? rotary_half(op, program) : 0,
+          .interleaved = op.interleaved,
           .cosine = rotates ? floats(memory.buffer(op.cosine)) : nullptr,
           .sine = rotates ? floats(memory.buffer(op.sine)) : nullptr};
 }

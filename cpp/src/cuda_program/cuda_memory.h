@@ -23,7 +23,8 @@ struct ExpertMemory {
   cuda::SlotTile* tiles = nullptr;
   std::byte* gate_up = nullptr;    ///< T [slots, 2 * width between the layers]
   std::byte* activated = nullptr;  ///< T [slots, width between the layers]
-  std::byte* down = nullptr;       ///< T [slots, hidden]; first, the inputs of gate and up for adapters
+  /// T [slots, hidden]; first, the inputs of gate and up for adapters, or multiplied by their weights
+  std::byte* down = nullptr;
 };
 
 /// Memory of latent attention, for the largest run; nullptr without. See cuda/latent_kernels.h.

@@ -16,7 +16,7 @@ class ExpertLaunches final : public CudaOp {
  public:
   ExpertLaunches(const ExpertsOp& op, const Program& program, const CudaMemory& memory,
                  DeviceWeights& weights)
-      : top_k_(op.routing.top_k) {
+      : top_k_(op.routing.top_k), scales_inputs_(op.routing.scales_inputs) {
     const ExpertMemory& shared = memory.experts();
     const auto experts = static_cast<std::int32_t>(op.num_experts());
     const PanelMatrix& down = op.down.front().weight;
@@ -70,21 +70,25 @@ class ExpertLaunches final : public CudaOp {
             .top_k = op.routing.top_k,
             .width = hidden,
             .slots_of = shared.slots_of,
-            .weights = shared.weights,
+            .weights = scales_inputs_ ? nullptr : shared.weights,
             .y = shared.down,
             .bias = weights.biases(op.down),
             .chosen = shared.chosen,
             .adds = !op.stores,
             .output = reinterpret_cast<float*>(memory.buffer(op.output))};
     const auto [of_gate_up, of_down] = lora_configs(op, program);
-    if (of_gate_up) {
-      gather_ = {.width = hidden,
-                 .entries = shared.entries,
-                 .entries_per_row = op.routing.top_k,
-                 .x = memory.buffer(op.input),
-                 .y = shared.down};
-      gate_up_adapters_.emplace(*of_gate_up, memory, shared.down, hidden, shared.gate_up);
+    gather_ = {.dtype = program.dtype,
+               .width = hidden,
+               .entries = shared.entries,
+               .entries_per_row = op.routing.top_k,
+               .weights = scales_inputs_ ? shared.weights : nullptr,
+               .x = memory.buffer(op.input),
+               .y = shared.down};
+    if (scales_inputs_) {
+      gate_up_.entries = nullptr;
+      gate_up_.x = shared.down;
     }
+    if (of_gate_up) gate_up_adapters_.emplace(*of_gate_up, memory, shared.down, hidden, shared.gate_up);
     if (of_down) down_adapters_.emplace(*of_down, memory, shared.activated, inner, shared.down);
     tiles_ = {.top_k = op.routing.top_k,
               .entries = shared.entries,
@@ -101,11 +105,12 @@ class ExpertLaunches final : public CudaOp {
     };
     launch(route_, &cuda::RouteTokens::tokens, tokens);
     launch(number_, &cuda::NumberSlots::slots, slots);
-    launch(gate_up_, &cuda::ExpertProduct::slots, slots);
     const bool adapts = run.shape.has_adapters && (gate_up_adapters_ || down_adapters_);
+    if (scales_inputs_) launch(gather_, &cuda::GatherSlots::slots, slots);
+    launch(gate_up_, &cuda::ExpertProduct::slots, slots);
     if (adapts) number_tiles(run, slots);
     if (adapts && gate_up_adapters_) {
-      launch(gather_, &cuda::GatherSlots::slots, slots);
+      if (!scales_inputs_) launch(gather_, &cuda::GatherSlots::slots, slots);
       gate_up_adapters_->enqueue(run, slots, most_tiles(run, slots), tiles_.tiles);
     }
     launch(finish_, &cuda::Finish::tokens, slots);
@@ -145,6 +150,8 @@ class ExpertLaunches final : public CudaOp {
   }
 
   std::int64_t top_k_;
+  /// Experts' inputs are multiplied by their weights, instead of their outputs.
+  bool scales_inputs_;
   cuda::RouteTokens route_;
   cuda::NumberSlots number_;
   cuda::ExpertProduct gate_up_;

@@ -96,7 +96,11 @@ cuda::PagedAttentionConfig attention_config(const AttentionOp& op, const Program
           .sliding_window = op.sliding_window,
           .softcap = op.softcap,
           .interleaved = op.interleaved,
-          .int8_pool = program.int8_kv_cache};
+          .int8_pool = program.int8_kv_cache,
+          .chunk = op.chunk,
+          .query_scaling_beta = op.query_scaling_beta,
+          .query_scaling_length = op.query_scaling_length,
+          .query_scaling_offset = op.query_scaling_offset};
 }
 
 }  // namespace adaptrt

@@ -84,17 +84,11 @@ class Checker {
     refuse_op(op.kind != AttentionKind::kCausal, "bidirectional attention");
     refuse_op(op.position_bias.size != 0, "biases of positions");
     if (op.norms_after_rotation) check_norms_after_rotation(op);
-    refuse_op(op.norms_after_rotation && op.interleaved, "norms after a rotation of neighbouring elements");
     refuse_op(op.value_norm.size != 0 && op.norms_after_rotation,
               "a norm of values, and others after a rotation");
     refuse_op(op.values_from_keys && (op.key_norm.size != op.shape.head_dim || op.value_norm.size == 0),
               "values from keys without a norm of each; expected both");
     refuse_op(op.joint_column >= 0, "rows that attend to later ones");
-    refuse_op(op.chunk != 0, "chunks");
-    // Queries before this position are not scaled.
-    const std::int64_t unscaled = std::int64_t{op.query_scaling_length} - op.query_scaling_offset;
-    refuse_op(op.query_scaling_beta != 0.0F && program_.max_seq_len > unscaled,
-              "queries that are scaled by their position");
     if (op.shape.values_are_keys) check_keys_as_values(op);
     check_most(op.shape.head_dim, op.shape.values_are_keys ? cuda::kMaxKeyDim : kMaxHeadDim, "head_dim");
     check_width(op.shape.head_dim, "head_dim");
@@ -104,6 +98,9 @@ class Checker {
     refuse_op(op.softcap != 0.0F, "a soft cap with keys as values");
     refuse_op(op.sinks.size != 0, "sinks with keys as values");
     refuse_op(op.query_norm.size != 0 || op.key_norm.size != 0, "norms of heads with keys as values");
+    refuse_op(op.chunk != 0, "chunks with keys as values");
+    refuse_op(op.query_scaling_beta != 0.0F,
+              "queries that are scaled by their position, with keys as values");
     const std::int64_t rotated = 2 * program_.buffers[static_cast<std::size_t>(op.cosine)].width;
     check_multiple(rotated, cuda::kRotatedUnit, "the rotated part of a key that is a value");
   }
@@ -160,7 +157,6 @@ class Checker {
   }
   void check(const ExpertsOp& op) {
     refuse_op(op.num_remote_experts != 0, "experts of other ranks");
-    refuse_op(op.routing.scales_inputs, "weights of experts that multiply their inputs");
     refuse_op(op.num_experts() > cuda::kMaxExperts, "more than 1024 experts");
     refuse_op(op.routing.top_k > cuda::kMaxTopK, "more than 32 experts for a token");
     for (const std::vector<LinearPart>* parts : {&op.gate_up, &op.down}) {

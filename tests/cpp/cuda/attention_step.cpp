@@ -265,11 +265,22 @@ std::vector<std::uint16_t> RandomAttentionStep::expected_pool() const {
   return pool;
 }
 
-std::vector<std::uint16_t> RandomAttentionStep::rotate(const std::uint16_t* head, std::int32_t token) const {
+std::vector<std::uint16_t> RandomAttentionStep::rotate(const std::uint16_t* head, std::int32_t token,
+                                                       double factor) const {
   const std::vector<float> turned = turn(head, token);
   std::vector<std::uint16_t> rounded;
-  for (const float value : turned) rounded.push_back(round(value));
+  for (const float value : turned) rounded.push_back(round(static_cast<float>(value * factor)));
   return rounded;
+}
+
+double RandomAttentionStep::query_factor(std::int32_t position) const {
+  const std::int32_t steps = (position + config_.query_scaling_offset) / config_.query_scaling_length;
+  return 1.0 + double{config_.query_scaling_beta} * std::log(1.0 + steps);
+}
+
+std::int32_t RandomAttentionStep::first_visible(std::int32_t position) const {
+  if (config_.chunk > 0) return position / config_.chunk * config_.chunk;
+  return config_.sliding_window == 0 ? 0 : std::max(0, position + 1 - config_.sliding_window);
 }
 
 std::vector<float> RandomAttentionStep::turn(const std::uint16_t* head, std::int32_t token) const {
@@ -297,10 +308,9 @@ std::string RandomAttentionStep::compare_head(std::size_t sequence, std::int32_t
   std::vector<double> expected(head_dim, 0.0);
   std::vector<double> absolute(head_dim, 0.0);
   if (block_of(sequence, position) >= 0) {
-    const auto query = rotate(&q_[row], token);
+    const auto query = rotate(&q_[row], token, query_factor(position));
     const std::int32_t kv_head = head / (config_.num_heads / config_.num_kv_heads);
-    const std::int32_t first =
-        config_.sliding_window == 0 ? 0 : std::max(0, position + 1 - config_.sliding_window);
+    const std::int32_t first = first_visible(position);
     std::vector<double> scores;
     for (std::int32_t key = first; key <= position; ++key) {
       const std::size_t at = pool_row(block_of(sequence, key), 0, kv_head, key % sizes_.tokens_per_block);

@@ -74,7 +74,11 @@ class RandomAttentionStep {
   [[nodiscard]] std::vector<std::uint16_t> random_elements(std::size_t count, float magnitude,
                                                            std::mt19937& random) const;
   [[nodiscard]] std::vector<float> turn(const std::uint16_t* head, std::int32_t token) const;
-  [[nodiscard]] std::vector<std::uint16_t> rotate(const std::uint16_t* head, std::int32_t token) const;
+  [[nodiscard]] std::vector<std::uint16_t> rotate(const std::uint16_t* head, std::int32_t token,
+                                                  double factor = 1.0) const;
+  /// The factor of a query.
+  [[nodiscard]] double query_factor(std::int32_t position) const;
+  [[nodiscard]] std::int32_t first_visible(std::int32_t position) const;
   [[nodiscard]] std::vector<std::uint16_t> expected_pool() const;
   [[nodiscard]] std::string compare_head(std::size_t sequence, std::int32_t token, std::int32_t head) const;
   void fill_tables(const std::vector<SequenceOfStep>& sequences, std::mt19937& random);

@@ -105,6 +105,29 @@ BOOST_DATA_TEST_CASE(sliding_window, data::make({1, 2, 15, 16, 17, 33, 64, 100, 
   expect_right(config_of(random.among(kDtypes), 4, 2, random.among(kHeadDims), window), {}, kMixed, random);
 }
 
+BOOST_DATA_TEST_CASE(tokens_see_their_own_chunk, data::make({1, 2, 15, 16, 33, 64, 100, 1000}), chunk) {
+  Random random;
+  constexpr std::int32_t kAnyHeadDim[] = {64, 80, 96, 128, 256, 20};
+  PagedAttentionConfig config = config_of(random.among(kDtypes), 4, 2, random.among(kAnyHeadDim));
+  config.chunk = chunk;
+  expect_right(config, {.sinks = random.of(0, 1) == 0}, kMixed, random);
+  expect_right(config, {.max_blocks = 40}, {{.past = 1200}, {.past = 300}, {.past = chunk - 1}}, random);
+}
+
+BOOST_DATA_TEST_CASE(queries_are_scaled_by_their_position, data::make({64, 80, 96, 128, 256, 20}), head_dim) {
+  Random random;
+  PagedAttentionConfig config = config_of(random.among(kDtypes), 4, 2, head_dim);
+  config.query_scaling_beta = 0.7F;
+  config.query_scaling_length = random.of(1, 40);
+  config.query_scaling_offset = random.of(0, 1);
+  config.int8_pool = head_dim % 8 == 0 && random.of(0, 1) == 0;
+  // Heads that are not rotated, and decodes that rotate themselves.
+  for (const std::int32_t half : {head_dim / 2, 0}) {
+    expect_right(config, {.rotary_half = half}, kMixed, random);
+    expect_right(config, {.rotary_half = half}, {{.past = 70}, {.past = 3}, {.padding = true}}, random);
+  }
+}
+
 BOOST_DATA_TEST_CASE(sizes_without_tensor_core_kernels, data::make({2, 12, 16, 40, 72, 200}), head_dim) {
   Random random;
   constexpr std::int32_t kWindows[] = {0, 20};
@@ -292,6 +315,14 @@ BOOST_AUTO_TEST_CASE(weights_relative_to_equal_maxima_stay_as_they_are) {
   BOOST_TEST(rescale_factor(kMinusInfinity, kMinusInfinity, 1.0F) == 0.0F);
 }
 
+/// Sets what a model with chunks has.
+void add_chunks(PagedAttentionConfig& config, std::int32_t chunk) {
+  config.sliding_window = 0;
+  config.chunk = chunk;
+  config.query_scaling_beta = 0.5F;
+  config.query_scaling_length = 20;
+}
+
 BOOST_DATA_TEST_CASE(chunks_of_a_prompt_equal_the_whole, data::make(kHeadDims) * data::make({0, 50}),
                      head_dim, window) {
   Random random;
@@ -300,6 +331,7 @@ BOOST_DATA_TEST_CASE(chunks_of_a_prompt_equal_the_whole, data::make(kHeadDims) *
   config.softcap = random.of(0, 1) == 0 ? 0.0F : 2.0F;
   config.interleaved = random.of(0, 1) == 0;
   config.int8_pool = random.of(0, 1) == 0;
+  if (window > 0 && random.of(0, 1) == 0) add_chunks(config, window);
   RandomAttentionStep whole(config, {.sinks = random.of(0, 1) == 0},
                             {{.past = random.of(0, 70), .tokens = kTokens}}, random.engine);
   RandomAttentionStep::Pool pool = whole.pool();
@@ -330,6 +362,7 @@ BOOST_DATA_TEST_CASE(decodes_equal_prefills, data::make(kHeadDims) * data::make(
   PagedAttentionConfig config = config_of(random.among(kDtypes), 2 * group, 2, head_dim, window);
   config.softcap = random.of(0, 1) == 0 ? 0.0F : 2.0F;
   config.int8_pool = random.of(0, 1) == 0;
+  if (window > 0 && random.of(0, 1) == 0) add_chunks(config, window);
   for (const std::int32_t past :
        {random.of(0, 90), kTileKeys<64> * kSplitTiles * 2 - 4, random.of(800, 1200)}) {
     RandomAttentionStep prompt(config, {.max_blocks = 50, .sinks = random.of(0, 1) == 0},
@@ -384,7 +417,9 @@ BOOST_AUTO_TEST_CASE(the_workspace_of_the_greatest_step_does_for_smaller_ones) {
       step.num_heads = heads;
       step.num_kv_heads = kv_heads;
       step.head_dim = 128;
-      step.sliding_window = sequences % 2 == 0 ? 0 : 9000;
+      step.sliding_window = sequences % 3 == 1 ? 9000 : 0;
+      step.has_chunks = sequences % 3 == 2;
+      step.chunk = Divisor(9000);
       step.max_blocks = 100000;
       step.tokens_per_block = Divisor(64);
       step.group = Divisor(heads / kv_heads);
@@ -422,10 +457,22 @@ BOOST_AUTO_TEST_CASE(invalid_arguments_are_refused_by_name) {
                               .head_dim = 7,
                               .scale = 0.0F,
                               .sliding_window = -1,
-                              .softcap = -1.0F});
+                              .softcap = -1.0F,
+                              .chunk = -1,
+                              .query_scaling_length = 0,
+                              .query_scaling_offset = -1});
       },
       {"dtype is float32", "num_heads 3 is not a multiple of num_kv_heads 2", "head_dim is 7", "scale",
-       "sliding_window is -1", "softcap is -1"}));
+       "sliding_window is -1", "softcap is -1", "chunk is -1", "query_scaling_length is 0; it must be 1 to",
+       "query_scaling_offset is -1"}));
+  BOOST_TEST(is_refused(
+      [] {
+        PagedAttentionConfig config = config_of(DType::kFloat16, 2, 1, 64, 9);
+        config.chunk = 8;
+        config.query_scaling_beta = std::numeric_limits<float>::infinity();
+        PagedAttentionKernel kernel(config);
+      },
+      {"chunk is 8 with a sliding_window; expected one of them", "query_scaling_beta is inf"}));
   BOOST_TEST(is_refused(
       [] {
         PagedAttentionConfig config = config_of(DType::kFloat16, 2, 1, 20);

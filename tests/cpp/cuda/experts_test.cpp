@@ -350,6 +350,7 @@ BOOST_DATA_TEST_CASE(slots_are_summed_in_order, data::make(kRowTypes) * data::ma
     const auto chosen = random_choices(tokens * kTopK, &random);
     const Slots slots(chosen);
     const auto weights = random_floats(tokens * kTopK, &random);
+    const bool is_weighted = random.integer(0, 1) == 0;
     const auto y = random_elements(dtype, tokens * kTopK * kWidth, &random);
     const auto bias = random_floats(8 * kWidth, &random);
     const auto before = random_floats(tokens * kWidth, &random);
@@ -359,7 +360,7 @@ BOOST_DATA_TEST_CASE(slots_are_summed_in_order, data::make(kRowTypes) * data::ma
                      .top_k = kTopK,
                      .width = kWidth,
                      .slots_of = slots.slots_of.data(),
-                     .weights = weights.data(),
+                     .weights = is_weighted ? weights.data() : nullptr,
                      .y = y.data(),
                      .bias = adds ? bias.data() : nullptr,
                      .chosen = chosen.data(),
@@ -374,7 +375,8 @@ BOOST_DATA_TEST_CASE(slots_are_summed_in_order, data::make(kRowTypes) * data::ma
         const std::int64_t slot = slots.slots_of[static_cast<std::size_t>(entry)];
         const double added =
             adds ? bias[chosen[static_cast<std::size_t>(entry)] * kWidth + i % kWidth] : 0.0F;
-        sum += double{weights[entry]} * (element(dtype, y[slot * kWidth + i % kWidth]) + added);
+        sum += double{is_weighted ? weights[entry] : 1.0F} *
+               (element(dtype, y[slot * kWidth + i % kWidth]) + added);
       }
       wrong += static_cast<std::int64_t>(!(std::abs(output[i] - sum) <= 1e-5));
     }
@@ -451,6 +453,36 @@ BOOST_AUTO_TEST_CASE(rows_are_gathered_by_slot) {
     BOOST_TEST(y.values(slot * kWidth, kWidth) == x.values(row * kWidth, kWidth));
   }
   BOOST_TEST(y.rest_is_unchanged());
+}
+
+BOOST_DATA_TEST_CASE(gathered_rows_may_have_weights, data::make(kRowTypes), dtype) {
+  constexpr std::int64_t kWidth = 24;
+  constexpr std::int32_t kTopK = 3;
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    const auto chosen = random_choices(std::int64_t{13} * kTopK, &random);
+    const Slots slots(chosen);
+    const auto x = random_elements(dtype, 13 * kWidth, &random);
+    const auto weights = random_floats(13 * kTopK, &random);
+    Tensor<std::uint16_t> y(13 * kTopK * kWidth);
+    enqueue(GatherSlots{.dtype = dtype,
+                        .slots = 13 * kTopK,
+                        .width = kWidth,
+                        .entries = slots.entries.data(),
+                        .entries_per_row = kTopK,
+                        .weights = weights.data(),
+                        .x = x.data(),
+                        .y = y.data()},
+            nullptr);
+    std::int64_t wrong = 0;
+    for (std::int64_t i = 0; i < 13 * kTopK * kWidth; ++i) {
+      const std::int32_t entry = slots.entries[static_cast<std::size_t>(i / kWidth)];
+      const double value = double{weights[entry]} * element(dtype, x[entry / kTopK * kWidth + i % kWidth]);
+      wrong += static_cast<std::int64_t>(!is_rounded(value, dtype, y[i], std::abs(value) * 0x1p-22));
+    }
+    BOOST_TEST(wrong == 0);
+    BOOST_TEST(y.rest_is_unchanged());
+  }
 }
 
 BOOST_AUTO_TEST_CASE(invalid_sizes_are_refused_by_name) {

@@ -79,6 +79,7 @@ struct HeadsCase {
   Tensor<float> cosine{0};
   Tensor<float> sine{0};
   std::int64_t half = 0;
+  bool interleaved = false;
 
   void add_rotation(std::int64_t rotary_half, std::int64_t tokens, FreshRandom* random) {
     half = rotary_half;
@@ -89,8 +90,9 @@ struct HeadsCase {
   /// Group [begin, begin + size) of a token, rotated.
   [[nodiscard]] std::vector<double> rotated(std::vector<double> group, std::int64_t token) const {
     for (std::int64_t i = 0; i < half; ++i) {
-      double& first = group[static_cast<std::size_t>(i)];
-      double& second = group[static_cast<std::size_t>(i + half)];
+      const std::int64_t low = interleaved ? 2 * i : i;
+      double& first = group[static_cast<std::size_t>(low)];
+      double& second = group[static_cast<std::size_t>(interleaved ? low + 1 : low + half)];
       const double c = cosine[token * half + i];
       const double s = sine[token * half + i];
       const double turned = first * c - second * s;
@@ -115,6 +117,7 @@ struct HeadsCase {
                       .epsilon = kEpsilon,
                       .qkv = qkv->data(),
                       .rotary_half = half,
+                      .interleaved = interleaved,
                       .cosine = cosine.data(),
                       .sine = sine.data()},
             nullptr);
@@ -123,10 +126,13 @@ struct HeadsCase {
 
 BOOST_AUTO_TEST_SUITE(row_norms)
 
-BOOST_DATA_TEST_CASE(head_norms_match_float64, data::make(kRowTypes) * data::make(kHeads), dtype, heads) {
+BOOST_DATA_TEST_CASE(head_norms_match_float64,
+                     data::make(kRowTypes) * data::make(kHeads) * data::make({false, true}), dtype, heads,
+                     interleaved) {
   FreshRandom random;
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
     HeadsCase norms(heads, dtype, &random);
+    norms.interleaved = interleaved;
     for (const std::int64_t tokens : {1, 5}) {
       const bool rotates = std::max(heads.query_size, heads.key_size) <= 256;
       norms.add_rotation(rotates ? std::min(heads.query_size, heads.key_size) / 16 * 8 / tokens / 8 * 8 : 0,

@@ -140,14 +140,24 @@ BOOST_DATA_TEST_CASE(logits_equal_the_cpu_engines,
   expect_close(expected, found, dtype);
 }
 
-BOOST_DATA_TEST_CASE(other_attention_equals_the_cpu_engines, boost::unit_test::data::make({0, 1, 2}), kind) {
+BOOST_DATA_TEST_CASE(other_attention_equals_the_cpu_engines, boost::unit_test::data::make({0, 1, 2, 3, 4}),
+                     kind) {
   ModelOptions options = small_model(DType::kFloat16);
-  options.head_norms = kind == 0;
+  options.head_norms = kind == 0 || kind == 4;
   const std::vector<float> sinks{-2.0F, 0.5F, 3.0F, 1.0F};
+  const std::vector<float> weights(64, 0.8F);
   const AttentionChange change = [&](AttentionOp* op) {
-    op->norms_after_rotation = kind == 0;
-    op->interleaved = kind == 1;
+    op->norms_after_rotation = kind == 0 || kind == 4;
+    op->interleaved = kind == 1 || kind == 4;
     if (kind == 2) op->sinks = {sinks.data(), 4};
+    // Interleaved heads need equal weights.
+    if (kind == 4) op->query_norm = op->key_norm = {weights.data(), op->shape.head_dim};
+    if (kind == 3) {
+      op->chunk = 12;
+      op->query_scaling_beta = 0.7F;
+      op->query_scaling_length = 5;
+      op->query_scaling_offset = 1;
+    }
   };
   Pair pair(options, true, change);
   Pair plain(options);
@@ -161,11 +171,12 @@ BOOST_DATA_TEST_CASE(other_attention_equals_the_cpu_engines, boost::unit_test::d
   }
 }
 
-BOOST_AUTO_TEST_CASE(experts_equal_the_cpu_engines) {
+BOOST_DATA_TEST_CASE(experts_equal_the_cpu_engines, boost::unit_test::data::make({false, true}),
+                     scales_inputs) {
   ModelOptions options = small_model(DType::kFloat16);
   options.biases = true;
   options.num_experts = 8;
-  options.routing = {.top_k = 3, .norm_topk_prob = true, .scale = 1.5F};
+  options.routing = {.top_k = 3, .norm_topk_prob = true, .scale = 1.5F, .scales_inputs = scales_inputs};
   Pair pair(options);
   Pair alone(options);
   Pair plain(options);
@@ -492,11 +503,6 @@ BOOST_AUTO_TEST_CASE(what_gpus_cannot_run_is_named) {
                       EngineError);
   };
   ModelOptions options = small_model(DType::kBFloat16);
-  options.num_experts = 8;
-  options.routing.top_k = 2;
-  options.routing.scales_inputs = true;
-  finds("(experts) has weights of experts that multiply their inputs", options);
-  options = small_model(DType::kBFloat16);
   options.intermediate_size = 36;
   finds("an output's width is 36; expected a multiple of 8", options);
   options = small_model(DType::kBFloat16);
@@ -509,9 +515,6 @@ BOOST_AUTO_TEST_CASE(what_gpus_cannot_run_is_named) {
   options.shape.attention.head_dim = 24;
   finds("half of the rotated part of a head with norms after the rotation is 12; expected a multiple of 8",
         options, [](AttentionOp* op) { op->norms_after_rotation = true; });
-  options.shape.attention.head_dim = 16;
-  finds("(attention) has norms after a rotation of neighbouring elements", options,
-        [](AttentionOp* op) { op->norms_after_rotation = op->interleaved = true; });
   options = small_model(DType::kBFloat16);
   static const std::vector<float> sinks(4);
   finds("(attention) has sinks with keys as values", options, [](AttentionOp* op) {
@@ -526,6 +529,15 @@ BOOST_AUTO_TEST_CASE(what_gpus_cannot_run_is_named) {
     op->shape.values_are_keys = true;
     op->query_norm = {sinks.data(), 4};
   });
+  finds("(attention) has chunks with keys as values", options, [](AttentionOp* op) {
+    op->shape.values_are_keys = true;
+    op->chunk = 8;
+  });
+  finds("(attention) has queries that are scaled by their position, with keys as values", options,
+        [](AttentionOp* op) {
+          op->shape.values_are_keys = true;
+          op->query_scaling_beta = 0.5F;
+        });
   finds("(attention) has head_dim 584; expected at most 576", options, [](AttentionOp* op) {
     op->shape.values_are_keys = true;
     op->shape.head_dim = 584;

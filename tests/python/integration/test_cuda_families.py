@@ -98,6 +98,12 @@ LATENT = {
     "v_head_dim": 8, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
     "moe_intermediate_size": 24, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
 }  # fmt: skip
+# Of two layers, one has rotated queries, chunks and an MLP, and the other one scaled queries and experts.
+LLAMA4 = {
+    **HEADS, "intermediate_size": 24, "intermediate_size_mlp": 40, "num_local_experts": 6, "num_experts_per_tok": 1,
+    "interleave_moe_layer_step": 2, "attention_chunk_size": 20, "no_rope_layer_interval": 2, "floor_scale": 12,
+    "attn_scale": 0.7, "rope_parameters": rope(theta=500.0),
+}  # fmt: skip
 GLM_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"]
 FAMILIES = {
     # Norms of each head, and of all heads.
@@ -186,6 +192,21 @@ FAMILIES = {
         {**HEADS, "num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 20, "rope_parameters": rope(
             "yarn", 300.0, factor=8.0, truncate=False, original_max_position_embeddings=16)},
         ("experts.gate_up_proj", "experts.down_proj", "mlp.router.weight"),
+    ),
+    "llama4": Family(
+        transformers.Llama4TextConfig, LLAMA, {**LLAMA4, "attention_bias": True},
+        ("experts.gate_up_proj", "experts.down_proj"),
+    ),
+    "llama4-plain": Family(
+        transformers.Llama4TextConfig, LLAMA,
+        {**LLAMA4, "num_experts_per_tok": 2, "use_qk_norm": False, "attention_chunk_size": None,
+         "interleave_moe_layer_step": 1, "attn_temperature_tuning": False},
+    ),
+    # Queries are scaled from position 16 on.
+    "ministral3": Family(
+        transformers.Ministral3Config, LLAMA,
+        {**HEADS, "rope_parameters": rope(
+            "yarn", 300.0, factor=8.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.2)},
     ),
     # Latent attention, in experts' layers and others. Queries of the second model are compressed too.
     "deepseek-v2": Family(

@@ -17,7 +17,7 @@ from adaptrt.builder.compile.cuda_support import problems_of_network
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.network.onnx_graph import NetworkOptions, onnx_graph
 from adaptrt.formats.checkpoint.rotary import YarnScaling
-from adaptrt.formats.engine.build_config import CUDA, TENSORRT, BuildConfig
+from adaptrt.formats.engine.build_config import TENSORRT, BuildConfig
 from adaptrt.formats.models.mistral import Ministral3Config
 from adaptrt.formats.models.registry import declare, load_config
 from adaptrt.formats.network.operands import QueryScaling
@@ -65,12 +65,11 @@ def test_scaled_queries(model: Path, checkpoint: Path, tmp_path: Path) -> None:
     assert answers[0].same_bits(answers[1])
 
 
-def test_other_backends_end_where_scaling_begins(checkpoint: Path, tmp_path: Path) -> None:
-    for backend in (CUDA, TENSORRT):
-        with pytest.raises(
-            ConfigError, match=r"max_seq_len is 25: .* from 24 on, which needs backend native; expected up to 24"
-        ):
-            build(checkpoint, BuildConfig(backend=backend, max_seq_len=LIMIT + 1), tmp_path / "engine")
+def test_plans_end_where_scaling_begins(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"max_seq_len is 25: .* from 24 on, which needs backend native or cuda; expected up to 24"
+    ):
+        build(checkpoint, BuildConfig(backend=TENSORRT, max_seq_len=LIMIT + 1), tmp_path / "engine")
     network = declare(load_config(checkpoint))
     assert not [text for text in problems_of_network(network) if "query_scaling" in text]
     with pytest.raises(ConfigError, match=r"cannot be written as ONNX; expected max_seq_len up to 24"):

@@ -331,7 +331,7 @@ def with_changed(network: Network, kind: type[Op], **fields: Any) -> Network:
             {"values_from_keys": True, "normalizes_values": True},
             "the op Attention with values_from_keys, and without norms of keys and values",
         ),
-        (Attention, {"plain_norm_epsilon": 0.1}, "the op Attention with plain_norm_epsilon"),
+        (Attention, {"joint_column": 3}, "the op Attention with joint_column"),
         (RmsNorm, {"weight": Tensor(TensorName("norm"), "norm", (8,))}, "the op RmsNorm of groups without add_to"),
         (Attention, {"position_bias": object()}, "the op Attention with position_bias"),
         (Embedding, {"types": object()}, "the op Embedding with types"),
@@ -349,10 +349,8 @@ def test_a_field_without_a_kernel_is_refused_by_name(
     ]
 
 
-def test_neighbours_do_not_rotate_before_norms(root: Path) -> None:
+def test_values_have_no_norms_if_heads_have_them_after_rotation(root: Path) -> None:
     network = Checkpoint.open(root / "checkpoint").network
-    changed = with_changed(network, Attention, interleaved=True, norms_after_rotation=True)
-    assert "the op Attention with interleaved and norms_after_rotation" in problems_of_network(changed)[0]
     changed = with_changed(network, Attention, normalizes_values=True, norms_after_rotation=True)
     assert "the op Attention with normalizes_values and norms_after_rotation" in problems_of_network(changed)[0]
 
@@ -441,8 +439,10 @@ def test_sizes_of_latent_attention_without_a_kernel_are_refused(changes: dict[st
     )
 
 
-@pytest.mark.parametrize("field", ["softcap", "sinks", "query_norm", "key_norm"])
-def test_attention_to_compressed_rows_has_neither_caps_nor_sinks_nor_norms(field: str) -> None:
+@pytest.mark.parametrize(
+    "field", ["softcap", "sinks", "query_norm", "key_norm", "chunk", "plain_norm_epsilon", "query_scaling"]
+)
+def test_attention_to_compressed_rows_has_none_of_these(field: str) -> None:
     network = specimen(FAMILIES["DeepseekV3ForCausalLM"])
     said = f"DeepseekV3ForCausalLM needs the op Attention with {field} and keys as values"
     assert not any(said in problem for problem in problems_of_network(network))

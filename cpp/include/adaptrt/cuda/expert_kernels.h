@@ -66,14 +66,16 @@ void enqueue(const NumberTiles& work, void* stream);
 [[nodiscard]] std::int64_t most_tiles(std::int64_t slots, std::int64_t experts, std::int64_t ranges,
                                       std::int32_t tile_slots);
 
-/// y[slot] = x[row of slot], bit for bit. See ExpertProduct. T has 16 bits.
+/// y[slot] = x[row of slot], bit for bit, or multiplied by the entry's weight and rounded. See ExpertProduct.
 struct GatherSlots {
+  DType dtype = DType::kBFloat16;
   std::int64_t slots = 0;
   std::int64_t width = 0;  ///< a multiple of 8
   const std::int32_t* entries = nullptr;
   std::int32_t entries_per_row = 1;
-  const void* x = nullptr;  ///< T [rows, width]
-  void* y = nullptr;        ///< T [slots, width]
+  const float* weights = nullptr;  ///< [rows, entries_per_row] or nullptr
+  const void* x = nullptr;         ///< T [rows, width]
+  void* y = nullptr;               ///< T [slots, width]
 };
 void enqueue(const GatherSlots& work, void* stream);
 
@@ -108,7 +110,7 @@ struct SumSlots {
   std::int32_t top_k = 1;
   std::int64_t width = 0;                  ///< a multiple of 8
   const std::int32_t* slots_of = nullptr;  ///< see NumberSlots
-  const float* weights = nullptr;          ///< [tokens, top_k]
+  const float* weights = nullptr;          ///< [tokens, top_k]; nullptr: all are 1
   const void* y = nullptr;                 ///< T [tokens * top_k, width]
   const float* bias = nullptr;             ///< [experts, width] or nullptr
   const std::int32_t* chosen = nullptr;    ///< see RouteTokens; read with a bias

@@ -21,6 +21,14 @@ struct PagedAttentionConfig {
   /// True: the pool has int8 keys and values. A head has one scale, which is computed when it is written.
   /// head_dim is a multiple of 8.
   bool int8_pool = false;
+  /// Sequences consist of chunks of so many positions, and tokens attend only to their own; 0: no chunks. Not
+  /// with a sliding_window.
+  std::int32_t chunk = 0;
+  /// Queries at position p are multiplied by 1 + query_scaling_beta * ln(1 + floor((p + query_scaling_offset)
+  /// / query_scaling_length)), and rounded to T; 0: they are not.
+  float query_scaling_beta = 0.0F;
+  std::int32_t query_scaling_length = 1;
+  std::int32_t query_scaling_offset = 0;
 };
 
 /// Bytes of a block of an int8 pool: integers [2, num_kv_heads, tokens_per_block, head_dim], and after them

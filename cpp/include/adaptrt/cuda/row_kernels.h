@@ -110,6 +110,7 @@ struct HeadNorms {
   /// A multiple of 8: element i of a group is first rotated together with element i + rotary_half, in
   /// float32. Groups have up to 256 elements then. 0: groups are not rotated.
   std::int64_t rotary_half = 0;
+  bool interleaved = false;       ///< elements 2 i and 2 i + 1 rotate together instead
   const float* cosine = nullptr;  ///< [tokens, rotary_half]
   const float* sine = nullptr;    ///< [tokens, rotary_half]
 };

@@ -23,14 +23,15 @@ std::int32_t row_tiles_of(std::int32_t num_heads, std::int32_t num_kv_heads) {
 
 Splits plan_splits(const AttentionStep& step) {
   const std::int64_t capacity = static_cast<std::int64_t>(step.max_blocks) * step.tokens_per_block.value();
-  const bool is_window = step.sliding_window != 0 && step.sliding_window < capacity;
-  const std::int64_t most_keys = is_window ? step.sliding_window : capacity;
+  const std::int32_t limit = step.has_chunks ? step.chunk.value() : step.sliding_window;
+  const bool is_limited = limit != 0 && limit < capacity;
+  const std::int64_t most_keys = is_limited ? limit : capacity;
   Splits splits{.count = 1, .lanes = 1, .sums = nullptr, .totals = nullptr};
   with_head_dim(step.head_dim, [&]<int kHeadDim>(IntegerTag<kHeadDim>) {
     constexpr int kFewest = kTileKeys<kHeadDim> * kSplitTiles;
-    // A window may begin within a split.
+    // A window or a chunk may begin within a split.
     splits.count = static_cast<std::int32_t>(
-        std::min<std::int64_t>((most_keys + kFewest - 1) / kFewest, kMostSplits) + (is_window ? 1 : 0));
+        std::min<std::int64_t>((most_keys + kFewest - 1) / kFewest, kMostSplits) + (is_limited ? 1 : 0));
   });
   const std::int64_t blocks = static_cast<std::int64_t>(step.sequences) * step.num_kv_heads *
                               row_tiles_of(step.num_heads, step.num_kv_heads);

@@ -199,10 +199,11 @@ class Decode {
     const AttentionStep& step = parameters.step;
     if (parameters.rotates) {
       const std::int32_t units = (kHeadDim - step.rotary_half) / 8;
+      const float factor = query_factor(step, task.position);
       for (int i = static_cast<int>(threadIdx.x); i < task.num_heads * units; i += kThreads) {
         const int row = i / units;
-        rotate_unit<T, 8>(step, task.token, i % units,
-                          query_source<T>(step, task.token, task.first_head + row), query(row));
+        rotate_query_unit<T, 8>(step, task.token, factor, i % units,
+                                query_source<T>(step, task.token, task.first_head + row), query(row));
       }
     }
     const T* from = static_cast<const T*>(step.rotated_query) +

@@ -65,6 +65,19 @@ void check(const PagedAttentionConfig& config) {
     problems.add("scale is " + std::to_string(config.scale) + "; it must be above 0");
   }
   check_range(problems, "sliding_window", config.sliding_window, 0, std::numeric_limits<std::int32_t>::max());
+  check_range(problems, "chunk", config.chunk, 0, std::numeric_limits<std::int32_t>::max());
+  if (config.chunk > 0 && config.sliding_window > 0) {
+    problems.add("chunk is " + std::to_string(config.chunk) + " with a sliding_window; expected one of them");
+  }
+  if (!std::isfinite(config.query_scaling_beta)) {
+    problems.add("query_scaling_beta is " + std::to_string(config.query_scaling_beta) +
+                 "; it must be finite");
+  }
+  check_range(problems, "query_scaling_length", config.query_scaling_length, 1,
+              std::numeric_limits<std::int32_t>::max());
+  // Its sum with a position must fit in 32 bits.
+  check_range(problems, "query_scaling_offset", config.query_scaling_offset, 0,
+              std::numeric_limits<std::int32_t>::max() / 2);
   if (!(config.softcap >= 0.0F) || !std::isfinite(config.softcap)) {
     problems.add("softcap is " + std::to_string(config.softcap) + "; it must not be below 0");
   }
@@ -167,7 +180,12 @@ void PagedAttentionKernel::enqueue(const PagedAttentionSizes& sizes, const Paged
                            .interleaved = config_.interleaved,
                            .int8_pool = config_.int8_pool,
                            .tokens_per_block = Divisor(sizes.tokens_per_block),
-                           .group = Divisor(config_.num_heads / config_.num_kv_heads)};
+                           .group = Divisor(config_.num_heads / config_.num_kv_heads),
+                           .has_chunks = config_.chunk > 0,
+                           .chunk = Divisor(std::max(config_.chunk, 1)),
+                           .query_scaling_beta = config_.query_scaling_beta,
+                           .query_scaling_offset = config_.query_scaling_offset,
+                           .query_scaling_length = Divisor(config_.query_scaling_length)};
   const bool has_tensor_core_kernels = with_head_dim(config_.head_dim, [](auto) {});
   const bool any_size = !has_tensor_core_kernels || sizes.tokens_per_block % kTokensTogether != 0;
   const bool decode_rotates = !any_size && decode_can_rotate(step);

@@ -33,10 +33,11 @@ class RotateAndWrite {
     const std::int32_t units_of_value = step.head_dim / kWidth;
     const std::int32_t units_of_turned = units_of_value - step.rotary_half / kWidth;
     const std::int32_t query_units = step.num_heads * units_of_turned;
+    const float factor = query_factor(step, position);
     const std::int32_t kv_heads = step.key == nullptr ? 0 : step.num_kv_heads;  // to write
     if constexpr (kFormat == KvFormat::kInt8) {
       for (auto unit = static_cast<std::int32_t>(threadIdx.x); unit < query_units; unit += kThreads) {
-        rotate_query(step, token, unit, units_of_turned);
+        rotate_query(step, token, factor, unit, units_of_turned);
       }
       for (auto i = static_cast<std::int32_t>(threadIdx.x) / kWarpSize; i < 2 * kv_heads;
            i += kThreads / kWarpSize) {
@@ -55,7 +56,7 @@ class RotateAndWrite {
     for (auto unit = static_cast<std::int32_t>(threadIdx.x); unit < query_units + key_units + value_units;
          unit += kThreads) {
       if (unit < query_units) {
-        rotate_query(step, token, unit, units_of_turned);
+        rotate_query(step, token, factor, unit, units_of_turned);
       } else if (unit < query_units + key_units) {
         const std::int32_t kv_head = (unit - query_units) / units_of_turned;
         rotate_unit<T, kWidth>(step, token, (unit - query_units) % units_of_turned,
@@ -71,12 +72,13 @@ class RotateAndWrite {
   }
 
  private:
-  __device__ static void rotate_query(const AttentionStep& step, std::int32_t token, std::int32_t unit,
-                                      std::int32_t units_of_head) {
+  __device__ static void rotate_query(const AttentionStep& step, std::int32_t token, float factor,
+                                      std::int32_t unit, std::int32_t units_of_head) {
     const std::int32_t head = unit / units_of_head;
     const std::int64_t to = (static_cast<std::int64_t>(token) * step.num_heads + head) * step.head_dim;
-    rotate_unit<T, kWidth>(step, token, unit % units_of_head, query_source<T>(step, token, head),
-                           static_cast<T*>(step.rotated_query) + to);
+    rotate_query_unit<T, kWidth>(step, token, factor, unit % units_of_head,
+                                 query_source<T>(step, token, head),
+                                 static_cast<T*>(step.rotated_query) + to);
   }
 
   /// Sets the result of a token that attends to nothing to zero.

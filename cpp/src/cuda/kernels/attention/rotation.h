@@ -105,6 +105,18 @@ __device__ inline void rotate_unit(const AttentionStep& step, std::int32_t token
       [to](std::int32_t first, const Elements<T, kWidth>& elements) { elements.store(to + first); });
 }
 
+/// The same of a query, which is multiplied by its factor.
+template <typename T, int kWidth>
+__device__ inline void rotate_query_unit(const AttentionStep& step, std::int32_t token, float factor,
+                                         std::int32_t unit, const T* from, T* to) {
+  visit_rotated<T, kWidth>(step, token, unit, from,
+                           [to, factor](std::int32_t first, Elements<T, kWidth> elements) {
+                             ADAPTRT_UNROLL
+                             for (float& value : elements.values) value *= factor;
+                             elements.store(to + first);
+                           });
+}
+
 /// First element of a token's query head, or of its key or value of a KV head, before rotation.
 template <typename T>
 __device__ inline const T* query_source(const AttentionStep& step, std::int32_t token, std::int32_t head) {

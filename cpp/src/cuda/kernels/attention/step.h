@@ -39,6 +39,12 @@ struct AttentionStep {
   bool int8_pool;
   Divisor tokens_per_block;
   Divisor group;  // query heads per KV head
+  // See PagedAttentionConfig:
+  bool has_chunks = false;
+  Divisor chunk = {};
+  float query_scaling_beta = 0.0F;
+  std::int32_t query_scaling_offset = 0;
+  Divisor query_scaling_length = {};
 };
 
 /// The block that holds a position of a sequence; negative if there is none.
@@ -61,8 +67,17 @@ __device__ inline std::int64_t value_offset(const AttentionStep& step) {
   return static_cast<std::int64_t>(step.num_kv_heads) * step.tokens_per_block.value() * step.head_dim;
 }
 
+/// The factor of a query.
+__device__ inline float query_factor(const AttentionStep& step, std::int32_t position) {
+  if (step.query_scaling_beta == 0.0F) return 1.0F;
+  const auto steps =
+      static_cast<float>(step.query_scaling_length.quotient(position + step.query_scaling_offset));
+  return fmaf(step.query_scaling_beta, logf(1.0F + steps), 1.0F);
+}
+
 /// The first position that a token at `position` sees; the last one is its own.
 __device__ inline std::int32_t first_visible(const AttentionStep& step, std::int32_t position) {
+  if (step.has_chunks) return position - step.chunk.remainder(position);
   const std::int32_t first = position + 1 - step.sliding_window;
   return step.sliding_window == 0 || first < 0 ? 0 : first;
 }

@@ -2,6 +2,7 @@
 
 #include "adaptrt/cuda/expert_kernels.h"
 #include "cuda/kernels/divisor.h"
+#include "cuda/kernels/element_type.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/rows/checks.h"
 #include "cuda/kernels/rows/elements.h"
@@ -17,6 +18,7 @@ struct GatherStep {
 };
 
 /// One vector of y per thread.
+template <typename T>
 class GatherVectors {
  public:
   using Parameters = GatherStep;
@@ -30,8 +32,15 @@ class GatherVectors {
     if (i < 0) return;
     const std::int32_t entry = step.work.entries[step.vectors.row(i)];
     const std::int64_t row = step.entries_per_row.quotient(entry);
-    static_cast<Vector16*>(step.work.y)[i] =
-        static_cast<const Vector16*>(step.work.x)[row * step.vectors.width() + step.vectors.column(i)];
+    const std::int64_t from = row * step.vectors.width() + step.vectors.column(i);
+    if (step.work.weights == nullptr) {
+      static_cast<Vector16*>(step.work.y)[i] = static_cast<const Vector16*>(step.work.x)[from];
+      return;
+    }
+    const float weight = step.work.weights[entry];
+    rows::Elements x = rows::load<T>(step.work.x, from);
+    x.for_each([&](float value, int) { return weight * value; });
+    rows::store<T>(step.work.y, i, x);
   }
 };
 
@@ -39,14 +48,18 @@ class GatherVectors {
 
 void enqueue(const GatherSlots& work, void* stream) {
   rows::Checks()
+      .type(work.dtype)
       .count("slots", work.slots)
       .vectors("width", work.width, 8)
       .positive("entries_per_row", work.entries_per_row)
       .done("GatherSlots");
   const rows::RowVectors vectors("slots", work.slots, work.width, "GatherSlots");
-  launch<GatherVectors>(vectors.shape<GatherVectors>(),
-                        {.work = work, .vectors = vectors, .entries_per_row = Divisor(work.entries_per_row)},
-                        stream);
+  with_element_type(work.dtype, [&]<typename T>(TypeTag<T>) {
+    using Kernel = GatherVectors<T>;
+    launch<Kernel>(vectors.shape<Kernel>(),
+                   {.work = work, .vectors = vectors, .entries_per_row = Divisor(work.entries_per_row)},
+                   stream);
+  });
 }
 
 }  // namespace adaptrt::cuda

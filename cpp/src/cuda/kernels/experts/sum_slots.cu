@@ -32,7 +32,7 @@ class SumVectors {
     const std::int32_t column = step.vectors.column(i);
     rows::Elements sum{};
     for (std::int32_t k = 0; k < step.work.top_k; ++k) {
-      const float weight = step.work.weights[first + k];
+      const float weight = step.work.weights == nullptr ? 1.0F : step.work.weights[first + k];
       const std::int64_t row = step.work.slots_of[first + k];
       rows::Elements y = rows::load<T>(step.work.y, row * step.vectors.width() + column);
       if (step.work.bias != nullptr) {

@@ -36,6 +36,7 @@ struct HeadNormsStep {
   void* values_from_keys;
   float epsilon;
   std::int32_t half;  ///< vectors of a half of the rotated part; 0: groups are not rotated
+  bool interleaved;   ///< elements 2 i and 2 i + 1 of a group rotate together
   const float* cosine;
   const float* sine;
 
@@ -97,11 +98,31 @@ __device__ inline void store_value(const HeadNormsStep& step, const HeadNormsSte
   rows::store<T>(step.values_from_keys, group.value + index, elements);
 }
 
+/// Rotates the neighbours in vector `index` of a group.
+__device__ inline rows::Elements rotate_neighbours(const HeadNormsStep& step,
+                                                   const HeadNormsStep::Group& group, std::int32_t index,
+                                                   rows::Elements own) {
+  constexpr int kPairs = rows::kVector / 2;
+  const std::int64_t first = group.token * step.half * rows::kVector + std::int64_t{index} * kPairs;
+  ADAPTRT_UNROLL
+  for (int i = 0; i < kPairs; ++i) {
+    const float cosine = step.cosine[first + i];
+    const float sine = step.sine[first + i];
+    float& a = own.values[2 * i];
+    float& b = own.values[2 * i + 1];
+    const float turned = a * cosine - b * sine;
+    b = b * cosine + a * sine;
+    a = turned;
+  }
+  return own;
+}
+
 /// Rotates vector `index` of a group. Other threads must not store the group's vectors yet.
 template <typename T>
 __device__ inline rows::Elements rotate(const HeadNormsStep& step, const HeadNormsStep::Group& group,
                                         std::int32_t index, rows::Elements own) {
   if (index >= 2 * step.half) return own;
+  if (step.interleaved) return rotate_neighbours(step, group, index, own);
   const bool is_first = index < step.half;
   const std::int64_t partner = group.first + (is_first ? index + step.half : index - step.half);
   const rows::Elements other = rows::load<T>(step.qkv, partner);
@@ -232,6 +253,7 @@ void enqueue(const HeadNorms& work, void* stream) {
                            .values_from_keys = work.values_from_keys,
                            .epsilon = work.epsilon,
                            .half = static_cast<std::int32_t>(work.rotary_half / rows::kVector),
+                           .interleaved = work.interleaved,
                            .cosine = work.cosine,
                            .sine = work.sine};
   // The sizes alone decide, so the order of a sum does not depend on the number of tokens.
