@@ -6,23 +6,13 @@
 #include <vector>
 
 #include "cuda/kernels/launch.h"
+#include "fails_with.h"
 
 namespace adaptrt::cuda::emulation_test {
 namespace {
 
 using emulation::EmulationError;
 using emulation::run_grid;
-
-/// True if a launch fails with a message that contains `part`.
-bool fails_with(const std::function<void()>& launch, const std::string& part) {
-  try {
-    launch();
-  } catch (const EmulationError& error) {
-    BOOST_TEST_MESSAGE(error.what());
-    return std::string(error.what()).find(part) != std::string::npos;
-  }
-  return false;
-}
 
 BOOST_AUTO_TEST_SUITE(emulation_suite)
 

@@ -45,5 +45,5 @@ set(ADAPTRT_CUDA_ROW_SOURCES
 list(TRANSFORM ADAPTRT_CUDA_KERNEL_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
 list(TRANSFORM ADAPTRT_CUDA_ROW_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
 # Sources for compute capability 9.0 only, compiled only by nvcc: they use instructions that no other GPU has.
-set(ADAPTRT_CUDA_HOPPER_SOURCES product/hopper.cu product/hopper_float32.cu product/tensor_map.cu)
+set(ADAPTRT_CUDA_HOPPER_SOURCES hopper/tensor_map.cu product/hopper.cu product/hopper_float32.cu)
 list(TRANSFORM ADAPTRT_CUDA_HOPPER_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)

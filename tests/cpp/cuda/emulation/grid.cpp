@@ -1,5 +1,6 @@
 #include "emulation/grid.h"
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <map>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "emulation/fiber.h"
+#include "emulation/hopper_machine.h"
 #include "emulation/race_detector.h"
 
 namespace adaptrt::cuda::emulation {
@@ -23,7 +25,7 @@ constexpr int kCanary = 0xa5;
 /// NaN as float32, float16 and bfloat16; -1 as an integer.
 constexpr int kPoison = 0xff;
 
-enum class State : std::uint8_t { kReady, kAtBarrier, kInWarpCall, kEnded };
+enum class State : std::uint8_t { kReady, kAtBarrier, kInWarpCall, kWaiting, kEnded };
 
 struct Copy {
   void* destination;
@@ -40,6 +42,7 @@ struct Thread {
   std::uint32_t mask = 0;
   void* arguments = nullptr;
   void (*operation)(const WarpArguments&) = nullptr;
+  const std::function<bool()>* is_done = nullptr;
   std::vector<Copy> copies;
   std::size_t groups = 0;
   std::size_t warp_barriers = 0;
@@ -70,13 +73,17 @@ class Block {
   void barrier(Site site);
   void warp_call(std::uint32_t mask, void* arguments, void (*operation)(const WarpArguments&), Site site);
   void warp_barrier(std::uint32_t mask, Site site);
+  void wait_until(const std::function<bool()>& is_done, Site site);
+  void may_yield_to_waiting();
+  std::uint32_t random();
 
  private:
   void be_thread();
   void give_up_turn();
+  [[nodiscard]] bool is_any_waiting() const;
+  [[nodiscard]] std::vector<std::uint32_t> take_waiting_threads();
   void take_turns(std::uint32_t first, std::uint32_t count, std::uint32_t mask);
   [[nodiscard]] std::string where_threads_are() const;
-  std::uint32_t random();
 
   std::unique_ptr<Fiber> caller_;
   std::vector<std::unique_ptr<Thread>> threads_;
@@ -161,6 +168,17 @@ void Block::be_thread() {
 /// Runs the next ready thread; returns to the caller if there is none or one has failed.
 void Block::give_up_turn() {
   Thread& from = running();
+  if (!error_ && next_ == ready_.size()) {
+    const race_detector::Pause pause;
+    try {
+      do {
+        ready_ = take_waiting_threads();
+      } while (ready_.empty() && is_any_waiting() && complete_oldest_copy());
+      next_ = 0;
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+  }
   if (error_ || next_ == ready_.size()) {
     Fiber::change(*from.fiber, *caller_);
     return;
@@ -172,6 +190,48 @@ void Block::give_up_turn() {
   }
   coordinates.thread.x = running_;
   if (&running() != &from) Fiber::change(*from.fiber, *running().fiber);
+}
+
+bool Block::is_any_waiting() const {
+  for (std::uint32_t i = 0; i < num_threads_; ++i) {
+    if (threads_[i]->state == State::kWaiting) return true;
+  }
+  return false;
+}
+
+/// Makes the threads ready that wait for something that has happened, and returns them.
+std::vector<std::uint32_t> Block::take_waiting_threads() {
+  const race_detector::Pause pause;
+  const std::uint32_t start = random() % num_threads_;
+  std::vector<std::uint32_t> found;
+  for (std::uint32_t i = 0; i < num_threads_; ++i) {
+    const std::uint32_t index = (start + i) % num_threads_;
+    Thread& thread = *threads_[index];
+    if (thread.state != State::kWaiting || !(*thread.is_done)()) continue;
+    thread.state = State::kReady;
+    found.push_back(index);
+  }
+  return found;
+}
+
+void Block::may_yield_to_waiting() {
+  if ((random() & 1U) == 0) return;
+  {
+    const race_detector::Pause pause;
+    std::vector<std::uint32_t> first = take_waiting_threads();
+    if (first.empty()) return;
+    first.push_back(running_);
+    ready_.insert(ready_.begin() + static_cast<std::ptrdiff_t>(next_), first.begin(), first.end());
+  }
+  give_up_turn();
+}
+
+void Block::wait_until(const std::function<bool()>& is_done, Site site) {
+  Thread& thread = running();
+  thread.state = State::kWaiting;
+  thread.site = site;
+  thread.is_done = &is_done;
+  give_up_turn();
 }
 
 /// Makes threads ready: those of the `count` threads from `first` on whose lane is in `mask`. They start at
@@ -249,7 +309,14 @@ void Block::warp_call(std::uint32_t mask, void* arguments, void (*operation)(con
       const race_detector::Pause pause;
       operation(all);
     }
+    const std::size_t others = ready_.size() - next_;
     take_turns(first, kLanes, mask);
+    // A warp may be ahead of others for long.
+    if ((random() & 1U) != 0) {
+      const race_detector::Pause pause;
+      const auto begin = ready_.begin() + static_cast<std::ptrdiff_t>(next_);
+      std::rotate(begin, begin + static_cast<std::ptrdiff_t>(others), ready_.end());
+    }
   }
   give_up_turn();
 }
@@ -267,6 +334,9 @@ std::string Block::where_threads_are() const {
         break;
       case State::kInWarpCall:
         ++counts["wait for lanes of their warp at " + text_of(thread.site)];
+        break;
+      case State::kWaiting:
+        ++counts["wait at " + text_of(thread.site)];
         break;
       case State::kEnded:
         ++counts["have ended"];
@@ -328,7 +398,9 @@ void run_grid(Index grid, std::uint32_t threads, std::size_t shared_bytes,
         for (std::uint32_t x = 0; x < grid.x; ++x) {
           coordinates.block = {x, y, z};
           shared.poison();
+          begin_hopper_block();
           block->run({x, y, z}, threads, kernel);
+          end_hopper_block();
           if (race_detector::take_reports() != 0) {
             throw EmulationError(text_of(Index{x, y, z}) + " has a race, which is reported above");
           }
@@ -348,6 +420,22 @@ void run_grid(Index grid, std::uint32_t threads, std::size_t shared_bytes,
 
 unsigned char* shared_memory() {
   return block->shared_memory();
+}
+
+std::size_t shared_memory_bytes() {
+  return block->shared_bytes();
+}
+
+void wait_until(const std::function<bool()>& is_done, Site site) {
+  block->wait_until(is_done, site);
+}
+
+std::uint32_t random_bits() {
+  return block->random();
+}
+
+void may_yield_to_waiting() {
+  block->may_yield_to_waiting();
 }
 
 void check_shared(const void* address, std::size_t bytes, std::size_t alignment, const char* what) {
@@ -380,6 +468,7 @@ void warp_barrier(std::uint32_t mask, Site site) {
 
 void begin_copy(void* destination, const void* source, std::size_t bytes, bool valid) {
   Thread& thread = block->running();
+  note_thread_write(destination, bytes);
   race_detector::note_write(destination, bytes);
   if (valid) race_detector::note_read(source, bytes);
   std::memset(destination, kPoison, bytes);

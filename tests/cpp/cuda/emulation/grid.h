@@ -48,6 +48,16 @@ void run_grid(Index grid, std::uint32_t threads, std::size_t shared_bytes,
 
 /// The block's shared memory.
 unsigned char* shared_memory();
+std::size_t shared_memory_bytes();
+
+/// Suspends the thread until `is_done` returns true.
+void wait_until(const std::function<bool()>& is_done, Site site);
+
+/// Random bits, which are the same in each run of a block.
+std::uint32_t random_bits();
+
+/// Called after an event for which others may wait: in some cases, they run before this thread goes on.
+void may_yield_to_waiting();
 
 /// Throws EmulationError unless `bytes` bytes at `address` are in the block's shared memory, with this
 /// alignment.

@@ -5,10 +5,17 @@
 
 #include "cuda/kernels/types.h"
 #include "emulation/grid.h"
+#include "emulation/hopper_machine.h"
 #include "emulation/race_detector.h"
 
 // Host version of cpp/src/cuda/kernels/ptx.h, which documents the functions.
 namespace adaptrt::cuda {
+
+namespace detail {
+inline std::uint32_t shared_address(const void* shared) {
+  return emulation::shared_window_address(shared);
+}
+}  // namespace detail
 
 inline unsigned char* shared_memory() {
   return emulation::shared_memory();

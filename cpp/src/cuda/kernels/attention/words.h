@@ -6,6 +6,7 @@
 #include "cuda/kernels/platform.h"
 #ifndef __CUDACC__
 #include "emulation/grid.h"
+#include "emulation/hopper_machine.h"
 #endif
 
 namespace adaptrt::cuda {
@@ -36,6 +37,7 @@ __device__ inline void store_words(void* address, const Words<kWords>& value) {
   *static_cast<Words<kWords>*>(address) = value;
 #else
   emulation::check_aligned(address, 4 * kWords, "a store of words");
+  emulation::note_thread_write(address, sizeof(value));
   std::memcpy(address, &value, sizeof(value));
 #endif
 }

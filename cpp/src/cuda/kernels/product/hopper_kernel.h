@@ -1,15 +1,13 @@
 #pragma once
 
-#include <cuda.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/kernels/hopper/ptx.h"
+#include "cuda/kernels/hopper/wgmma.h"
 #include "cuda/kernels/platform.h"
-#include "cuda/kernels/product/hopper_ptx.h"
 #include "cuda/kernels/product/tiles.h"
-#include "cuda/kernels/product/wgmma.h"
 #include "cuda/kernels/ptx.h"
 #include "cuda/kernels/types.h"
 
@@ -214,8 +212,7 @@ class Hopper {
         at.advance();
       }
       wgmma_wait<0>();
-      ADAPTRT_UNROLL
-      for (int i = 0; i < kShape.tokens / 2; ++i) asm volatile("" : "+f"(sums[i]) : : "memory");
+      keep_behind_wait(sums);
       if (leads) arrive(buffers.empty(previous));
       const Corner corner = corner_of(p, tile);
       const Corner own = {corner.output + warpgroup * kOutputs, corner.token};

@@ -8,9 +8,9 @@
 
 #include "adaptrt/cuda/product_kernel.h"
 #include "cuda/kernels/element_type.h"
+#include "cuda/kernels/hopper/tensor_map.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/product/hopper_kernel.h"
-#include "cuda/kernels/product/tensor_map.h"
 #include "cuda/kernels/product/tiles.h"
 
 namespace adaptrt::cuda::product {

@@ -5,6 +5,7 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/cuda/product_kernel.h"
 #include "cuda/kernels/element_type.h"
+#include "cuda/kernels/hopper/device.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/product/launch_checks.h"
 #include "cuda/kernels/product/portable_kernel.h"
@@ -36,21 +37,6 @@ void enqueue_portable(const ProductKernel::Config& config, std::int64_t tokens,
                  stream);
 }
 
-#ifdef __CUDACC__
-int device_attribute(cudaDeviceAttr attribute) {
-  int device = 0;
-  int value = 0;
-  throw_on_cuda_error(cudaGetDevice(&device), "the current device");
-  throw_on_cuda_error(cudaDeviceGetAttribute(&value, attribute, device), "an attribute of the device");
-  return value;
-}
-
-bool has_hopper_kernel() {
-  return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
-         device_attribute(cudaDevAttrComputeCapabilityMinor) == 0;
-}
-#endif
-
 }  // namespace
 
 ProductKernel::ProductKernel(Config config) : config_(config) {
@@ -69,7 +55,7 @@ void ProductKernel::enqueue(std::int64_t tokens, const Inputs& inputs, void* y, 
   product::check_launch("ProductKernel", tokens, kMaxTokens, inputs.x, inputs.weights, y);
   if (tokens == 0) return;
 #ifdef __CUDACC__
-  if (!config_.portable && has_hopper_kernel()) {
+  if (!config_.portable && has_hopper_instructions()) {
     const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
     const auto enqueue_kernel =
         config_.float32_output ? product::enqueue_float32_on_hopper : product::enqueue_on_hopper;

@@ -1,13 +1,21 @@
 #pragma once
 
-#include <cuda.h>
-
 #include <cstdint>
 
+#include "cuda/kernels/hopper/tensor_map.h"
 #include "cuda/kernels/ptx.h"
 
-// Instructions of compute capability 9.0. Addresses of shared memory are relative to the shared window.
-namespace adaptrt::cuda::product {
+// Instructions of compute capability 9.0. Addresses of shared memory are relative to the shared window. The
+// host's implementations are in tests/cpp/cuda/emulation/hopper_emulated.h.
+namespace adaptrt::cuda {
+
+/// Eviction policy of the L2 cache for loaded data, encoded as by createpolicy.
+enum class CachePolicy : std::uint64_t {
+  kNormal = 0x1000000000000000,
+  kEvictFirst = 0x12F0000000000000,
+};
+
+#ifdef __CUDACC__
 
 /// One thread: creates a barrier whose phase ends after `arrivals` arrivals and all expected bytes.
 __device__ inline void init_barrier(std::uint32_t barrier, int arrivals) {
@@ -45,12 +53,6 @@ __device__ inline void wait(std::uint32_t barrier, std::uint32_t parity) {
       : "memory");
 }
 
-/// Eviction policy of the L2 cache for loaded data, encoded as by createpolicy.
-enum class CachePolicy : std::uint64_t {
-  kNormal = 0x1000000000000000,
-  kEvictFirst = 0x12F0000000000000,
-};
-
 /// Starts copying a box of a matrix to shared memory; elements outside of the matrix become zeros.
 __device__ inline void copy_box(std::uint32_t shared, const CUtensorMap* map, std::uint32_t barrier,
                                 int column, int row, CachePolicy policy) {
@@ -87,9 +89,13 @@ __device__ inline void fence_for_copy_engine() {
   asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
 
-/// Waits for the 128 threads of a warpgroup. Each warpgroup has its own barrier number.
-__device__ inline void warpgroup_barrier(int warpgroup) {
-  asm volatile("bar.sync %0, 128;" : : "r"(warpgroup + 1) : "memory");
+/// Waits at barrier `number` (1 to 15) until `threads` threads have come there. Each warp comes as a whole.
+__device__ inline void named_barrier_sync(int number, int threads) {
+  asm volatile("bar.sync %0, %1;" : : "r"(number), "r"(threads) : "memory");
+}
+/// Comes to a barrier for which other threads wait with named_barrier_sync(), and goes on.
+__device__ inline void named_barrier_arrive(int number, int threads) {
+  asm volatile("bar.arrive %0, %1;" : : "r"(number), "r"(threads) : "memory");
 }
 
 /// Warpgroup: sets how many registers each of its threads may use.
@@ -117,4 +123,19 @@ __device__ inline void store_matrix_x4_transposed(std::uint32_t shared_row, cons
                : "memory");
 }
 
-}  // namespace adaptrt::cuda::product
+#endif
+
+}  // namespace adaptrt::cuda
+
+#ifndef __CUDACC__
+#include "emulation/hopper_emulated.h"
+#endif
+
+namespace adaptrt::cuda {
+
+/// Waits for the 128 threads of a warpgroup. Each warpgroup has its own barrier number.
+__device__ inline void warpgroup_barrier(int warpgroup) {
+  named_barrier_sync(warpgroup + 1, 128);
+}
+
+}  // namespace adaptrt::cuda

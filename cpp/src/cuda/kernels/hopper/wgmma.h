@@ -2,17 +2,40 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/platform.h"
 #include "cuda/kernels/types.h"
+#ifndef __CUDACC__
+#include "emulation/wgmma_emulated.h"
+#endif
 
-namespace adaptrt::cuda::product {
+namespace adaptrt::cuda {
 
-/// Operand of wgmma in shared memory: rows of 64 2-byte elements, in the copy engine's 128-byte swizzle.
+/// Operand of wgmma in shared memory, in the copy engine's 128-byte swizzle. The fields follow PTX's "matrix
+/// descriptor format" and "strides" for asynchronous warpgroup products (9.7.15.5.1.2):
+///  - bits 0-13: the address of the first element, in units of 16 bytes. The swizzle exchanges bits of the
+///    computed address, so columns within a row are skipped by adding their bytes.
+///  - bits 16-29: the leading dimension's offset. With a swizzle, operands whose rows are outputs (K-major)
+///    do not use it. In transposed ones (MN-major) it is the distance to the next 64 columns, and no
+///    instruction here has more than 64.
+///  - bits 32-45: the stride dimension's offset, from 8 rows of 128 bytes to the next 8. Rows of K-major
+///    operands are outputs. Rows of MN-major ones are terms of the sums, of which an instruction adds 16.
+///  - bits 49-51: 0, because the swizzle's pattern begins at a multiple of 1024 bytes.
+///  - bits 62-63: 1, the 128-byte swizzle.
 /// `address` is the first row's, a multiple of 1024, plus 2 bytes for each skipped column.
 __device__ inline std::uint64_t matrix_descriptor(std::uint32_t address) {
   constexpr std::uint64_t kSwizzle128 = 1ULL << 62;
   constexpr std::uint64_t kEightRows = 1024;
   return (address & 0x3ffffU) >> 4 | 1ULL << 16 | (kEightRows >> 4) << 32 | kSwizzle128;
 }
+
+/// The descriptor of an operand that is `bytes` further in shared memory.
+__device__ inline std::uint64_t advanced(std::uint64_t descriptor, std::uint32_t bytes) {
+  // An address has no carry into the next field, and 32 bits are added faster than 64.
+  const std::uint32_t low = static_cast<std::uint32_t>(descriptor) + (bytes >> 4);
+  return descriptor >> 32 << 32 | low;
+}
+
+#ifdef __CUDACC__
 
 /// Orders register accesses before the warpgroup's next wgmma.
 __device__ inline void wgmma_fence() {
@@ -29,11 +52,24 @@ __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(kPending) : "memory");
 }
 
+/// Between a wait for a product and the use of its registers: prevents that the compiler moves the use up.
+template <int kCount>
+__device__ inline void keep_behind_wait(float (&d)[kCount]) {
+  ADAPTRT_UNROLL
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i]) : : "memory");
+}
+
 /// Warpgroup: d[64, kTokens] = weights[64, 16] x[kTokens, 16]^T, plus d if `accumulate`, summed in float32.
 /// For each 8 columns, thread t of warp w holds row 16 w + t / 4 at columns 2 (t % 4) and the next, then row
 /// 16 w + t / 4 + 8.
 template <typename T, int kTokens>
 struct Wgmma;
+
+/// Warpgroup: d[64, kColumns] = a[64, 16] b[16, kColumns], plus d if `accumulate`, summed in float32. A
+/// thread holds of a and d what it holds in mma_16x8x16, for rows 16 w to 16 w + 15 in warp w. b has a row in
+/// shared memory for each of its 16 rows (it is MN-major), and at most 64 columns.
+template <typename T, int kColumns>
+struct WgmmaOfRegisters;
 
 // The instruction names each register. These macros list the registers and their operands:
 // clang-format off
@@ -56,6 +92,11 @@ struct Wgmma;
   "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]),  \
   "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),  \
   "+f"(d[30]), "+f"(d[31])
+#define ADAPTRT_REGISTERS_24 ADAPTRT_REGISTERS_16 ", " \
+  "%16, %17, %18, %19, %20, %21, %22, %23"
+#define ADAPTRT_OPERANDS_24 ADAPTRT_OPERANDS_16, \
+  "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]),  \
+  "+f"(d[23])
 #define ADAPTRT_REGISTERS_64 ADAPTRT_REGISTERS_32 ", " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, " \
   "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
@@ -98,16 +139,38 @@ struct Wgmma;
 ADAPTRT_WGMMA(Half, "f16", 8, 4, "%4", "%5", "%6")
 ADAPTRT_WGMMA(Half, "f16", 16, 8, "%8", "%9", "%10")
 ADAPTRT_WGMMA(Half, "f16", 32, 16, "%16", "%17", "%18")
+ADAPTRT_WGMMA(Half, "f16", 48, 24, "%24", "%25", "%26")
 ADAPTRT_WGMMA(Half, "f16", 64, 32, "%32", "%33", "%34")
 ADAPTRT_WGMMA(Half, "f16", 128, 64, "%64", "%65", "%66")
 ADAPTRT_WGMMA(Half, "f16", 256, 128, "%128", "%129", "%130")
 ADAPTRT_WGMMA(BFloat16, "bf16", 8, 4, "%4", "%5", "%6")
 ADAPTRT_WGMMA(BFloat16, "bf16", 16, 8, "%8", "%9", "%10")
 ADAPTRT_WGMMA(BFloat16, "bf16", 32, 16, "%16", "%17", "%18")
+ADAPTRT_WGMMA(BFloat16, "bf16", 48, 24, "%24", "%25", "%26")
 ADAPTRT_WGMMA(BFloat16, "bf16", 64, 32, "%32", "%33", "%34")
 ADAPTRT_WGMMA(BFloat16, "bf16", 128, 64, "%64", "%65", "%66")
 ADAPTRT_WGMMA(BFloat16, "bf16", 256, 128, "%128", "%129", "%130")
 
+#define ADAPTRT_WGMMA_OF_REGISTERS(Type, name, columns, count, a_operands, b_operand, accumulate_operand) \
+  template <>                                                                                             \
+  struct WgmmaOfRegisters<Type, columns> {                                                                \
+    static __device__ void run(float (&d)[count], const std::uint32_t (&a)[4], std::uint64_t b,           \
+                               bool accumulate) {                                                         \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " accumulate_operand                                 \
+                   ", 0;\nwgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." name "." name            \
+                   " {" ADAPTRT_REGISTERS_##count "}, {" a_operands "}, " b_operand ", p, 1, 1, 1;\n}"    \
+                   : ADAPTRT_OPERANDS_##count                                                             \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                                  \
+                     "r"(static_cast<std::int32_t>(accumulate)));                                         \
+    }                                                                                                     \
+  };
+
+ADAPTRT_WGMMA_OF_REGISTERS(Half, "f16", 32, 16, "%16, %17, %18, %19", "%20", "%21")
+ADAPTRT_WGMMA_OF_REGISTERS(Half, "f16", 64, 32, "%32, %33, %34, %35", "%36", "%37")
+ADAPTRT_WGMMA_OF_REGISTERS(BFloat16, "bf16", 32, 16, "%16, %17, %18, %19", "%20", "%21")
+ADAPTRT_WGMMA_OF_REGISTERS(BFloat16, "bf16", 64, 32, "%32, %33, %34, %35", "%36", "%37")
+
+#undef ADAPTRT_WGMMA_OF_REGISTERS
 #undef ADAPTRT_WGMMA
 #undef ADAPTRT_REGISTERS_4
 #undef ADAPTRT_OPERANDS_4
@@ -117,9 +180,13 @@ ADAPTRT_WGMMA(BFloat16, "bf16", 256, 128, "%128", "%129", "%130")
 #undef ADAPTRT_OPERANDS_16
 #undef ADAPTRT_REGISTERS_32
 #undef ADAPTRT_OPERANDS_32
+#undef ADAPTRT_REGISTERS_24
+#undef ADAPTRT_OPERANDS_24
 #undef ADAPTRT_REGISTERS_64
 #undef ADAPTRT_OPERANDS_64
 #undef ADAPTRT_REGISTERS_128
 #undef ADAPTRT_OPERANDS_128
 
-}  // namespace adaptrt::cuda::product
+#endif
+
+}  // namespace adaptrt::cuda

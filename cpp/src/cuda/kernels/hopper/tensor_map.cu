@@ -3,10 +3,10 @@
 #include <string>
 
 #include "adaptrt/core/error.h"
+#include "cuda/kernels/hopper/tensor_map.h"
 #include "cuda/kernels/launch.h"
-#include "cuda/kernels/product/tensor_map.h"
 
-namespace adaptrt::cuda::product {
+namespace adaptrt::cuda {
 namespace {
 
 /// The driver's function. The CUDA runtime finds it without linking to the driver.
@@ -48,4 +48,4 @@ CUtensorMap map_of(DType dtype, const void* matrix, std::int64_t rows, std::int6
   return map;
 }
 
-}  // namespace adaptrt::cuda::product
+}  // namespace adaptrt::cuda
