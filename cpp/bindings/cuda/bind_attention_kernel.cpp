@@ -18,7 +18,8 @@ using cuda::PagedAttentionKernel;
 std::unique_ptr<PagedAttentionKernel> make_attention_kernel(
     int dtype, std::int32_t num_heads, std::int32_t num_kv_heads, std::int32_t head_dim, float scale,
     std::int32_t sliding_window, float softcap, bool interleaved, bool int8_pool, std::int32_t chunk,
-    float query_scaling_beta, std::int32_t query_scaling_length, std::int32_t query_scaling_offset) {
+    float query_scaling_beta, std::int32_t query_scaling_length, std::int32_t query_scaling_offset,
+    bool hopper_prefill) {
   return std::make_unique<PagedAttentionKernel>(
       cuda::PagedAttentionConfig{.dtype = dtype_of(dtype),
                                  .num_heads = num_heads,
@@ -32,7 +33,8 @@ std::unique_ptr<PagedAttentionKernel> make_attention_kernel(
                                  .chunk = chunk,
                                  .query_scaling_beta = query_scaling_beta,
                                  .query_scaling_length = query_scaling_length,
-                                 .query_scaling_offset = query_scaling_offset});
+                                 .query_scaling_offset = query_scaling_offset,
+                                 .hopper_prefill = hopper_prefill});
 }
 
 void enqueue_attention(const PagedAttentionKernel& kernel, std::int32_t tokens, std::int32_t sequences,
@@ -74,13 +76,14 @@ void bind_attention_kernel(py::module_& module) {
            py::arg("head_dim"), py::arg("scale"), py::arg("sliding_window"), py::arg("softcap"),
            py::arg("interleaved") = false, py::arg("int8_pool") = false, py::arg("chunk") = 0,
            py::arg("query_scaling_beta") = 0.0F, py::arg("query_scaling_length") = 1,
-           py::arg("query_scaling_offset") = 0,
+           py::arg("query_scaling_offset") = 0, py::arg("hopper_prefill") = false,
            "dtype: a value of DType, float16 or bfloat16. The other arguments are the plugin's attributes. "
            "interleaved: neighbouring elements rotate together. int8_pool: keys and values are int8, with a "
            "scale for each head. chunk: tokens attend only to their own chunk of so many positions; 0: no "
            "chunks. "
            "Queries at position p are multiplied by 1 + query_scaling_beta * ln(1 + floor((p + "
-           "query_scaling_offset) / query_scaling_length)). Raises ConfigError.")
+           "query_scaling_offset) / query_scaling_length)). hopper_prefill: prefills use the instructions of "
+           "compute capability 9.0. Raises ConfigError.")
       .def("workspace_bytes", &PagedAttentionKernel::workspace_bytes, py::arg("max_tokens"),
            py::arg("max_sequences"),
            "Bytes of workspace that enqueue needs for up to this many tokens and sequences.")

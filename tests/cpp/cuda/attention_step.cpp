@@ -398,6 +398,29 @@ std::vector<std::uint16_t> RandomAttentionStep::attended(std::int32_t begin, std
   return {attended_.begin() + begin * width, attended_.begin() + end * width};
 }
 
+void RandomAttentionStep::forget_unseen_keys() {
+  std::int32_t unused = 0;
+  while (std::ranges::find(block_tables_, unused) != block_tables_.end()) ++unused;
+  for (std::size_t s = 0; s + 1 < sequence_offsets_.size(); ++s) {
+    const std::int32_t first_position = positions_[static_cast<std::size_t>(sequence_offsets_[s])];
+    const std::int32_t first_seen = std::max(0, first_position + 1 - config_.sliding_window);
+    for (std::int32_t position = 0; position < first_seen; ++position) {
+      const std::int32_t block = block_of(s, position);
+      if (block < 0 || block == unused) continue;
+      for (std::int32_t kv_head = 0; kv_head < config_.num_kv_heads; ++kv_head) {
+        for (const int part : {0, 1}) {
+          const std::size_t row = pool_row(block, part, kv_head, position % sizes_.tokens_per_block);
+          std::fill_n(pool_.begin() + static_cast<std::ptrdiff_t>(row), config_.head_dim, kNaN);
+        }
+      }
+    }
+    for (std::int32_t i = 0; i < first_seen / sizes_.tokens_per_block; ++i) {
+      block_tables_[s * static_cast<std::size_t>(sizes_.max_blocks) + static_cast<std::size_t>(i)] =
+          i % 2 == 0 ? -1 : unused;
+    }
+  }
+}
+
 void RandomAttentionStep::set_key(std::int32_t token, std::int32_t element, float value) {
   k_[static_cast<std::size_t>(token * config_.num_kv_heads * config_.head_dim + element)] = round(value);
 }

@@ -61,6 +61,11 @@ class RandomAttentionStep {
     pool_ = pool.values;
     int8_pool_ = pool.integers;
   }
+  /// Chooses the kernel of prefills.
+  void set_hopper_prefill(bool value) { config_.hopper_prefill = value; }
+  /// Makes keys and values NaN that no token's window reaches. Their blocks become -1, or blocks of no
+  /// sequence.
+  void forget_unseen_keys();
   /// Sets one element of a token's key (head 0).
   void set_key(std::int32_t token, std::int32_t element, float value);
   [[nodiscard]] std::int32_t tokens() const { return static_cast<std::int32_t>(positions_.size()); }

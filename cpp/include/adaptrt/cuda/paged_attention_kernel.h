@@ -29,6 +29,10 @@ struct PagedAttentionConfig {
   float query_scaling_beta = 0.0F;
   std::int32_t query_scaling_length = 1;
   std::int32_t query_scaling_offset = 0;
+  /// True: prefills use wgmma and the copy engine of compute capability 9.0. The current device must have it,
+  /// head_dim must be 64, 96 or 128, and the pool not int8. Results have the same bits. No GPU has run this
+  /// yet.
+  bool hopper_prefill = false;
 };
 
 /// Bytes of a block of an int8 pool: integers [2, num_kv_heads, tokens_per_block, head_dim], and after them
@@ -80,7 +84,8 @@ struct PagedAttentionArrays {
 /// step: alone, with any other sequences, as a decode, and in any chunk of a prompt.
 class PagedAttentionKernel {
  public:
-  /// Throws ConfigError that names every field with an invalid value.
+  /// Throws ConfigError that names every field with an invalid value, and for hopper_prefill if the current
+  /// device is none of compute capability 9.0.
   explicit PagedAttentionKernel(const PagedAttentionConfig& config);
 
   [[nodiscard]] const PagedAttentionConfig& config() const { return config_; }

@@ -44,6 +44,9 @@ set(ADAPTRT_CUDA_ROW_SOURCES
     states/selective_scan.cu)
 list(TRANSFORM ADAPTRT_CUDA_KERNEL_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
 list(TRANSFORM ADAPTRT_CUDA_ROW_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
-# Sources for compute capability 9.0 only, compiled only by nvcc: they use instructions that no other GPU has.
+# Sources for compute capability 9.0 only: they use instructions that no other GPU has. The emulation has these
+# instructions for the first list.
+set(ADAPTRT_CUDA_HOPPER_EMULATED_SOURCES attention/hopper_prefill.cu)
 set(ADAPTRT_CUDA_HOPPER_SOURCES hopper/tensor_map.cu product/hopper.cu product/hopper_float32.cu)
+list(TRANSFORM ADAPTRT_CUDA_HOPPER_EMULATED_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
 list(TRANSFORM ADAPTRT_CUDA_HOPPER_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)

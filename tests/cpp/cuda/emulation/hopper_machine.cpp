@@ -83,6 +83,7 @@ struct HopperBlock {
 };
 
 thread_local HopperBlock state;
+thread_local std::size_t box_copies = 0;
 
 std::uint32_t thread_index() {
   return coordinates.thread.x;
@@ -379,6 +380,11 @@ void begin_box_copy(std::uint32_t shared, const CUtensorMap& map, std::uint32_t 
   }
   std::memset(to, kPoison, bytes);
   state.copies.push_back({shared, map, barrier, column, row});
+  ++box_copies;
+}
+
+std::size_t count_box_copies() {
+  return box_copies;
 }
 
 bool complete_oldest_copy() {

@@ -31,6 +31,8 @@ void arrive_at_phase(std::uint32_t barrier, int bytes);
 void wait_for_phase(std::uint32_t barrier, std::uint32_t parity, Site site);
 
 void begin_box_copy(std::uint32_t shared, const CUtensorMap& map, std::uint32_t barrier, int column, int row);
+/// Number of box copies that this OS thread's blocks have begun.
+std::size_t count_box_copies();
 void fence_async_proxy();
 /// Records a thread's write to shared memory; other addresses are ignored.
 void note_thread_write(const void* address, std::size_t bytes);

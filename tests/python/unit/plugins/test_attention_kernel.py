@@ -94,6 +94,11 @@ def test_kernels_equal_the_definition(dtype: np.dtype[Any], softcap: float, wind
     )
 
 
+def test_a_prefill_kernel_without_the_head_dim_is_refused() -> None:
+    with pytest.raises(ConfigError, match="hopper_prefill is true for head_dim 80; it needs 64, 96 or 128"):
+        adaptrt_cuda_emulated.PagedAttentionKernel(DType.FLOAT16.value, 2, 1, 80, 0.125, 0, 0.0, hopper_prefill=True)
+
+
 def test_wrong_addresses_are_refused() -> None:
     kernel = adaptrt_cuda_emulated.PagedAttentionKernel(DType.FLOAT16.value, 2, 1, 64, 0.125, 0, 0.0)
     with pytest.raises(ConfigError, match="8 addresses; expected 9: q, k, v, kv_pool"):

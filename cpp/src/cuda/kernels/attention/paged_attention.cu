@@ -10,9 +10,11 @@
 #include "adaptrt/cuda/paged_attention_kernel.h"
 #include "cuda/kernels/attention/any_size.h"
 #include "cuda/kernels/attention/decode.h"
+#include "cuda/kernels/attention/hopper_prefill.h"
 #include "cuda/kernels/attention/instantiate.h"
 #include "cuda/kernels/attention/prefill.h"
 #include "cuda/kernels/attention/rotate_and_write.h"
+#include "cuda/kernels/hopper/device.h"
 
 namespace adaptrt::cuda {
 namespace {
@@ -43,6 +45,17 @@ void check_range(Problems& problems, const char* name, std::int64_t value, std::
   if (value >= least && value <= most) return;
   problems.add(std::string(name) + " is " + std::to_string(value) + "; it must be " + std::to_string(least) +
                " to " + std::to_string(most));
+}
+
+void check_hopper_prefill(Problems& problems, const PagedAttentionConfig& config) {
+  if (config.int8_pool) problems.add("hopper_prefill is true for an int8 pool; it needs a pool of dtype");
+  if (!has_hopper_prefill(config.head_dim)) {
+    problems.add("hopper_prefill is true for head_dim " + std::to_string(config.head_dim) +
+                 "; it needs 64, 96 or 128");
+  }
+  if (!has_hopper_instructions()) {
+    problems.add("hopper_prefill is true; it needs a GPU of compute capability 9.0");
+  }
 }
 
 void check(const PagedAttentionConfig& config) {
@@ -81,6 +94,7 @@ void check(const PagedAttentionConfig& config) {
   if (!(config.softcap >= 0.0F) || !std::isfinite(config.softcap)) {
     problems.add("softcap is " + std::to_string(config.softcap) + "; it must not be below 0");
   }
+  if (config.hopper_prefill) check_hopper_prefill(problems, config);
   problems.throw_if_any<ConfigError>("PagedAttention kernel");
 }
 
@@ -91,6 +105,10 @@ void check(const PagedAttentionConfig& config, const PagedAttentionSizes& sizes)
   check_range(problems, "sequences", sizes.sequences, 1, std::min(sizes.tokens, kMostBlocks));
   check_range(problems, "max_blocks", sizes.max_blocks, 1, kMost);
   check_range(problems, "tokens_per_block", sizes.tokens_per_block, 1, kMost);
+  if (config.hopper_prefill && sizes.tokens_per_block % kTokensTogether != 0) {
+    problems.add("tokens_per_block is " + std::to_string(sizes.tokens_per_block) +
+                 "; with hopper_prefill it must be a multiple of " + std::to_string(kTokensTogether));
+  }
   // Positions, and their sums with a tile's number of keys, must fit in 32 bits.
   check_range(problems, "max_blocks * tokens_per_block",
               static_cast<std::int64_t>(sizes.max_blocks) * sizes.tokens_per_block, 1, kMost / 2);
@@ -196,7 +214,10 @@ void PagedAttentionKernel::enqueue(const PagedAttentionSizes& sizes, const Paged
   }
   // Every sequence has a token. So if there are as many tokens as sequences, all are decodes. A single
   // sequence may be a decode or a prefill.
-  if (sizes.tokens > sizes.sequences) launch_prefill(step, config_.dtype, stream);
+  if (sizes.tokens > sizes.sequences) {
+    const auto launch = config_.hopper_prefill ? launch_hopper_prefill : launch_prefill;
+    launch(step, config_.dtype, stream);
+  }
   if (sizes.sequences > 1 || sizes.tokens == 1) {
     Splits splits = plan_splits(step);
     if (splits.count > 1) {
