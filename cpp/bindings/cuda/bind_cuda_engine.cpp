@@ -17,9 +17,9 @@ namespace {
 class CudaEngine : public EngineHandle {
  public:
   CudaEngine(const Program& program, std::shared_ptr<Device> device, bool cuda_graphs,
-             std::size_t weight_memory, bool look_ahead) {
+             std::size_t weight_memory, bool look_ahead, bool hopper_prefill) {
     hold(make_cuda_engine(program, std::move(device), {.cuda_graphs = cuda_graphs, .look_ahead = look_ahead},
-                          weight_memory));
+                          weight_memory, hopper_prefill));
   }
 };
 
@@ -29,16 +29,20 @@ void bind_cuda_engine(py::module_& module) {
   // Local, since the tests have another module with this class.
   py::class_<CudaEngine, EngineHandle>(module, "CudaEngine", py::module_local(),
                                        "A program on an NVIDIA GPU, its weights and its KV pool.")
-      .def(py::init<const Program&, std::shared_ptr<Device>, bool, std::size_t, bool>(), py::arg("program"),
-           py::arg("device"), py::kw_only(), py::arg("cuda_graphs") = true, py::arg("weight_memory") = 0,
-           py::arg("look_ahead") = true, py::call_guard<py::gil_scoped_release>(),
+      .def(py::init<const Program&, std::shared_ptr<Device>, bool, std::size_t, bool, bool>(),
+           py::arg("program"), py::arg("device"), py::kw_only(), py::arg("cuda_graphs") = true,
+           py::arg("weight_memory") = 0, py::arg("look_ahead") = true, py::arg("hopper_prefill") = false,
+           py::call_guard<py::gil_scoped_release>(),
            "Copies the program's weights to the device. cuda_graphs: decode steps run as CUDA graphs. "
            "weight_memory: bytes of weights on the device; if they need more, layers stay in host memory and "
            "are copied ahead of use. 0: no limit. look_ahead: the device may begin a decode step before the "
-           "host has the tokens of the step before. Raises "
+           "host has the tokens of the step before. hopper_prefill: prompts use wgmma and the copy engine of "
+           "compute capability 9.0, with the same bits; no GPU has run this yet. Raises "
            "EngineError with everything that Program.validate() finds and everything that cannot run on a "
            "GPU, "
-           "ConfigError if the device has too little memory or weight_memory is too small, and StepError if "
+           "ConfigError if the device has too little memory, weight_memory is too small, or the device or a "
+           "layer "
+           "cannot have hopper_prefill, and StepError if "
            "it fails.");
   module.def(
       "problems_on_cuda", [](const Program& program) { return problems_on_cuda(program).list(); },

@@ -40,12 +40,17 @@ cuda::HeadNorms head_norms(const AttentionOp& op, const Program& program, const 
           .sine = rotates ? floats(memory.buffer(op.sine)) : nullptr};
 }
 
+cuda::PagedAttentionConfig with_prefill(cuda::PagedAttentionConfig config, bool hopper_prefill) {
+  config.hopper_prefill = hopper_prefill;
+  return config;
+}
+
 class AttentionLaunches final : public CudaOp {
  public:
   AttentionLaunches(const AttentionOp& op, const Program& program, const CudaMemory& memory,
-                    const KvPoolAddresses& pools, DeviceWeights& weights)
+                    const KvPoolAddresses& pools, DeviceWeights& weights, bool hopper_prefill)
       : norms_(head_norms(op, program, memory, weights)),
-        kernel_(attention_config(op, program)),
+        kernel_(with_prefill(attention_config(op, program), hopper_prefill)),
         pool_(pools[static_cast<std::size_t>(op.kv_layer())]) {
     const Buffer& qkv = program.buffers[static_cast<std::size_t>(op.qkv)];
     const std::byte* q = memory.buffer(op.qkv);
@@ -98,8 +103,8 @@ class AttentionLaunches final : public CudaOp {
 
 std::unique_ptr<const CudaOp> make_attention(const AttentionOp& op, const Program& program,
                                              const CudaMemory& memory, const KvPoolAddresses& pools,
-                                             DeviceWeights& weights) {
-  return std::make_unique<AttentionLaunches>(op, program, memory, pools, weights);
+                                             DeviceWeights& weights, bool hopper_prefill) {
+  return std::make_unique<AttentionLaunches>(op, program, memory, pools, weights, hopper_prefill);
 }
 
 }  // namespace adaptrt

@@ -11,10 +11,10 @@
 namespace adaptrt {
 
 /// Makes an attention op: norms of queries and keys, RoPE, the write of keys and values to the layer's pool,
-/// and attention.
+/// and attention. `hopper_prefill`: see PagedAttentionConfig.
 [[nodiscard]] std::unique_ptr<const CudaOp> make_attention(const AttentionOp& op, const Program& program,
                                                            const CudaMemory& memory,
                                                            const KvPoolAddresses& pools,
-                                                           DeviceWeights& weights);
+                                                           DeviceWeights& weights, bool hopper_prefill);
 
 }  // namespace adaptrt

@@ -34,25 +34,29 @@ LoweredProgram CudaModel::load_weights(Device& device, Stream& stream) {
     weights_ = resident.take();
     return lowered;
   };
-  if (weight_memory_ == 0) return finish(lower(program_, *memory_, pools_, states_, resident));
+  if (weight_memory_ == 0) return finish(lower_with(resident));
   MeasuredWeights measured;
-  static_cast<void>(lower(program_, *memory_, pools_, states_, measured));
+  static_cast<void>(lower_with(measured));
   const WeightSizes& sizes = measured.sizes();
   const std::vector<bool> is_streamed = streamed_sections(sizes, weight_memory_);
   std::vector<std::size_t> section_bytes;
   for (std::size_t i = 0; i < is_streamed.size(); ++i) {
     if (is_streamed[i]) section_bytes.push_back(sizes.sections[i]);
   }
-  if (section_bytes.empty()) return finish(lower(program_, *memory_, pools_, states_, resident));
+  if (section_bytes.empty()) return finish(lower_with(resident));
   ring_.emplace(device, section_bytes);
   StreamedWeights weights(is_streamed, resident, *ring_);
-  LoweredProgram lowered = lower(program_, *memory_, pools_, states_, weights);
+  LoweredProgram lowered = lower_with(weights);
   for (std::size_t i = 0; i < is_streamed.size(); ++i) {
     if (is_streamed[i]) {
       streamed_.push_back({.begin = lowered.sections[i], .end = lowered.sections[i + 1]});
     }
   }
   return finish(std::move(lowered));
+}
+
+LoweredProgram CudaModel::lower_with(DeviceWeights& weights) const {
+  return lower(program_, *memory_, pools_, states_, weights, hopper_prefill_);
 }
 
 void CudaModel::set_kv_pools(std::span<const DeviceArray> pools) {

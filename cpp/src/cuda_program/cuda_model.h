@@ -24,9 +24,12 @@ namespace adaptrt {
 class CudaModel final : public GpuModel {
  public:
   /// `program` must be valid and without problems_on_cuda(). Its weights are read by load() only.
-  /// `weight_memory`: see make_cuda_engine.
-  CudaModel(const Program& program, std::size_t weight_memory)
-      : program_(program), weight_memory_(weight_memory), states_{.layout = StateLayout(program)} {}
+  /// `weight_memory` and `hopper_prefill`: see make_cuda_engine.
+  CudaModel(const Program& program, std::size_t weight_memory, bool hopper_prefill)
+      : program_(program),
+        weight_memory_(weight_memory),
+        hopper_prefill_(hopper_prefill),
+        states_{.layout = StateLayout(program)} {}
 
   void load(const StepArrays& step_arrays, const GpuModelArrays& arrays, Device& device,
             Stream& stream) override;
@@ -42,6 +45,7 @@ class CudaModel final : public GpuModel {
   void enqueue(const RunShape& shape, Stream& stream);
   /// Lowers the program, with its weights on the device and in the ring.
   [[nodiscard]] LoweredProgram load_weights(Device& device, Stream& stream);
+  [[nodiscard]] LoweredProgram lower_with(DeviceWeights& weights) const;
 
   /// Ops whose weights are a section of the ring.
   struct StreamedOps {
@@ -51,6 +55,7 @@ class CudaModel final : public GpuModel {
 
   Program program_;
   std::size_t weight_memory_;
+  bool hopper_prefill_;
   const StepArrays* step_arrays_ = nullptr;
   std::byte* step_memory_ = nullptr;
   const std::int32_t* best_tokens_ = nullptr;

@@ -20,8 +20,13 @@ namespace {
 class Lowering {
  public:
   Lowering(const Program& program, const CudaMemory& memory, const KvPoolAddresses& pools,
-           const DeviceStates& states, DeviceWeights& weights)
-      : program_(program), memory_(memory), pools_(pools), states_(states), weights_(weights) {}
+           const DeviceStates& states, DeviceWeights& weights, bool hopper_prefill)
+      : program_(program),
+        memory_(memory),
+        pools_(pools),
+        states_(states),
+        weights_(weights),
+        hopper_prefill_(hopper_prefill) {}
 
   LoweredProgram run() {
     for (const Op& op : program_.body) lower_one(op);
@@ -55,8 +60,9 @@ class Lowering {
   void lower_one(const GatedColumnsOp& op) { ops_.push_back(make_gated_columns(op, program_, memory_)); }
   void lower_one(const AttentionOp& op) {
     begin_section();
-    ops_.push_back(op.shape.values_are_keys ? make_latent_attention(op, program_, memory_, pools_)
-                                            : make_attention(op, program_, memory_, pools_, weights_));
+    ops_.push_back(op.shape.values_are_keys
+                       ? make_latent_attention(op, program_, memory_, pools_)
+                       : make_attention(op, program_, memory_, pools_, weights_, hopper_prefill_));
   }
   void lower_one(const LatentQueriesOp& op) {
     if (op.shape.num_heads != numbered_heads_) {
@@ -146,6 +152,7 @@ class Lowering {
   const KvPoolAddresses& pools_;
   const DeviceStates& states_;
   DeviceWeights& weights_;
+  const bool hopper_prefill_;
   CudaOps ops_;
   std::vector<std::size_t> sections_;
   bool is_head_ = false;
@@ -158,8 +165,8 @@ class Lowering {
 }  // namespace
 
 LoweredProgram lower(const Program& program, const CudaMemory& memory, const KvPoolAddresses& pools,
-                     const DeviceStates& states, DeviceWeights& weights) {
-  return Lowering(program, memory, pools, states, weights).run();
+                     const DeviceStates& states, DeviceWeights& weights, bool hopper_prefill) {
+  return Lowering(program, memory, pools, states, weights, hopper_prefill).run();
 }
 
 }  // namespace adaptrt

@@ -23,7 +23,7 @@ struct LoweredProgram {
 };
 
 /// Makes the ops of a program, in order of execution, and copies their weights to the device. `memory`,
-/// `pools` and `states` must outlive the ops.
+/// `pools` and `states` must outlive the ops. `hopper_prefill`: see PagedAttentionConfig.
 ///
 /// The output of a linear layer that is added to a residual stream is kept in memory.addend() until the next
 /// op that reads the stream, or the next such layer. A norm adds it itself, which saves one pass over the
@@ -33,6 +33,6 @@ struct LoweredProgram {
 /// body. The weights of other ops belong to no section.
 [[nodiscard]] LoweredProgram lower(const Program& program, const CudaMemory& memory,
                                    const KvPoolAddresses& pools, const DeviceStates& states,
-                                   DeviceWeights& weights);
+                                   DeviceWeights& weights, bool hopper_prefill);
 
 }  // namespace adaptrt

@@ -297,6 +297,48 @@ BOOST_AUTO_TEST_CASE(graphs_change_no_bit) {
   }
 }
 
+BOOST_AUTO_TEST_CASE(hopper_prefill_changes_no_bit) {
+  ModelOptions options = small_model(DType::kBFloat16);
+  options.shape.attention = {4, 2, 64};
+  RandomModel model(options);
+  RowsOfModel rows(model);
+  const std::vector<Piece> pieces{piece_of(0, 0, 50, nullptr), piece_of(1, 0, 1, nullptr),
+                                  piece_of(2, 0, 33, nullptr)};
+  const auto logits = [&](bool hopper_prefill) {
+    const auto engine = make_cuda_engine(rows.program, std::make_shared<HostDevice>(), {}, 0, hopper_prefill);
+    engine->allocate_kv_blocks(kNumBlocks);
+    return logits_of_pieces(*engine, pieces);
+  };
+  BOOST_TEST((logits(true) == logits(false)));
+}
+
+/// True if the engine of a program is refused with `message`.
+bool refuses_hopper_prefill(const Program& program, const std::string& message) {
+  try {
+    static_cast<void>(make_cuda_engine(program, std::make_shared<HostDevice>(), {}, 0, true));
+  } catch (const ConfigError& error) {
+    BOOST_TEST_MESSAGE(error.what());
+    return std::string(error.what()).find(message) != std::string::npos;
+  }
+  return false;
+}
+
+BOOST_AUTO_TEST_CASE(hopper_prefill_without_its_kernel_is_refused) {
+  ModelOptions options = small_model(DType::kBFloat16);
+  RandomModel narrow(options);
+  RowsOfModel rows(narrow);
+  BOOST_TEST(
+      refuses_hopper_prefill(rows.program, "hopper_prefill is true for head_dim 16; it needs 64, 96 or 128"));
+  rows.program.tokens_per_block = 24;
+  BOOST_TEST(refuses_hopper_prefill(rows.program, "hopper_prefill is true for tokens_per_block 24"));
+  for (Op& op : rows.program.body) {
+    if (auto* attention = std::get_if<AttentionOp>(&op)) attention->shape.values_are_keys = true;
+  }
+  const std::vector<std::string> problems = hopper_prefill_problems(rows.program).list();
+  BOOST_TEST(problems.front() ==
+             "hopper_prefill is true; the engine has no attention with keys and values of their own");
+}
+
 BOOST_AUTO_TEST_CASE(streamed_layers_change_no_bit) {
   ModelOptions options = small_model(DType::kBFloat16);
   options.num_layers = 5;

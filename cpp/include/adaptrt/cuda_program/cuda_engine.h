@@ -14,6 +14,10 @@ namespace adaptrt {
 /// Lists everything in a valid program that the CUDA engine cannot run: ops, their fields, adapters.
 [[nodiscard]] Problems problems_on_cuda(const Program& program);
 
+/// Lists why a valid program cannot have hopper_prefill, except sizes of heads and int8 keys, which
+/// PagedAttentionKernel checks.
+[[nodiscard]] Problems hopper_prefill_problems(const Program& program);
+
 /// Makes the engine that runs a program with row-major matrices on an NVIDIA GPU. Weights are copied to the
 /// device, so the program's matrices are not needed afterwards. See make_gpu_engine for the steps.
 ///
@@ -21,10 +25,14 @@ namespace adaptrt {
 /// pinned host memory and are copied to the device ahead of use, in every step. Results have the same bits.
 /// Steps then run without graphs.
 ///
-/// Throws EngineError with all problems of Program::validate() and problems_on_cuda(), ConfigError if the
-/// device has no memory left or `weight_memory` is too small, StepError if the device fails.
+/// `hopper_prefill`: see PagedAttentionConfig.
+///
+/// Throws EngineError with all problems of Program::validate() and problems_on_cuda(), StepError if the
+/// device fails, and ConfigError if the device has no memory left, `weight_memory` is too small, or the
+/// device or a layer of the program cannot have hopper_prefill.
 [[nodiscard]] std::unique_ptr<Engine> make_cuda_engine(const Program& program, std::shared_ptr<Device> device,
                                                        GpuEngineOptions options,
-                                                       std::size_t weight_memory = 0);
+                                                       std::size_t weight_memory = 0,
+                                                       bool hopper_prefill = false);
 
 }  // namespace adaptrt
