@@ -15,6 +15,8 @@ from results import Check
 DTYPES = (torch.float16, torch.bfloat16)
 # Head sizes with tensor core kernels.
 HEAD_DIMS = (64, 80, 96, 128, 256)
+# Those with a prefill kernel for compute capability 9.0.
+HOPPER_HEAD_DIMS = (64, 96, 128)
 
 
 def attention_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
@@ -26,6 +28,8 @@ def attention_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
         before = step.pool.clone()
         wrong = step.wrong_elements(step.run(), before)
         yield Check(f"attention {_describe(shape)}", wrong == 0, f"{wrong} wrong elements with seed {seed}")
+    if machine.has_hopper_instructions:
+        yield from _hopper_checks(machine, subset=subset)
     for dtype in DTYPES:
         for head_dim in HEAD_DIMS[:1] if subset else HEAD_DIMS:
             for window in (0, 100):
@@ -42,6 +46,41 @@ def attention_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
                 yield _mixed_graph(machine, dtype, head_dim)
 
 
+def _hopper_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
+    """Checks the prefill kernel for compute capability 9.0: right, and with the bits of the other kernels."""
+    shapes = _subset() if subset else _matrix()
+    for shape in shapes:
+        if shape.head_dim in HOPPER_HEAD_DIMS and shape.tokens_per_block % 16 == 0 and max(shape.lengths) > 1:
+            yield _both_prefills(machine, shape)
+    for dtype in DTYPES:
+        for head_dim in HOPPER_HEAD_DIMS[:1] if subset else HOPPER_HEAD_DIMS:
+            for window in (0, 100):
+                shape = _of(dtype, head_dim, (70,), (200 if subset else 1500,), sliding_window=window)
+                yield _chunks(machine, replace(shape, hopper_prefill=True))
+            yield _alone(machine, _mixed(dtype, head_dim, has_sinks=True, hopper_prefill=True))
+            for window in (0, 700):
+                yield _decoded(machine, dtype, head_dim, 1000 if subset else 9000, window, hopper_prefill=True)
+            if machine.is_gpu:
+                yield _mixed_graph(machine, dtype, head_dim, hopper_prefill=True)
+
+
+def _both_prefills(machine: Machine, shape: AttentionShape) -> Check:
+    """Checks a step's results against float64, and their bits against those of the other kernel."""
+    generator = torch.Generator(machine.device)
+    seed = generator.seed()
+    portable = AttentionStep.random(machine, shape, generator)
+    hopper = portable.with_prefill(hopper=True)
+    before = portable.pool.clone()
+    attended = hopper.run()
+    wrong = hopper.wrong_elements(attended, before)
+    different = int((attended.view(torch.int16) != portable.run().view(torch.int16)).sum())
+    return Check(
+        f"attention {_describe(hopper.shape)}: right, and bits of both kernels",
+        wrong == 0 and different == 0,
+        f"{wrong} wrong elements, {different} differ, with seed {seed}",
+    )
+
+
 def _describe(shape: AttentionShape) -> str:
     longest = max(past + length for past, length in zip(shape.past, shape.lengths, strict=True))
     return (
@@ -49,6 +88,7 @@ def _describe(shape: AttentionShape) -> str:
         f"tokens {shape.tokens} sequences {len(shape.lengths)} longest {longest} "
         f"blocks of {shape.tokens_per_block} window {shape.sliding_window} cap {shape.softcap:g}"
         f"{' neighbours rotate' if shape.interleaved else ''}{' sinks' if shape.has_sinks else ''}"
+        f"{' hopper prefill' if shape.hopper_prefill else ''}"
     )
 
 
@@ -165,13 +205,12 @@ def _alone(machine: Machine, shape: AttentionShape) -> Check:
     return Check(name, not different, f"sequences {different} differ")
 
 
-def _decoded(machine: Machine, dtype: torch.dtype, head_dim: int, longest: int, window: int) -> Check:
+def _decoded(machine: Machine, dtype: torch.dtype, head_dim: int, longest: int, window: int, **others: Any) -> Check:
     """Checks that tokens have the same bits in a prompt and as decodes, and in chunks of two."""
     past = random.randrange(longest // 2, longest)
     tokens = 8
-    prompt = AttentionStep.random(
-        machine, _of(dtype, head_dim, (past,), (tokens,), sliding_window=window), torch.Generator(machine.device)
-    )
+    shape = _of(dtype, head_dim, (past,), (tokens,), sliding_window=window, **others)
+    prompt = AttentionStep.random(machine, shape, torch.Generator(machine.device))
     before = prompt.pool.clone()
     expected = prompt.run().view(torch.int16)
     different = 0
@@ -191,9 +230,9 @@ def _decode_graph(machine: Machine, dtype: torch.dtype, head_dim: int) -> Check:
     return _replayed(machine, replace(shape, padding=(1,)), replace(shape, padding=(0, 1, 2, 3, 4)))
 
 
-def _mixed_graph(machine: Machine, dtype: torch.dtype, head_dim: int) -> Check:
+def _mixed_graph(machine: Machine, dtype: torch.dtype, head_dim: int, **others: Any) -> Check:
     """Checks that a graph is correct for another distribution of its tokens over the sequences."""
-    later = _of(dtype, head_dim, (0, 600, 3, 77), (50, 1, 100, 9), max_blocks=64)
+    later = _of(dtype, head_dim, (0, 600, 3, 77), (50, 1, 100, 9), max_blocks=64, **others)
     return _replayed(machine, later, replace(later, past=(5, 100, 0, 1), lengths=(1, 156, 2, 1)))
 
 

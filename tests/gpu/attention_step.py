@@ -41,6 +41,8 @@ class AttentionShape:
     query_scaling_length: int = 1
     padding: tuple[int, ...] = ()
     """Indices of the sequences without blocks."""
+    hopper_prefill: bool = False
+    """True: prefills use the kernel for compute capability 9.0."""
 
     @property
     def tokens(self) -> int:
@@ -98,6 +100,7 @@ class AttentionStep:
             chunk=shape.chunk,
             query_scaling_beta=shape.query_scaling_beta,
             query_scaling_length=shape.query_scaling_length,
+            hopper_prefill=shape.hopper_prefill,
         )
         size = self.kernel.workspace_bytes(shape.tokens, len(shape.lengths))
         self.workspace = self.machine.poisoned((size,), torch.uint8)
@@ -161,6 +164,15 @@ class AttentionStep:
             sine=self.sine[rows].clone(),
             sinks=self.sinks,
         )
+
+    def with_prefill(self, *, hopper: bool) -> AttentionStep:
+        """Returns the same step for one of the kernels of prefills, with a copy of the pool."""
+        tensors = {
+            name: getattr(self, name)
+            for name in ("q", "k", "v", "tables", "offsets", "positions", "cosine", "sine", "sinks")
+        }
+        shape = replace(self.shape, hopper_prefill=hopper)
+        return AttentionStep(machine=self.machine, shape=shape, pool=self.pool.clone(), **tensors)
 
     def enqueue(self, attended: torch.Tensor) -> None:
         """Launches the kernels on torch's current stream."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from attention_step import AttentionShape, AttentionStep
@@ -25,7 +26,10 @@ def attention_timings(machine: Machine, rates: dict[str, float]) -> Iterator[Tim
         shape = _shape((past - 1,) * sequences, (1,) * sequences)
         yield _timing(machine, rates, shape, f"attention decode sequences {sequences} keys {past}")
     for tokens, past in _PREFILLS:
-        yield _timing(machine, rates, _shape((past,), (tokens,)), f"attention prefill tokens {tokens} behind {past}")
+        shape, name = _shape((past,), (tokens,)), f"attention prefill tokens {tokens} behind {past}"
+        yield _timing(machine, rates, shape, name)
+        if machine.has_hopper_instructions:
+            yield _timing(machine, rates, replace(shape, hopper_prefill=True), f"{name}, hopper_prefill")
 
 
 def _shape(past: tuple[int, ...], lengths: tuple[int, ...]) -> AttentionShape:

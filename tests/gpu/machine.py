@@ -39,6 +39,11 @@ class Machine:
         """True if timings are meaningful."""
         return bool(self.device.type == "cuda")
 
+    @property
+    def has_hopper_instructions(self) -> bool:
+        """True if kernels for compute capability 9.0 run; the emulation has their instructions."""
+        return not self.is_gpu or torch.cuda.get_device_capability(self.device) == (9, 0)
+
     def stream(self) -> int:
         """Returns torch's current stream as the kernels' argument."""
         return int(torch.cuda.current_stream(self.device).cuda_stream) if self.is_gpu else 0

@@ -28,7 +28,7 @@ CHECK = Path(__file__).resolve().parent / "check.py"
 SANITIZER = "sanitizer"
 # Parts in the order in which they run, with their time limits in seconds.
 LIMITS = {
-    KERNELS: 90,
+    KERNELS: 120,
     ENGINE: 150,
     ENGINE_TIMINGS: 240,
     TIMINGS: 120,
