@@ -20,12 +20,11 @@ class DevicePages::Lane {
       staging_ = {};  // free the old memory first: both may not fit
       staging_ = device_.allocate_pinned(bytes);
     }
-    std::vector<std::byte*> host_pages;
-    for (std::size_t i = 0; i < pages.size(); ++i) host_pages.push_back(staging_.data() + i * page_bytes);
-    write(host_pages);
     try {
       for (std::size_t i = 0; i < pages.size(); ++i) {
-        stream_->copy_to_device(owner.address(pages[i]), host_pages[i], page_bytes);
+        std::byte* const staged = staging_.data() + i * page_bytes;
+        const std::size_t written = write(i, staged);
+        if (written > 0) stream_->copy_to_device(owner.address(pages[i]), staged, written);
       }
       stream_->record(*copied_);
       copied_->synchronize();
@@ -35,6 +34,21 @@ class DevicePages::Lane {
       throw;
     }
   }
+
+  /// Enqueues copies, and records a point after each.
+  void enqueue(std::span<const Copy> copies, const DevicePages& owner, AdapterArrival& arrival) {
+    try {
+      for (const Copy& copy : copies) {
+        stream_->copy_to_device(owner.address(copy.page) + copy.offset, copy.from.data(), copy.from.size());
+        arrival.add(copy.position, device_.make_event(), *stream_);
+      }
+    } catch (...) {
+      stream_->synchronize();  // the caller frees the memory that copies still read
+      throw;
+    }
+  }
+
+  void synchronize() { stream_->synchronize(); }
 
  private:
   Device& device_;
@@ -68,9 +82,42 @@ class DevicePages::LaneLease {
   Lane* lane_;
 };
 
+/// Copies of one adapter. Their lane is free again when they are done.
+class DevicePages::LaneCopies final : public Copies {
+ public:
+  LaneCopies(DevicePages& pages, std::uint64_t load_id, std::span<const Copy> copies)
+      : arrivals_(pages.arrivals_), load_id_(load_id), lease_(pages) {
+    auto arrival = std::make_shared<AdapterArrival>();
+    lease_.lane().enqueue(copies, pages, *arrival);
+    arrival_ = std::move(arrival);
+    arrivals_->add(load_id, arrival_);
+  }
+  ~LaneCopies() override {
+    arrivals_->remove(load_id_);
+    try {
+      lease_.lane().synchronize();
+    } catch (const AdaptrtError&) {  // NOLINT(bugprone-empty-catch): wait() throws it
+    }
+  }
+  LaneCopies(const LaneCopies&) = delete;
+  LaneCopies& operator=(const LaneCopies&) = delete;
+
+  void wait() override { arrival_->synchronize(); }
+
+ private:
+  std::shared_ptr<AdapterArrivals> arrivals_;
+  std::uint64_t load_id_;
+  LaneLease lease_;
+  std::shared_ptr<const AdapterArrival> arrival_;
+};
+
 DevicePages::DevicePages(std::shared_ptr<Device> device, std::size_t page_bytes, std::int64_t num_pages,
-                         std::int32_t num_copy_streams)
-    : device_(std::move(device)), page_bytes_(page_bytes), num_pages_(num_pages) {
+                         std::int32_t num_copy_streams, std::shared_ptr<AdapterArrivals> arrivals)
+    : device_(std::move(device)),
+      page_bytes_(page_bytes),
+      num_pages_(num_pages),
+      arrivals_(std::move(arrivals)),
+      slabs_(std::make_shared<PinnedSlabs>(device_)) {
   if (num_copy_streams < 1) {
     throw ConfigError("num_copy_streams is " + std::to_string(num_copy_streams) + "; it must be at least 1");
   }
@@ -91,6 +138,11 @@ DevicePages::~DevicePages() = default;
 void DevicePages::load(std::span<const std::int64_t> pages, const Write& write) {
   const LaneLease lease(*this);
   lease.lane().load(pages, *this, write);
+}
+
+std::unique_ptr<AdapterPages::Copies> DevicePages::begin_copies(std::uint64_t load_id,
+                                                                std::span<const Copy> copies) {
+  return std::make_unique<LaneCopies>(*this, load_id, copies);
 }
 
 }  // namespace adaptrt

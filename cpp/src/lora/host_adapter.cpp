@@ -120,6 +120,12 @@ void check_idle_rows(const SentTensors& idle, DType target, AdapterProblems& pro
   add_row_problems(idle, checks, problems);
 }
 
+std::shared_ptr<PackedMemory> allocate_images(std::size_t bytes, const HostAdapter::AllocatePinned& pinned) {
+  std::shared_ptr<std::byte> memory = pinned ? pinned(bytes) : nullptr;
+  return memory ? std::make_shared<PackedMemory>(std::move(memory))
+                : std::make_shared<PackedMemory>(HugeArray(bytes));
+}
+
 }  // namespace
 
 std::shared_ptr<const HostAdapter> HostAdapter::make(const LoraConfig& config, const LoraLayout& layout,
@@ -144,7 +150,7 @@ std::shared_ptr<const HostAdapter> HostAdapter::make(const LoraConfig& config, c
     adapter->unshared_bytes_ += row_elements(checked.row) * size_of(sent.dtype);
     adapter->saved_products_ += kProductsOfRow;
   }
-  std::byte* const data = adapter->memory_->array.data();
+  std::byte* const data = adapter->memory_->data();
   ValueChecks checks(adapter->rows_, sent.dtype, layout.dtype);
   for (std::size_t i = 0; i < sent.rows.size(); ++i) {
     std::byte* copy = data + adapter->rows_[i].offset * size_of(sent.dtype);
@@ -174,7 +180,8 @@ std::shared_ptr<const HostAdapter> HostAdapter::make(const LoraConfig& config, c
 std::shared_ptr<const HostAdapter> HostAdapter::make_packed(const LoraConfig& config,
                                                             const LoraLayout& layout, const SiteIndex& index,
                                                             std::size_t page_bytes, SharedMatrices* matrices,
-                                                            LoraStorage storage) {
+                                                            LoraStorage storage,
+                                                            const AllocatePinned& pinned) {
   const std::string subject = "LoRA task " + std::to_string(config.task_id);
   AdapterProblems problems;
   SentTensors sent = check_tensors(config, layout, index, subject, problems);
@@ -197,7 +204,7 @@ std::shared_ptr<const HostAdapter> HostAdapter::make_packed(const LoraConfig& co
     adapter->unshared_bytes_ = plan_device_images(all_rows, layout, index, page_bytes).bytes();
     adapter->saved_products_ = static_cast<std::int64_t>(num_sharing + kProductsOfRow * idle.rows.size());
   }
-  adapter->memory_ = std::make_shared<PackedMemory>(HugeArray(plan.bytes()));
+  adapter->memory_ = allocate_images(plan.bytes(), matrices == nullptr ? pinned : AllocatePinned{});
   std::optional<MatrixSharing> sharing;
   if (matrices != nullptr) sharing.emplace(*matrices, adapter->memory_);
   ValueChecks checks(adapter->rows_, sent.dtype, layout.dtype);
@@ -266,7 +273,7 @@ std::shared_ptr<const HostAdapter> HostAdapter::received(std::uint64_t task_id, 
 void HostAdapter::keep_as_sent(HugeArray data) {
   memory_ = std::make_shared<PackedMemory>(std::move(data));
   bytes_ = own_bytes_ = memory_->array.bytes();
-  pieces_ = {{memory_->array.data(), bytes_}};
+  pieces_ = {{memory_->data(), bytes_}};
 }
 
 void HostAdapter::place_again(std::span<const std::size_t> sizes, std::size_t page_bytes, DevicePlan& plan) {

@@ -3,7 +3,6 @@
 #include <limits>
 #include <new>
 #include <string>
-#include <vector>
 
 #include "adaptrt/core/error.h"
 
@@ -26,10 +25,12 @@ HostPages::HostPages(std::size_t page_bytes, std::int64_t num_pages)
 }
 
 void HostPages::load(std::span<const std::int64_t> pages, const Write& write) {
-  std::vector<std::byte*> addresses;
-  addresses.reserve(pages.size());
-  for (const std::int64_t page : pages) addresses.push_back(address(page));
-  write(addresses);
+  for (std::size_t i = 0; i < pages.size(); ++i) write(i, address(pages[i]));
+}
+
+std::unique_ptr<AdapterPages::Copies> AdapterPages::begin_copies(std::uint64_t /*load_id*/,
+                                                                 std::span<const Copy> /*copies*/) {
+  throw EngineError("these pages have no pinned memory to copy from");
 }
 
 }  // namespace adaptrt

@@ -104,6 +104,7 @@ LoraCacheStats LoraCache::Impl::stats() const {
   stats.saved_bytes = unshared_bytes_ - host_bytes_used_;
   stats.saved_products = saved_products_;
   stats.memory_bytes = host_bytes_used_;
+  stats.pinned_bytes = pages_->pinned_bytes();
   if (!refers_to_host_) {
     stats.memory_bytes += static_cast<std::size_t>(stats.device_pages_total) * pages_->page_bytes();
   }

@@ -51,7 +51,8 @@ std::shared_ptr<const HostAdapter> LoraCache::Impl::admit(const LoraConfig& conf
   auto entry = std::make_shared<CacheEntry>();
   if (packs_adapters_) {
     entry->adapter =
-        HostAdapter::make_packed(config, layout_, sites_, pages_->page_bytes(), matrices_.get(), storage_);
+        HostAdapter::make_packed(config, layout_, sites_, pages_->page_bytes(), matrices_.get(), storage_,
+                                 [this](std::size_t bytes) { return allocate_pinned(bytes); });
     entry->plan = entry->adapter->plan();
   } else {
     entry->adapter = HostAdapter::make(config, layout_, sites_, storage_);
@@ -187,12 +188,25 @@ std::size_t LoraCache::Impl::count_host_victims(const HostAdapter& adapter,
   return victims;
 }
 
+std::shared_ptr<std::byte> LoraCache::Impl::allocate_pinned(std::size_t bytes) {
+  std::size_t most = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    most = grown_host_bytes(bytes);
+  }
+  return bytes > most ? nullptr : pages_->allocate_pinned(bytes, most + bytes);
+}
+
+std::size_t LoraCache::Impl::grown_host_bytes(std::size_t bytes) const noexcept {
+  const std::size_t largest = std::max(largest_bytes_, bytes);
+  const std::size_t most = std::min(largest * static_cast<std::size_t>(num_adapters_), max_host_bytes_);
+  return std::max({host_bytes_total_, most, std::min(bytes, max_host_bytes_)});
+}
+
 void LoraCache::Impl::grow_for(std::size_t bytes, std::int64_t pages) noexcept {
+  host_bytes_total_ = grown_host_bytes(bytes);
   largest_bytes_ = std::max(largest_bytes_, bytes);
   largest_pages_ = std::max(largest_pages_, pages);
-  const std::size_t most =
-      std::min(largest_bytes_ * static_cast<std::size_t>(num_adapters_), max_host_bytes_);
-  host_bytes_total_ = std::max({host_bytes_total_, most, std::min(bytes, max_host_bytes_)});
   free_pages_.grow(std::max(largest_pages_ * num_adapters_, pages));
 }
 

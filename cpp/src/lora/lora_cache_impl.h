@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <stop_token>
 #include <string>
 #include <unordered_map>
@@ -135,6 +136,11 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   void count_in(const HostAdapter& adapter) noexcept;
   void count_out(const HostAdapter& adapter) noexcept;
   void insert(const EntryPtr& entry, CacheEntry* replaced, Dropped& dropped);
+  /// Returns the host level's size after an adapter of this size has come.
+  std::size_t grown_host_bytes(std::size_t bytes) const noexcept;
+  /// Returns pinned memory for a new adapter; see AdapterPages. The host level makes room for the adapter only
+  /// after its checks, so its bytes come on top of the level's.
+  std::shared_ptr<std::byte> allocate_pinned(std::size_t bytes);
   /// Grows the levels for adapters of this size.
   void grow_for(std::size_t bytes, std::int64_t pages) noexcept;
   /// Removes the entry from the lookup and, if unused, from the cache.
@@ -159,6 +165,9 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   /// Loads an entry whose pages are reserved; releases `lock` meanwhile. Returns the error, if any; the pages
   /// are then released.
   std::exception_ptr load(CacheEntry& entry, std::unique_lock<std::mutex>& lock) noexcept;
+  // Copy an adapter to its pages, without the lock. `addresses`: of the pages, on the device.
+  DeviceAdapter copy_from_pinned(CacheEntry& entry, std::span<std::byte* const> addresses);
+  DeviceAdapter pack(const CacheEntry& entry, std::span<std::byte* const> addresses);
   void make_load(LoadJobs& job, std::unique_lock<std::mutex>& lock) noexcept;
   void check_ever_fits(std::uint64_t task_id, std::size_t bytes, std::int64_t pages) const;
   std::shared_ptr<const HostAdapter> find(std::uint64_t task_id);

@@ -1,11 +1,14 @@
 // Loads from the host level to the device level, and the threads that run them.
 
+#include <algorithm>
 #include <chrono>
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "lora_cache_impl.h"
+#include "rows_of_sites.h"
 
 namespace adaptrt {
 namespace {
@@ -25,7 +28,48 @@ void describe(const std::exception_ptr& error, std::string& text) noexcept {
   }
 }
 
+/// Returns the ranges of a packed adapter's images, each of one layer, in the order in which a step reads them.
+std::vector<AdapterPages::Copy> ranges_of(const HostAdapter& adapter, const LoraLayout& layout,
+                                          std::span<const std::int64_t> pages) {
+  const DevicePlan& plan = adapter.plan();
+  std::vector<const DevicePlan::Site*> sites;
+  for (const DevicePlan::Site& site : plan.sites) sites.push_back(&site);
+  const auto position = [&](const DevicePlan::Site* site) { return load_position(layout, site->site); };
+  std::ranges::sort(sites, {}, position);
+  std::vector<AdapterPages::Copy> ranges;
+  std::int32_t layer_of_last = 0;
+  for (const DevicePlan::Site* entry : sites) {
+    const LoraSite& site = layout.sites[static_cast<std::size_t>(entry->site)];
+    const std::size_t bytes = image_bytes(layout, site, modules_of(adapter.rows(), entry->rows));
+    const std::byte* image =
+        adapter.packed_page(static_cast<std::size_t>(entry->place.page)) + entry->place.offset;
+    const std::int64_t page = pages[static_cast<std::size_t>(entry->place.page)];
+    const std::int32_t layer = site.is_of_layer() ? site.layer : layer_of_last;
+    if (!ranges.empty() && layer == layer_of_last && ranges.back().page == page &&
+        ranges.back().from.data() + ranges.back().from.size() == image) {
+      ranges.back().from = {ranges.back().from.data(), ranges.back().from.size() + bytes};
+    } else {
+      ranges.push_back({page, entry->place.offset, {image, bytes}, position(entry)});
+    }
+    layer_of_last = layer;
+  }
+  return ranges;
+}
+
 }  // namespace
+
+DeviceAdapter LoraCache::Impl::copy_from_pinned(CacheEntry& entry, std::span<std::byte* const> addresses) {
+  DeviceAdapter adapter = device_adapter_on_pages(*entry.adapter, layout_, addresses);
+  pages_->begin_copies(adapter.load_id, ranges_of(*entry.adapter, layout_, entry.pages))->wait();
+  return adapter;
+}
+
+DeviceAdapter LoraCache::Impl::pack(const CacheEntry& entry, std::span<std::byte* const> addresses) {
+  AdapterPacker packer(*entry.adapter, layout_, entry.plan, addresses);
+  pages_->load(entry.pages,
+               [&](std::size_t page, std::byte* host_page) { return packer.write_page(page, host_page); });
+  return packer.take();
+}
 
 std::exception_ptr LoraCache::Impl::load(CacheEntry& entry, std::unique_lock<std::mutex>& lock) noexcept {
   lock.unlock();
@@ -35,9 +79,7 @@ std::exception_ptr LoraCache::Impl::load(CacheEntry& entry, std::unique_lock<std
   try {
     std::vector<std::byte*> addresses;
     for (const std::int64_t page : entry.pages) addresses.push_back(pages_->address(page));
-    pages_->load(entry.pages, [&](std::span<std::byte* const> host_pages) {
-      packed = pack_adapter(*entry.adapter, layout_, entry.plan, host_pages, addresses);
-    });
+    packed = entry.adapter->is_pinned() ? copy_from_pinned(entry, addresses) : pack(entry, addresses);
     pages_->share(entry.adapter, entry.pages, packed.load_id);
   } catch (...) {
     error = std::current_exception();
@@ -46,6 +88,7 @@ std::exception_ptr LoraCache::Impl::load(CacheEntry& entry, std::unique_lock<std
   lock.lock();
   --loads_in_flight_;
   counters_.load_seconds += elapsed.count();
+  if (packs_adapters_ && !entry.adapter->is_pinned()) ++counters_.staged_loads;
   if (error) {
     ++counters_.failed_loads;
     entry.newest_load->error = error;

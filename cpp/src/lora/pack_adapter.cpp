@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -73,8 +74,15 @@ void scale_rows(const float* scales, std::int64_t columns, std::vector<float>* m
     (*matrix)[i] *= scales[i / static_cast<std::size_t>(columns)];
 }
 
+/// Returns the image of a site in a page, which is at `page` on the host, with its addresses on the device.
+DeviceSite on_device(const DeviceSite& placed, const std::byte* page, const std::byte* address) {
+  return with_addresses(placed, [&](const std::byte* place) { return address + (place - page); });
+}
+
+}  // namespace
+
 /// Writes this rank's part of an adapter as sent, site by site.
-class PartPacker {
+class AdapterPacker::PartPacker {
  public:
   PartPacker(const HostAdapter& adapter, const LoraLayout& layout)
       : rows_(adapter.rows()),
@@ -129,27 +137,62 @@ class PartPacker {
   HugeArray exact_;
 };
 
-}  // namespace
+class AdapterPacker::Impl {
+ public:
+  Impl(const HostAdapter& adapter, const LoraLayout& layout, const DevicePlan& plan,
+       std::span<std::byte* const> addresses)
+      : adapter_(adapter),
+        layout_(layout),
+        plan_(plan),
+        addresses_(addresses),
+        packer_(adapter, layout),
+        result_(device_adapter(adapter, layout)) {}
 
-DeviceAdapter pack_adapter(const HostAdapter& adapter, const LoraLayout& layout, const DevicePlan& plan,
-                           std::span<std::byte* const> host_pages, std::span<std::byte* const> addresses) {
-  if (adapter.is_packed()) {
-    for (std::size_t page = 0; page < plan.used_bytes.size(); ++page) {
-      std::memcpy(host_pages[page], adapter.packed_page(page), plan.used_bytes[page]);
+  std::size_t write_page(std::size_t page, std::byte* to) {
+    if (page >= plan_.used_bytes.size()) return 0;
+    if (adapter_.is_packed()) std::memcpy(to, adapter_.packed_page(page), plan_.used_bytes[page]);
+    for (const DevicePlan::Site& entry : plan_.sites) {
+      if (entry.place.page != static_cast<std::int64_t>(page)) continue;
+      const auto id = static_cast<std::size_t>(entry.site);
+      std::byte* const image = to + entry.place.offset;
+      const DeviceSite placed =
+          adapter_.is_packed() ? place_in_image(adapter_.rows(), entry.rows, layout_, layout_.sites[id], image)
+                               : packer_.pack(layout_.sites[id], entry.rows, image);
+      result_.sites[id] = on_device(placed, to, addresses_[page]);
     }
+    return plan_.used_bytes[page];
   }
-  PartPacker packer(adapter, layout);
+
+  DeviceAdapter take() { return std::move(result_); }
+
+ private:
+  const HostAdapter& adapter_;
+  const LoraLayout& layout_;
+  const DevicePlan& plan_;
+  std::span<std::byte* const> addresses_;
+  PartPacker packer_;
+  DeviceAdapter result_;
+};
+
+AdapterPacker::AdapterPacker(const HostAdapter& adapter, const LoraLayout& layout, const DevicePlan& plan,
+                             std::span<std::byte* const> addresses)
+    : impl_(std::make_unique<Impl>(adapter, layout, plan, addresses)) {}
+AdapterPacker::~AdapterPacker() = default;
+std::size_t AdapterPacker::write_page(std::size_t page, std::byte* to) {
+  return impl_->write_page(page, to);
+}
+DeviceAdapter AdapterPacker::take() {
+  return impl_->take();
+}
+
+DeviceAdapter device_adapter_on_pages(const HostAdapter& adapter, const LoraLayout& layout,
+                                      std::span<std::byte* const> addresses) {
   DeviceAdapter result = device_adapter(adapter, layout);
-  for (const DevicePlan::Site& entry : plan.sites) {
-    const auto id = static_cast<std::size_t>(entry.site);
-    const auto page = static_cast<std::size_t>(entry.place.page);
-    std::byte* const image = host_pages[page] + entry.place.offset;
-    const DeviceSite placed =
-        adapter.is_packed() ? place_in_image(adapter.rows(), entry.rows, layout, layout.sites[id], image)
-                            : packer.pack(layout.sites[id], entry.rows, image);
-    result.sites[id] = with_addresses(placed, [&](const std::byte* address) {
-      return addresses[page] + entry.place.offset + (address - image);
-    });
+  const std::vector<DevicePlan::Site>& sites = adapter.plan().sites;
+  for (std::size_t i = 0; i < sites.size(); ++i) {
+    const auto page = static_cast<std::size_t>(sites[i].place.page);
+    result.sites[static_cast<std::size_t>(sites[i].site)] =
+        on_device(adapter.placed_sites()[i], adapter.packed_page(page), addresses[page]);
   }
   return result;
 }

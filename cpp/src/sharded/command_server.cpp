@@ -20,9 +20,10 @@ void RankAdapters::load(ReceivedLoad received, HugeArray weights) {
     addresses.push_back(pages_->address(page));
   }
   DeviceAdapter& packed = adapters_[received.load_id];
-  pages_->load(received.pages, [&](std::span<std::byte* const> host_pages) {
-    packed = pack_adapter(*adapter, layout_, plan, host_pages, addresses);
-  });
+  AdapterPacker packer(*adapter, layout_, plan, addresses);
+  pages_->load(received.pages,
+               [&](std::size_t page, std::byte* host_page) { return packer.write_page(page, host_page); });
+  packed = packer.take();
   pages_->share(adapter, received.pages, packed.load_id);
 }
 

@@ -45,10 +45,8 @@ class RemotePages final : public AdapterPages {
   [[nodiscard]] std::byte* address(std::int64_t page) const override { return untouched_.address(page); }
 
   void load(std::span<const std::int64_t> pages, const Write& write) override {
-    const HugeArray scratch(pages.size() * page_bytes());
-    std::vector<std::byte*> places;
-    for (std::size_t i = 0; i < pages.size(); ++i) places.push_back(scratch.data() + i * page_bytes());
-    write(places);
+    const HugeArray scratch(page_bytes());
+    for (std::size_t i = 0; i < pages.size(); ++i) write(i, scratch.data());
   }
 
   [[nodiscard]] bool shares_adapters() const override { return true; }

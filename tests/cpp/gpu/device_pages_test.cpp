@@ -20,9 +20,9 @@ constexpr std::size_t kPageBytes = 512;
 
 /// Fills every page with a different byte.
 AdapterPages::Write fill(int first) {
-  return [first](std::span<std::byte* const> pages) {
-    for (std::size_t i = 0; i < pages.size(); ++i)
-      std::memset(pages[i], first + static_cast<int>(i), kPageBytes);
+  return [first](std::size_t index, std::byte* page) {
+    std::memset(page, first + static_cast<int>(index), kPageBytes);
+    return kPageBytes;
   };
 }
 
@@ -71,13 +71,14 @@ BOOST_AUTO_TEST_CASE(as_many_loads_run_as_there_are_streams) {
   std::condition_variable changed;
   int running = 0;
   int most = 0;
-  const AdapterPages::Write meet = [&](std::span<std::byte* const>) {
+  const AdapterPages::Write meet = [&](std::size_t, std::byte*) {
     std::unique_lock lock(mutex);
     most = std::max(most, ++running);
     changed.notify_all();
     // The first two wait for each other, so they must run at the same time.
     changed.wait(lock, [&] { return most == 2; });
     --running;
+    return kPageBytes;
   };
   std::vector<std::thread> threads;
   for (std::int64_t t = 0; t < 4; ++t) {
@@ -96,7 +97,7 @@ BOOST_AUTO_TEST_CASE(a_failed_load_leaves_the_lane_for_the_next) {
   device->fail("allocate_pinned");
   BOOST_CHECK_THROW(pages.load(std::vector<std::int64_t>{0, 1, 2}, fill(1)), StepError);
   BOOST_CHECK_THROW(
-      pages.load(two, [](std::span<std::byte* const>) { throw std::runtime_error("the adapter is bad"); }),
+      pages.load(two, [](std::size_t, std::byte*) -> std::size_t { throw std::runtime_error("bad"); }),
       std::runtime_error);
   pages.load(std::vector<std::int64_t>{2, 3}, fill(7));
   BOOST_TEST(holds(pages, 2, 7));

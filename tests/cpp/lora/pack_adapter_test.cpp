@@ -36,13 +36,16 @@ struct Packed {
         memory(page_bytes * static_cast<std::size_t>(plan.pages)) {
     const HugeArray staging(memory.bytes());
     std::ranges::fill(staging.data(), staging.data() + staging.bytes(), std::byte{0xff});
-    std::vector<std::byte*> host_pages;
     std::vector<std::byte*> addresses;
     for (std::size_t i = 0; i < static_cast<std::size_t>(plan.pages); ++i) {
-      host_pages.push_back(staging.data() + i * page_bytes);
       addresses.push_back(memory.data() + i * page_bytes);
     }
-    device = pack_adapter(adapter, layout, plan, host_pages, addresses);
+    AdapterPacker packer(adapter, layout, plan, addresses);
+    for (std::size_t i = 0; i < addresses.size(); ++i) {
+      const std::size_t used = i < plan.used_bytes.size() ? plan.used_bytes[i] : 0;
+      BOOST_TEST(packer.write_page(i, staging.data() + i * page_bytes) == used);
+    }
+    device = packer.take();
     std::memcpy(memory.data(), staging.data(), memory.bytes());
   }
   DevicePlan plan;

@@ -1,6 +1,8 @@
 #include "support/host_device.h"
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <optional>
 #include <stdexcept>
@@ -72,6 +74,10 @@ class HostDevice::Ledger {
     if (kind == Kind::kDevice) {
       require_free(bytes);
       used_bytes_ += bytes;
+    } else if (bytes > max_pinned_bytes_ - pinned_bytes_) {
+      throw ConfigError("the system pins no " + std::to_string(bytes) + " bytes");
+    } else {
+      pinned_bytes_ += bytes;
     }
     ranges_[static_cast<const std::byte*>(address)] = {kind, bytes};
   }
@@ -79,8 +85,13 @@ class HostDevice::Ledger {
   void remove(const void* address) {
     const std::lock_guard lock(mutex_);
     const auto found = ranges_.find(static_cast<const std::byte*>(address));
-    if (found->second.kind == Kind::kDevice) used_bytes_ -= found->second.bytes;
+    (found->second.kind == Kind::kDevice ? used_bytes_ : pinned_bytes_) -= found->second.bytes;
     ranges_.erase(found);
+  }
+
+  void limit_pinned(std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    max_pinned_bytes_ = std::max(bytes, pinned_bytes_);
   }
 
   [[nodiscard]] bool owns(Kind kind, const void* address, std::size_t bytes) const {
@@ -118,6 +129,8 @@ class HostDevice::Ledger {
   mutable std::mutex mutex_;
   std::size_t total_bytes_;
   std::size_t used_bytes_ = 0;
+  std::size_t pinned_bytes_ = 0;
+  std::size_t max_pinned_bytes_ = std::numeric_limits<std::size_t>::max();
   std::map<const std::byte*, Range> ranges_;
   std::map<std::string, std::int64_t> calls_;
   std::map<std::string, PlannedFailure> failures_;
@@ -352,6 +365,10 @@ std::unique_ptr<Event> HostDevice::make_event() {
 
 void HostDevice::fail(const std::string& call, Failure failure, int successes) {
   ledger_->fail(call, failure, successes);
+}
+
+void HostDevice::limit_pinned(std::size_t bytes) {
+  ledger_->limit_pinned(bytes);
 }
 
 std::int64_t HostDevice::calls(const std::string& call) const {

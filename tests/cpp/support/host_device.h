@@ -47,6 +47,8 @@ class HostDevice final : public Device {
   /// Makes calls of this name ("copy_to_device", "allocate", ...) fail after `successes` more successful
   /// calls.
   void fail(const std::string& call, Failure failure = Failure::kOnce, int successes = 0);
+  /// Refuses further pinned memory above this number of bytes, as a system does.
+  void limit_pinned(std::size_t bytes);
   /// Number of calls of this name so far, over all streams.
   [[nodiscard]] std::int64_t calls(const std::string& call) const;
   /// True if [address, address + bytes) is in one live device allocation.

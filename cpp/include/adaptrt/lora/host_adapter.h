@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -102,11 +103,14 @@ class HostAdapter {
   /// The same, and packs the adapter. The layout must be whole (is_whole()), with images of up to
   /// `page_bytes` bytes. If `matrices` is not nullptr, matrices that are there already are not kept again;
   /// the adapter can then be read only in place. Only then may `storage` be other than kExact, for
-  /// panels; kCompressed is for bfloat16.
+  /// panels; kCompressed is for bfloat16. Without `matrices`, the images are in memory that `pinned` returns
+  /// for their number of bytes, unless it returns nullptr.
+  using AllocatePinned = std::function<std::shared_ptr<std::byte>(std::size_t bytes)>;
   static std::shared_ptr<const HostAdapter> make_packed(const LoraConfig& config, const LoraLayout& layout,
                                                         const SiteIndex& index, std::size_t page_bytes,
                                                         SharedMatrices* matrices = nullptr,
-                                                        LoraStorage storage = LoraStorage::kExact);
+                                                        LoraStorage storage = LoraStorage::kExact,
+                                                        const AllocatePinned& pinned = {});
 
   /// Makes an adapter, as sent, that another process has checked against a layout with the same modules.
   static std::shared_ptr<const HostAdapter> received(std::uint64_t task_id, DType dtype,
@@ -121,7 +125,7 @@ class HostAdapter {
   /// The offsets of a packed adapter's rows are 0.
   [[nodiscard]] const std::vector<AdapterRow>& rows() const { return rows_; }
   /// The rows of an adapter as sent, or the images of a packed one.
-  [[nodiscard]] const std::byte* data() const { return memory_->array.data(); }
+  [[nodiscard]] const std::byte* data() const { return memory_->data(); }
   /// Bytes of the adapter, matrices that it shares with others included.
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
   /// Bytes that the adapter would have if it shared nothing, no row was dropped and its storage were kExact.
@@ -135,6 +139,8 @@ class HostAdapter {
   /// For an adapter as sent.
   [[nodiscard]] const StoredParts& stored_parts() const { return stored_parts_; }
   [[nodiscard]] bool is_packed() const { return plan_.has_value(); }
+  /// True if the images are in pinned memory.
+  [[nodiscard]] bool is_pinned() const { return memory_->pinned != nullptr; }
   /// Positions of a packed adapter's parts on a device with memory of its own.
   [[nodiscard]] const DevicePlan& plan() const { return *plan_; }
   /// Addresses of a packed adapter's parts on the host, for each of plan().sites.

@@ -225,6 +225,12 @@ struct LoraLayout {
   return is_there ? static_cast<std::int32_t>(layout.sites.size()) - 1 : -1;
 }
 
+/// Position of a site in the order in which loads copy them, which is that of execution: new tokens come
+/// first, because the embedding reads them.
+[[nodiscard]] inline std::int32_t load_position(const LoraLayout& layout, std::int32_t site) {
+  return site == new_tokens_site(layout) ? 0 : site + 1;
+}
+
 /// One part of one adapter at one site, in the kernels' layout (LoraLayout::matrix_layout). Pointers are
 /// device addresses in the cache's pages; the host reads them only if it is the device.
 struct DevicePart {

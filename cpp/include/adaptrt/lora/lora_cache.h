@@ -72,6 +72,8 @@ struct LoraCacheStats {
   std::size_t saved_bytes = 0;      ///< bytes that the host level would need in addition without sharing and
                                     ///< without compression
   std::int64_t saved_products = 0;  ///< HostAdapter::saved_products(), of all adapters of the host level
+  std::size_t pinned_bytes = 0;     ///< pinned memory for the host level's adapters, in use or not
+  std::int64_t staged_loads = 0;    ///< loads of packed adapters that are not in pinned memory
 
   friend bool operator==(const LoraCacheStats&, const LoraCacheStats&) = default;
 };
@@ -120,6 +122,11 @@ class DeviceLease;
 /// The bytes of a replaced or unloaded generation count until its last request ends, so host memory never
 /// exceeds host_bytes. If the device level refers to the host level, matrices that are equal are kept and
 /// counted once, until the last adapter with them has gone.
+///
+/// For a device with memory of its own, the host level keeps packed adapters in pinned memory, from which the
+/// device copies them. It pins as much as the level's size and the adapter that is being admitted. If the
+/// system pins less, or no range is large enough, an adapter is kept in other memory and copied through
+/// staging memory (LoraCacheStats::staged_loads).
 ///
 /// Levels that were not given a size grow when larger adapters arrive (LoraCacheOptions::num_adapters).
 ///

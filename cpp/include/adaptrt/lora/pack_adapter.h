@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -11,12 +12,32 @@
 
 namespace adaptrt {
 
-/// Writes the images of an adapter, as sent or packed, into `host_pages` (plan.pages of them, aligned to
-/// kImageAlignment). Returns the adapter with its addresses after a copy to `addresses`, the same pages on
-/// the device. Accesses nothing else, so any thread can call it.
-[[nodiscard]] DeviceAdapter pack_adapter(const HostAdapter& adapter, const LoraLayout& layout,
-                                         const DevicePlan& plan, std::span<std::byte* const> host_pages,
-                                         std::span<std::byte* const> addresses);
+/// Writes the images of an adapter, as sent or packed, page by page. Accesses nothing else, so any thread can
+/// use it. The arguments must outlive it.
+class AdapterPacker {
+ public:
+  /// `addresses`: the adapter's pages on the device, plan.pages of them.
+  AdapterPacker(const HostAdapter& adapter, const LoraLayout& layout, const DevicePlan& plan,
+                std::span<std::byte* const> addresses);
+  ~AdapterPacker();
+  AdapterPacker(const AdapterPacker&) = delete;
+  AdapterPacker& operator=(const AdapterPacker&) = delete;
+
+  /// Writes a page of the plan to `to`, which is aligned to kImageAlignment. Returns the number of bytes
+  /// written.
+  std::size_t write_page(std::size_t page, std::byte* to);
+  /// Returns the adapter with its addresses on the device, after all pages were written.
+  [[nodiscard]] DeviceAdapter take();
+
+ private:
+  class PartPacker;
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Returns a packed adapter whose pages have been copied, as they are, to `addresses`.
+[[nodiscard]] DeviceAdapter device_adapter_on_pages(const HostAdapter& adapter, const LoraLayout& layout,
+                                                    std::span<std::byte* const> addresses);
 
 /// Returns a packed adapter whose images are read where the host level keeps them.
 [[nodiscard]] DeviceAdapter device_adapter_in_place(const HostAdapter& adapter, const LoraLayout& layout);
@@ -33,7 +54,7 @@ struct UnpackedModule {
   std::vector<float> shift;      // [out] or empty
 };
 
-/// The inverse of pack_adapter, for inspection, if the device's memory is the host's. attn_qkv and
+/// The inverse of packing, for inspection, if the device's memory is the host's. attn_qkv and
 /// mlp_gate_up are returned as their parts. Rows of A and B on other ranks are zeros. If they are int8, B has
 /// the integers and A the values times B's scales, whose product is the adapter's.
 [[nodiscard]] std::vector<UnpackedModule> unpack_adapter(const DeviceAdapter& adapter,

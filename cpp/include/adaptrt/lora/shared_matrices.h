@@ -19,8 +19,14 @@ inline constexpr std::size_t kMinSharedBytes = 4096;
 /// Memory of one packed adapter. Its matrices may live longer than the adapter.
 struct PackedMemory {
   explicit PackedMemory(HugeArray memory) : array(std::move(memory)) {}
+  /// `memory` is pinned; see AdapterPages::allocate_pinned.
+  explicit PackedMemory(std::shared_ptr<std::byte> memory) : pinned(std::move(memory)) {}
 
+  [[nodiscard]] std::byte* data() const { return pinned ? pinned.get() : array.data(); }
+
+  /// Empty if the memory is pinned.
   HugeArray array;
+  const std::shared_ptr<std::byte> pinned;
   /// True if an adapter with other memory has used a matrix in it.
   std::atomic<bool> is_lent = false;
 };
