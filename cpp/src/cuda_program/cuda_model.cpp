@@ -18,7 +18,9 @@ void CudaModel::load(const StepArrays& step_arrays, const GpuModelArrays& arrays
   best_tokens_ = arrays.best_tokens;
   memory_.emplace(program_, arrays, device);
   pools_.resize(static_cast<std::size_t>(program_.num_layers));
-  ops_ = load_weights(device, stream).ops;
+  LoweredProgram lowered = load_weights(device, stream);
+  ops_ = std::move(lowered.ops);
+  read_positions_ = std::move(lowered.read_positions);
   ops_.push_back(make_best_tokens(program_, *memory_, arrays.best_tokens));
   find_highest_ = {.width = program_.vocab_size,
                    .stride = program_.logits_width(),
@@ -67,6 +69,12 @@ void CudaModel::run(GpuStepKind /*kind*/, const RunShape& shape, Stream& stream)
   enqueue(shape, stream);
 }
 
+void CudaModel::run_on_arrival(GpuStepKind /*kind*/, const RunShape& shape, const StepArrivals& arrivals,
+                               Stream& stream) {
+  ArrivalWaits waits(arrivals, stream);
+  enqueue(shape, stream, &waits);
+}
+
 std::function<void(Stream&)> CudaModel::make_graph_work(const RunShape& shape) {
   return [this, shape](Stream& stream) { enqueue(shape, stream); };
 }
@@ -88,7 +96,7 @@ void CudaModel::take_tokens(const RunShape& shape, Stream& stream) {
       stream.handle());
 }
 
-void CudaModel::enqueue(const RunShape& shape, Stream& stream) {
+void CudaModel::enqueue(const RunShape& shape, Stream& stream, ArrivalWaits* waits) {
   const StepPlaces places = step_arrays_->places(shape);
   const auto at = [this](const StepArray& array) {
     return reinterpret_cast<const std::int32_t*>(step_memory_ + array.offset);
@@ -112,7 +120,10 @@ void CudaModel::enqueue(const RunShape& shape, Stream& stream) {
                     .stream = stream.handle()};
   std::size_t next = 0;
   const auto enqueue_until = [&](std::size_t end) {
-    for (; next < end; ++next) ops_[next]->enqueue(run);
+    for (; next < end; ++next) {
+      if (waits != nullptr && next < read_positions_.size()) waits->await(read_positions_[next]);
+      ops_[next]->enqueue(run);
+    }
   };
   for (std::size_t section = 0; section < streamed_.size(); ++section) {
     enqueue_until(streamed_[section].begin);

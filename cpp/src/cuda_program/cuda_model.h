@@ -36,13 +36,16 @@ class CudaModel final : public GpuModel {
   void set_kv_pools(std::span<const DeviceArray> pools) override;
   void set_states(std::byte* slots) override { states_.slots = slots; }
   void run(GpuStepKind kind, const RunShape& shape, Stream& stream) override;
+  void run_on_arrival(GpuStepKind kind, const RunShape& shape, const StepArrivals& arrivals,
+                      Stream& stream) override;
   [[nodiscard]] std::function<void(Stream&)> make_graph_work(const RunShape& shape) override;
   [[nodiscard]] bool can_be_captured() const override { return !ring_; }
   void find_highest(std::int32_t first_row, std::int32_t rows, std::int32_t count, Stream& stream) override;
   void take_tokens(const RunShape& shape, Stream& stream) override;
 
  private:
-  void enqueue(const RunShape& shape, Stream& stream);
+  /// `waits`: nullptr if all adapters of the run are on the device.
+  void enqueue(const RunShape& shape, Stream& stream, ArrivalWaits* waits = nullptr);
   /// Lowers the program, with its weights on the device and in the ring.
   [[nodiscard]] LoweredProgram load_weights(Device& device, Stream& stream);
   [[nodiscard]] LoweredProgram lower_with(DeviceWeights& weights) const;
@@ -65,6 +68,7 @@ class CudaModel final : public GpuModel {
   DeviceStates states_;
   std::vector<Allocation> weights_;
   CudaOps ops_;
+  std::vector<std::int32_t> read_positions_;  ///< LoweredProgram::read_positions
   std::vector<StreamedOps> streamed_;
   std::optional<WeightRing> ring_;
 };

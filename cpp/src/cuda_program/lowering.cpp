@@ -11,6 +11,7 @@
 #include "experts_op.h"
 #include "latent_ops.h"
 #include "linear_op.h"
+#include "read_positions.h"
 #include "row_ops.h"
 #include "state_ops.h"
 
@@ -34,7 +35,9 @@ class Lowering {
     sections_.push_back(ops_.size());
     is_head_ = true;
     for (const Op& op : program_.head) lower_one(op);
-    return {.ops = std::move(ops_), .sections = std::move(sections_)};
+    return {.ops = std::move(ops_),
+            .read_positions = std::move(read_positions_),
+            .sections = std::move(sections_)};
   }
 
  private:
@@ -44,6 +47,7 @@ class Lowering {
       if (buffers.does_read(waiting_) || buffers.does_write(waiting_)) add_waiting();
     }
     std::visit([this](const auto& each) { lower_one(each); }, op);
+    read_positions_.resize(ops_.size(), last_read_position(op, program_.lora));
   }
 
   void lower_one(const EmbeddingOp& op) {
@@ -154,6 +158,7 @@ class Lowering {
   DeviceWeights& weights_;
   const bool hopper_prefill_;
   CudaOps ops_;
+  std::vector<std::int32_t> read_positions_;
   std::vector<std::size_t> sections_;
   bool is_head_ = false;
   /// Heads of latent attention for which the slots have numbers.

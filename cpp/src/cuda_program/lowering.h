@@ -18,6 +18,8 @@ using KvPoolAddresses = std::vector<std::byte*>;
 /// The ops of a program, in order of execution.
 struct LoweredProgram {
   CudaOps ops;
+  /// The last load_position() of adapters' sites that each op reads; -1 if it reads none.
+  std::vector<std::int32_t> read_positions;
   /// First op of each section, and the end of the last one.
   std::vector<std::size_t> sections;
 };

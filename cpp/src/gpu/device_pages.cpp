@@ -93,10 +93,11 @@ class DevicePages::LaneCopies final : public Copies {
     arrivals_->add(load_id, arrival_);
   }
   ~LaneCopies() override {
-    arrivals_->remove(load_id_);
+    // A failed arrival stays, because requests that lease the adapter may not have run a step yet.
+    if (!arrival_->has_failed()) arrivals_->remove(load_id_);
     try {
       lease_.lane().synchronize();
-    } catch (const AdaptrtError&) {  // NOLINT(bugprone-empty-catch): wait() throws it
+    } catch (const AdaptrtError&) {  // NOLINT(bugprone-empty-catch): wait() has thrown it
     }
   }
   LaneCopies(const LaneCopies&) = delete;

@@ -10,6 +10,7 @@
 #include "adapter_table.h"
 #include "adaptrt/core/error.h"
 #include "adaptrt/engine/check_step_input.h"
+#include "adaptrt/gpu/adapter_arrivals.h"
 #include "adaptrt/gpu/device_pages.h"
 #include "adaptrt/gpu/step_arrays.h"
 #include "kv_pools.h"
@@ -133,7 +134,7 @@ class GpuEngine final : public Engine {
   [[nodiscard]] std::unique_ptr<AdapterPages> make_adapter_pages(std::size_t page_bytes,
                                                                  std::int64_t num_pages,
                                                                  std::int32_t num_copy_streams) override {
-    return std::make_unique<DevicePages>(device_, page_bytes, num_pages, num_copy_streams);
+    return std::make_unique<DevicePages>(device_, page_bytes, num_pages, num_copy_streams, arrivals_);
   }
 
  private:
@@ -152,6 +153,7 @@ class GpuEngine final : public Engine {
   struct BegunStep {
     StepInput input;
     std::span<const std::int32_t> slots;
+    StepArrivals arrivals;
     bool is_ahead = false;  ///< it takes its tokens from the run before
     bool is_decode = false;
     bool has_adapters = true;
@@ -206,6 +208,7 @@ class GpuEngine final : public Engine {
     prepare_states(input);
     step.input = input;
     step.slots = place_adapters(input);
+    step.arrivals = find_arrivals(input);
     step.is_ahead = is_ahead;
     step.is_decode = is_decode(input);
     step.has_adapters = !description_.skips_unused_adapters ||
@@ -237,6 +240,7 @@ class GpuEngine final : public Engine {
       } else {
         stream_->synchronize();
       }
+      for (const auto& arrival : step.arrivals) arrival->synchronize();  // they are done or have failed
       const std::size_t first = step.first_row;
       take_highest(step);
       take_best_tokens(step);
@@ -309,6 +313,19 @@ class GpuEngine final : public Engine {
     return no_slots_;
   }
 
+  /// Returns the adapters of the step that are still being copied.
+  [[nodiscard]] StepArrivals find_arrivals(const StepInput& input) const {
+    StepArrivals arrivals;
+    for (const DeviceAdapter* adapter : input.adapters) {
+      if (adapter == nullptr) continue;
+      auto arrival = arrivals_->find(adapter->load_id);
+      if (arrival && std::ranges::find(arrivals, arrival) == arrivals.end()) {
+        arrivals.push_back(std::move(arrival));
+      }
+    }
+    return arrivals;
+  }
+
   void enqueue_run(const BegunStep& step, std::span<const std::int32_t> rows) {
     const StepInput& input = step.input;
     const bool by_graph = step.is_decode && options_.cuda_graphs;
@@ -316,10 +333,14 @@ class GpuEngine final : public Engine {
     const std::size_t bytes = arrays_.write(step.staging.data(), shape, input, step.slots, rows);
     stream_->copy_to_device(step_memory_.data(), step.staging.data(), bytes);
     if (step.is_ahead) model_->take_tokens(shape, *stream_);
+    const GpuStepKind kind = step.is_decode ? GpuStepKind::kDecode : GpuStepKind::kPrefill;
     if (by_graph) {
+      ArrivalWaits(step.arrivals, *stream_).await_all();
       graphs_.run(shape, *stream_, [&] { return model_->make_graph_work(shape); });
+    } else if (!step.arrivals.empty()) {
+      model_->run_on_arrival(kind, shape, step.arrivals, *stream_);
     } else {
-      model_->run(step.is_decode ? GpuStepKind::kDecode : GpuStepKind::kPrefill, shape, *stream_);
+      model_->run(kind, shape, *stream_);
     }
   }
 
@@ -370,6 +391,7 @@ class GpuEngine final : public Engine {
   Allocation summaries_;
   Allocation highest_;
   std::optional<AdapterTable> table_;
+  std::shared_ptr<AdapterArrivals> arrivals_ = std::make_shared<AdapterArrivals>();
   std::unique_ptr<GpuModel> model_;
   StepGraphs graphs_;
   std::array<BegunStep, 2> steps_;
@@ -381,6 +403,12 @@ class GpuEngine final : public Engine {
 };
 
 }  // namespace
+
+void GpuModel::run_on_arrival(GpuStepKind kind, const RunShape& shape, const StepArrivals& arrivals,
+                              Stream& stream) {
+  ArrivalWaits(arrivals, stream).await_all();
+  run(kind, shape, stream);
+}
 
 void GpuModel::set_states(std::byte* /*slots*/) {
   throw EngineError("the model keeps no states");

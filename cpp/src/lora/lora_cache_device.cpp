@@ -22,7 +22,7 @@ std::optional<DeviceLease> LoraCache::Impl::acquire(const HostAdapter& adapter) 
     if (entry.residence == Residence::kResident) break;
     if (const auto error = load(entry, lock)) std::rethrow_exception(error);
   }
-  if (entry.residence != Residence::kResident) return std::nullopt;
+  if (!entry.is_ready()) return std::nullopt;
   if (!std::exchange(entry.is_fresh, false)) ++counters_.device_hits;
   ++entry.leases;
   settle(entry);
@@ -46,7 +46,7 @@ AdapterReadiness LoraCache::Impl::ensure(CacheEntry& entry, std::uint64_t turn, 
   if (entry.residence != Residence::kAbsent) {
     // A load can end within the turn. Its adapter must not be evicted for a later request.
     entry.turn = turn;
-    return entry.residence == Residence::kLoading ? kLoading : kReady;
+    return entry.is_ready() ? kReady : kLoading;
   }
   // A load can also fail within the turn: report that to its waiters before the next try.
   if (has_untold_failure(entry)) return kLoading;
@@ -86,7 +86,7 @@ std::int64_t LoraCache::Impl::count_pages_to_get(std::int64_t enough, std::uint6
 std::int64_t LoraCache::Impl::count_held_pages() const {
   std::int64_t pages = 0;
   for (const CacheEntry* busy : device_busy_) {
-    if (busy->residence == Residence::kResident || busy->pinned) pages += busy->plan.pages;
+    if (busy->leases > 0 || busy->pinned) pages += busy->plan.pages;
   }
   return pages;
 }
@@ -131,7 +131,7 @@ void LoraCache::Impl::settle(CacheEntry& entry) noexcept {
   }
   CacheEntry::List* device = &device_absent_;
   if (entry.residence != Residence::kAbsent) {
-    const bool stays = entry.leases > 0 || entry.pinned || entry.residence == Residence::kLoading;
+    const bool stays = entry.leases > 0 || entry.pinned || entry.is_loading();
     device = stays ? &device_busy_ : &device_idle_;
   }
   if (device != entry.device_list) {
@@ -213,7 +213,7 @@ void LoraCache::Impl::pin(std::uint64_t task_id) {
     entry.is_fresh = false;
     error = outcome->error;
     // Another thread may have started a new load since this failure, and pin with that one.
-    if (error && entry.residence == Residence::kAbsent) set_pinned(entry, false);
+    if (error && !entry.is_loading() && !entry.is_ready()) set_pinned(entry, false);
   }
   if (loads_here && on_load_end_) on_load_end_();
   if (error) std::rethrow_exception(error);

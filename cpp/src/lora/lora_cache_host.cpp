@@ -296,6 +296,7 @@ void LoraCache::Impl::release_lease(CacheEntry& entry) noexcept {
   EntryPtr dropped;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   --entry.leases;
+  if (entry.residence == Residence::kFailed && entry.leases == 0) drop_device_copy(entry);
   dropped = give_up(entry);
 }
 

@@ -36,8 +36,13 @@ struct LoadOutcome {
 
 /// One generation of an adapter in the cache.
 struct CacheEntry {
-  /// kLoading: its pages are reserved, and a load is queued or running.
-  enum class Residence : std::uint8_t { kAbsent, kLoading, kResident };
+  enum class Residence : std::uint8_t {
+    kAbsent,
+    kLoading,   ///< its pages are reserved, and a load is queued or running
+    kArriving,  ///< its copies are enqueued; it can be leased, because steps wait for them
+    kResident,
+    kFailed,  ///< its copies failed while it was leased; its pages are given back with the last lease
+  };
   /// One of a level's lists. Moving between lists allocates nothing, so releasing a lease cannot fail.
   using List = std::list<CacheEntry*>;
 
@@ -73,8 +78,16 @@ struct CacheEntry {
 
   /// True if requests or leases hold it.
   [[nodiscard]] bool is_held() const { return users > 0 || leases > 0; }
+  /// True if a load is queued or running, and so reads the host level and writes the pages.
+  [[nodiscard]] bool is_loading() const {
+    return residence == Residence::kLoading || residence == Residence::kArriving;
+  }
+  /// True if it can be leased.
+  [[nodiscard]] bool is_ready() const {
+    return residence == Residence::kArriving || residence == Residence::kResident;
+  }
   /// True if it cannot leave the cache now.
-  [[nodiscard]] bool in_use() const { return is_held() || residence == Residence::kLoading; }
+  [[nodiscard]] bool in_use() const { return is_held() || is_loading(); }
 };
 
 using Residence = CacheEntry::Residence;
@@ -165,9 +178,10 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   /// Loads an entry whose pages are reserved; releases `lock` meanwhile. Returns the error, if any; the pages
   /// are then released.
   std::exception_ptr load(CacheEntry& entry, std::unique_lock<std::mutex>& lock) noexcept;
-  // Copy an adapter to its pages, without the lock. `addresses`: of the pages, on the device.
-  DeviceAdapter copy_from_pinned(CacheEntry& entry, std::span<std::byte* const> addresses);
+  /// Packs an adapter into its pages, without the lock. `addresses`: of the pages, on the device.
   DeviceAdapter pack(const CacheEntry& entry, std::span<std::byte* const> addresses);
+  /// The entry can be leased from now on, while its copies run. Call it without the lock.
+  void announce(CacheEntry& entry, DeviceAdapter adapter) noexcept;
   void make_load(LoadJobs& job, std::unique_lock<std::mutex>& lock) noexcept;
   void check_ever_fits(std::uint64_t task_id, std::size_t bytes, std::int64_t pages) const;
   std::shared_ptr<const HostAdapter> find(std::uint64_t task_id);

@@ -37,8 +37,11 @@ void check_entry(const CacheEntry& entry, bool refers_to_host, Findings& finding
   findings.expect(!absent || entry.leases == 0, entry, "is leased but not on the device");
   findings.expect(entry.pages.size() == (absent ? 0U : static_cast<std::size_t>(entry.plan.pages)), entry,
                   "has another number of pages than its plan");
-  findings.expect((refers_to_host || entry.residence == Residence::kResident) == !entry.device.sites.empty(),
-                  entry, "has a device copy exactly when it should not");
+  const bool has_copy = refers_to_host || entry.is_ready() || entry.residence == Residence::kFailed;
+  findings.expect(has_copy == !entry.device.sites.empty(), entry,
+                  "has a device copy exactly when it should not");
+  findings.expect(entry.residence != Residence::kFailed || entry.leases > 0, entry,
+                  "keeps pages after a failed load");
   findings.expect(*entry.host_place == &entry, entry, "is at another adapter's place of the host list");
   findings.expect(*entry.device_place == &entry, entry, "is at another adapter's place of the device list");
 }
@@ -60,7 +63,7 @@ std::vector<std::string> LoraCache::Impl::check_invariants() const {
     check_entry(*entry, refers_to_host_, findings);
     const bool absent = entry->residence == Residence::kAbsent;
     const bool idle = entry->residence == Residence::kResident && entry->leases == 0 && !entry->pinned;
-    if (entry->residence == Residence::kLoading) ++loading;
+    if (entry->is_loading()) ++loading;
     findings.expect(entry->adapter->generation() == generation, *entry, "is filed under another generation");
     findings.expect(entry->host_list == (entry->in_use() || entry->pinned ? &host_busy_ : &host_idle_),
                     *entry, "is in the wrong host list");

@@ -58,17 +58,21 @@ std::vector<AdapterPages::Copy> ranges_of(const HostAdapter& adapter, const Lora
 
 }  // namespace
 
-DeviceAdapter LoraCache::Impl::copy_from_pinned(CacheEntry& entry, std::span<std::byte* const> addresses) {
-  DeviceAdapter adapter = device_adapter_on_pages(*entry.adapter, layout_, addresses);
-  pages_->begin_copies(adapter.load_id, ranges_of(*entry.adapter, layout_, entry.pages))->wait();
-  return adapter;
-}
-
 DeviceAdapter LoraCache::Impl::pack(const CacheEntry& entry, std::span<std::byte* const> addresses) {
   AdapterPacker packer(*entry.adapter, layout_, entry.plan, addresses);
   pages_->load(entry.pages,
                [&](std::size_t page, std::byte* host_page) { return packer.write_page(page, host_page); });
   return packer.take();
+}
+
+void LoraCache::Impl::announce(CacheEntry& entry, DeviceAdapter adapter) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    entry.device = std::move(adapter);
+    entry.residence = Residence::kArriving;
+    entry.is_fresh = true;
+  }
+  if (on_load_end_) on_load_end_();
 }
 
 std::exception_ptr LoraCache::Impl::load(CacheEntry& entry, std::unique_lock<std::mutex>& lock) noexcept {
@@ -79,7 +83,16 @@ std::exception_ptr LoraCache::Impl::load(CacheEntry& entry, std::unique_lock<std
   try {
     std::vector<std::byte*> addresses;
     for (const std::int64_t page : entry.pages) addresses.push_back(pages_->address(page));
-    packed = entry.adapter->is_pinned() ? copy_from_pinned(entry, addresses) : pack(entry, addresses);
+    if (entry.adapter->is_pinned()) {
+      packed = device_adapter_on_pages(*entry.adapter, layout_, addresses);
+      const auto copies =
+          pages_->begin_copies(packed.load_id, ranges_of(*entry.adapter, layout_, entry.pages));
+      // Without workers, the order of events must not depend on timing.
+      if (has_workers_) announce(entry, std::exchange(packed, {}));
+      copies->wait();
+    } else {
+      packed = pack(entry, addresses);
+    }
     pages_->share(entry.adapter, entry.pages, packed.load_id);
   } catch (...) {
     error = std::current_exception();
@@ -92,11 +105,17 @@ std::exception_ptr LoraCache::Impl::load(CacheEntry& entry, std::unique_lock<std
   if (error) {
     ++counters_.failed_loads;
     entry.newest_load->error = error;
-    drop_device_copy(entry);
+    if (entry.leases > 0) {
+      entry.residence = Residence::kFailed;
+    } else {
+      drop_device_copy(entry);
+    }
   } else {
-    entry.device = std::move(packed);
+    if (entry.residence == Residence::kLoading) {
+      entry.device = std::move(packed);
+      entry.is_fresh = true;
+    }
     entry.residence = Residence::kResident;
-    entry.is_fresh = true;
   }
   entry.newest_load->has_ended = true;
   settle(entry);

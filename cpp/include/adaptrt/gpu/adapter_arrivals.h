@@ -2,8 +2,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -11,24 +13,25 @@
 
 namespace adaptrt {
 
-/// Copies of one adapter that were enqueued. Thread-safe after the last add().
+/// Copies of one adapter to the device that were enqueued, in parts. Thread-safe after the last add().
 class AdapterArrival {
  public:
-  /// Records a point after the copies of the sites from load_position() `position` on. Positions ascend.
-  void add(std::int32_t position, std::unique_ptr<Event> copied, Stream& stream);
-  /// Later work of `stream` waits for the sites up to `position`.
-  void await(std::int32_t position, Stream& stream) const;
-  /// Later work of `stream` waits for all sites.
-  void await_all(Stream& stream) const;
-  /// Waits for all sites. Throws as Event::synchronize().
-  void synchronize() const;
-
- private:
   struct Part {
-    std::int32_t position = 0;
+    std::int32_t position = 0;  ///< load_position() of its first site
     std::unique_ptr<Event> copied;
   };
+
+  /// Adds a part whose copies were just enqueued on `stream`. Positions ascend.
+  void add(std::int32_t position, std::unique_ptr<Event> copied, Stream& stream);
+  [[nodiscard]] std::span<const Part> parts() const { return parts_; }
+  /// Waits for all parts. Throws if a copy failed; later calls then throw the same.
+  void synchronize() const;
+  [[nodiscard]] bool has_failed() const;
+
+ private:
   std::vector<Part> parts_;
+  mutable std::mutex mutex_;
+  mutable std::exception_ptr failure_;
 };
 
 /// The adapters whose copies may still run, by DeviceAdapter::load_id. An engine and its pages share it.
@@ -43,6 +46,30 @@ class AdapterArrivals {
  private:
   mutable std::mutex mutex_;
   std::unordered_map<std::uint64_t, std::shared_ptr<const AdapterArrival>> arrivals_;
+};
+
+/// The arrivals that the work of one step reads.
+using StepArrivals = std::vector<std::shared_ptr<const AdapterArrival>>;
+
+/// Lets the work of a stream wait for the parts that it reads, each once.
+class ArrivalWaits {
+ public:
+  /// Both must outlive the object.
+  ArrivalWaits(const StepArrivals& arrivals, Stream& stream)
+      : arrivals_(arrivals), stream_(stream), awaited_(arrivals.size()) {}
+
+  /// Later work of the stream may read the sites up to this load_position().
+  void await(std::int32_t position);
+  /// Later work of the stream may read all sites.
+  void await_all();
+
+ private:
+  /// Waits for the first `parts` parts of an arrival.
+  void await_parts(std::size_t arrival, std::size_t parts);
+
+  const StepArrivals& arrivals_;
+  Stream& stream_;
+  std::vector<std::size_t> awaited_;  ///< number of parts, of each arrival
 };
 
 }  // namespace adaptrt

@@ -57,8 +57,9 @@ class AdapterPages {
     /// Waits until the data is in the pages. Throws StepError if the device fails.
     virtual void wait() = 0;
   };
-  /// Enqueues copies, whose positions ascend. The source must not change before they are done. Like load(),
-  /// several threads may call it. Throws StepError if the device fails; no copy runs then.
+  /// Enqueues copies, whose positions ascend. The source must not change before they are done. From then on,
+  /// steps may read the adapter of this DeviceAdapter::load_id: they wait for the copies, and fail if the
+  /// copies do. Throws StepError if the device fails; no copy runs then.
   [[nodiscard]] virtual std::unique_ptr<Copies> begin_copies(std::uint64_t load_id,
                                                              std::span<const Copy> copies);
 

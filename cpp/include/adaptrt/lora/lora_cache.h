@@ -43,8 +43,8 @@ struct LoraCacheOptions {
   LoraStorage storage = LoraStorage::kExact;
   /// Number of additional threads that load adapters; 0: the thread that acquires an adapter loads it.
   std::int32_t num_load_workers = 0;
-  /// Called without a lock when a load that acquire() did not make itself has ended, successfully or not. It
-  /// must not throw.
+  /// Called without a lock when a load that acquire() did not make itself has ended, successfully or not, and
+  /// when its adapter can be leased before that. It must not throw.
   std::function<void()> on_load_end = {};
 };
 
@@ -94,7 +94,7 @@ struct LoraCacheEntry {
 /// Availability of an adapter on the device level.
 enum class AdapterReadiness : std::uint8_t {
   kReady,         ///< acquire() gives a lease now
-  kLoading,       ///< loading; on_load_end is called when the load ends or fails
+  kLoading,       ///< loading; on_load_end is called when it can be leased, or when the load fails
   kAwaitsLoads,   ///< running loads take pages that it needs
   kAwaitsOthers,  ///< pages that it needs are reserved for adapters that were ensured before it in this turn
   kNoRoom,        ///< pages that it needs are leased or pinned
@@ -127,6 +127,10 @@ class DeviceLease;
 /// device copies them. It pins as much as the level's size and the adapter that is being admitted. If the
 /// system pins less, or no range is large enough, an adapter is kept in other memory and copied through
 /// staging memory (LoraCacheStats::staged_loads).
+///
+/// With load workers, an adapter in pinned memory can be leased as soon as its copies are enqueued: the engine's
+/// steps wait for them (AdapterPages::begin_copies). The load ends, and its worker is free, when they are done.
+/// If they fail, the steps that read the adapter fail too.
 ///
 /// Levels that were not given a size grow when larger adapters arrive (LoraCacheOptions::num_adapters).
 ///
