@@ -11,11 +11,14 @@ void AdapterArrival::add(std::int32_t position, std::unique_ptr<Event> copied, S
 }
 
 void AdapterArrival::synchronize() const {
-  const std::lock_guard lock(mutex_);
-  if (failure_) std::rethrow_exception(failure_);
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_) std::rethrow_exception(failure_);
+  }
   try {
     if (!parts_.empty()) parts_.back().copied->synchronize();
   } catch (...) {
+    const std::lock_guard lock(mutex_);
     failure_ = std::current_exception();
     throw;
   }

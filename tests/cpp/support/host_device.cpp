@@ -37,14 +37,16 @@ class HostDevice::Ledger {
     return {total_bytes_ - used_bytes_, total_bytes_};
   }
 
-  void enter(const std::string& call) {
+  /// Returns true if the call's work is to fail.
+  bool enter(const std::string& call) {
     const std::lock_guard lock(mutex_);
     ++calls_[call];
     if (lost_) throw EngineError(*lost_);
     const auto found = failures_.find(call);
-    if (found == failures_.end() || found->second.successes-- > 0) return;
+    if (found == failures_.end() || found->second.successes-- > 0) return false;
     const Failure failure = found->second.failure;
     failures_.erase(found);
+    if (failure == Failure::kLate) return true;
     const std::string reason = call + ": an injected failure";
     if (failure == Failure::kOnce) throw StepError(reason);
     lost_ = reason + "; the device cannot be used any more";
@@ -87,6 +89,19 @@ class HostDevice::Ledger {
     const auto found = ranges_.find(static_cast<const std::byte*>(address));
     (found->second.kind == Kind::kDevice ? used_bytes_ : pinned_bytes_) -= found->second.bytes;
     ranges_.erase(found);
+  }
+
+  void set_before_event_waits(std::function<void()> hook) {
+    const std::lock_guard lock(mutex_);
+    before_event_wait_ = std::move(hook);
+  }
+  void before_event_wait() const {
+    std::function<void()> hook;
+    {
+      const std::lock_guard lock(mutex_);
+      hook = before_event_wait_;
+    }
+    if (hook) hook();
   }
 
   void limit_pinned(std::size_t bytes) {
@@ -135,6 +150,7 @@ class HostDevice::Ledger {
   std::map<std::string, std::int64_t> calls_;
   std::map<std::string, PlannedFailure> failures_;
   std::optional<std::string> lost_;
+  std::function<void()> before_event_wait_;
 };
 
 namespace {
@@ -173,8 +189,24 @@ class HostStream final : public Stream {
       }
     }
 
+    /// Called by work that fails.
+    void fail() {
+      const std::lock_guard lock(mutex_);
+      failed_at_ = num_done_;
+    }
+    /// Throws if work before a point has failed.
+    void throw_if_failed(std::int64_t end) const {
+      const std::lock_guard lock(mutex_);
+      if (failed_at_ && *failed_at_ <= end) throw StepError("a copy failed");
+    }
+    void forget_failure() {
+      const std::lock_guard lock(mutex_);
+      failed_at_.reset();
+    }
+
    private:
     mutable std::recursive_mutex mutex_;
+    std::optional<std::int64_t> failed_at_;
     std::deque<Work> waiting_;
     std::int64_t num_pushed_ = 0;
     std::int64_t num_done_ = 0;
@@ -194,7 +226,10 @@ class HostStream final : public Stream {
   [[nodiscard]] void* handle() const override { return const_cast<HostStream*>(this); }
 
   void copy_to_device(std::byte* device, const std::byte* host, std::size_t bytes) override {
-    ledger_->enter("copy_to_device");
+    if (ledger_->enter("copy_to_device")) {
+      submit([queue = queue_.get()] { queue->fail(); });
+      return;
+    }
     copy("copy_to_device", device, host, bytes, device, host);
   }
   void copy_to_host(std::byte* host, const std::byte* device, std::size_t bytes) override {
@@ -222,7 +257,14 @@ class HostStream final : public Stream {
   void wait(Event& event) override;
   void synchronize() override {
     ledger_->enter("synchronize");
-    queue_->run_to(queue_->num_pushed());
+    const std::int64_t end = queue_->num_pushed();
+    queue_->run_to(end);
+    try {
+      queue_->throw_if_failed(end);
+    } catch (...) {
+      queue_->forget_failure();
+      throw;
+    }
   }
 
   [[nodiscard]] std::unique_ptr<CapturedGraph> capture(const std::function<void()>& work) override {
@@ -287,9 +329,14 @@ namespace {
 
 class HostEvent final : public Event {
  public:
+  explicit HostEvent(std::function<void()> before_wait) : before_wait_(std::move(before_wait)) {}
+
   void synchronize() override {
+    before_wait_();
     const auto [queue, point] = place();
-    if (queue) queue->run_to(point);
+    if (!queue) return;
+    queue->run_to(point);
+    queue->throw_if_failed(point);
   }
   void set(std::shared_ptr<HostStream::Queue> queue, std::int64_t point) {
     const std::lock_guard lock(mutex_);
@@ -302,6 +349,7 @@ class HostEvent final : public Event {
   }
 
  private:
+  std::function<void()> before_wait_;
   std::mutex mutex_;
   std::shared_ptr<HostStream::Queue> queue_;
   std::int64_t point_ = 0;
@@ -360,11 +408,15 @@ std::unique_ptr<Stream> HostDevice::make_stream() {
 
 std::unique_ptr<Event> HostDevice::make_event() {
   ledger_->enter("make_event");
-  return std::make_unique<HostEvent>();
+  return std::make_unique<HostEvent>([ledger = ledger_] { ledger->before_event_wait(); });
 }
 
 void HostDevice::fail(const std::string& call, Failure failure, int successes) {
   ledger_->fail(call, failure, successes);
+}
+
+void HostDevice::before_event_waits(std::function<void()> hook) {
+  ledger_->set_before_event_waits(std::move(hook));
 }
 
 void HostDevice::limit_pinned(std::size_t bytes) {

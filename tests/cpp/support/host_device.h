@@ -25,6 +25,7 @@ enum class StreamTime : std::uint8_t {
 enum class Failure : std::uint8_t {
   kOnce,     ///< StepError, once
   kForGood,  ///< EngineError, in this and every later call
+  kLate,     ///< a copy that is never made: events after it, and the stream, throw StepError when awaited
 };
 
 class HostStream;
@@ -47,6 +48,8 @@ class HostDevice final : public Device {
   /// Makes calls of this name ("copy_to_device", "allocate", ...) fail after `successes` more successful
   /// calls.
   void fail(const std::string& call, Failure failure = Failure::kOnce, int successes = 0);
+  /// Calls `hook` before a thread waits for an event; nothing runs before it returns.
+  void before_event_waits(std::function<void()> hook);
   /// Refuses further pinned memory above this number of bytes, as a system does.
   void limit_pinned(std::size_t bytes);
   /// Number of calls of this name so far, over all streams.
