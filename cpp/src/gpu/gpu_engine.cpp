@@ -240,7 +240,8 @@ class GpuEngine final : public Engine {
       } else {
         stream_->synchronize();
       }
-      for (const auto& arrival : step.arrivals) arrival->synchronize();  // they are done or have failed
+      // The run waited for them, so they are done or have failed.
+      for (const auto& arrival : std::exchange(step.arrivals, {})) arrival->synchronize();
       const std::size_t first = step.first_row;
       take_highest(step);
       take_best_tokens(step);

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <boost/test/unit_test.hpp>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <memory>
@@ -102,6 +103,66 @@ BOOST_AUTO_TEST_CASE(a_failed_load_leaves_the_lane_for_the_next) {
   pages.load(std::vector<std::int64_t>{2, 3}, fill(7));
   BOOST_TEST(holds(pages, 2, 7));
   BOOST_TEST(holds(pages, 3, 8));
+}
+
+BOOST_AUTO_TEST_CASE(a_page_is_copied_while_the_next_one_is_written) {
+  const auto device = std::make_shared<HostDevice>(1 << 20, StreamTime::kAtOnce);
+  DevicePages pages(device, kPageBytes, 4, 1);
+  std::memset(pages.address(0), 9, 4 * kPageBytes);
+  pages.load(std::vector<std::int64_t>{3, 1, 2}, [&](std::size_t index, std::byte* page) {
+    BOOST_TEST(device->calls("copy_to_device") == static_cast<std::int64_t>(index));
+    std::memset(page, static_cast<int>(index), kPageBytes);
+    return index == 0 ? kPageBytes : (2 - index) * 100;  // the last page has nothing
+  });
+  BOOST_TEST(device->calls("copy_to_device") == 2);
+  BOOST_TEST(holds(pages, 3, 0));
+  BOOST_TEST((pages.address(1)[99] == std::byte{1}));
+  BOOST_TEST((pages.address(1)[100] == std::byte{9}));
+  BOOST_TEST(holds(pages, 2, 9));
+}
+
+BOOST_AUTO_TEST_CASE(copies_of_a_lane_end_before_the_next_ones_begin) {
+  const auto device = std::make_shared<HostDevice>(1 << 20, StreamTime::kLate);
+  const auto arrivals = std::make_shared<AdapterArrivals>();
+  DevicePages pages(device, kPageBytes, 4, 1, arrivals);
+  const auto memory = pages.allocate_pinned(kPageBytes, 1 << 20);
+  std::memset(memory.get(), 5, kPageBytes);
+  BOOST_TEST(pages.pinned_bytes() >= kPageBytes);
+  const std::vector<AdapterPages::Copy> copies{{2, 0, {memory.get(), 256}, 1},
+                                               {3, 256, {memory.get() + 256, 256}, 4}};
+  auto running = pages.begin_copies(7, copies);
+  BOOST_TEST_REQUIRE(arrivals->find(7) != nullptr);
+  BOOST_TEST(arrivals->find(7)->parts().size() == 2U);
+  BOOST_TEST(arrivals->find(7)->parts()[1].position == 4);
+  BOOST_TEST((pages.address(2)[0] != std::byte{5}));
+  std::atomic<bool> has_begun = false;
+  std::thread other([&] {
+    const auto next = pages.begin_copies(8, copies);
+    has_begun = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  BOOST_TEST(!has_begun);
+  running->wait();
+  BOOST_TEST((pages.address(2)[255] == std::byte{5} && pages.address(3)[256] == std::byte{5}));
+  running = nullptr;
+  other.join();
+  BOOST_TEST(arrivals->find(7) == nullptr);
+  BOOST_TEST(arrivals->find(8) == nullptr);
+}
+
+BOOST_AUTO_TEST_CASE(copies_that_nobody_awaits_end_before_their_memory_goes) {
+  const auto device = std::make_shared<HostDevice>(1 << 20, StreamTime::kLate);
+  DevicePages pages(device, kPageBytes, 4, 1);
+  const auto memory = pages.allocate_pinned(kPageBytes, 1 << 20);
+  std::memset(memory.get(), 5, kPageBytes);
+  const std::vector<AdapterPages::Copy> copies{{2, 0, {memory.get(), kPageBytes}, 1}};
+  static_cast<void>(pages.begin_copies(7, copies));
+  BOOST_TEST(holds(pages, 2, 5));
+  // A failure within begin_copies() leaves no copy behind.
+  std::memset(memory.get(), 6, kPageBytes);
+  device->fail("make_event");
+  BOOST_CHECK_THROW(static_cast<void>(pages.begin_copies(8, copies)), StepError);
+  BOOST_TEST(holds(pages, 2, 6));
 }
 
 BOOST_AUTO_TEST_CASE(memory_that_is_refused_is_a_config_error) {
