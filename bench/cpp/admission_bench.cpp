@@ -5,12 +5,15 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
 #include <memory>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "adaptrt/core/convert.h"
@@ -108,6 +111,29 @@ double thread_seconds() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
+/// Pages whose adapters are kept in memory that is already mapped, as pinned memory is.
+class PinnedPages final : public AdapterPages {
+ public:
+  explicit PinnedPages(std::shared_ptr<std::byte> pinned)
+      : pages_(std::size_t{64} << 20, 8), pinned_(std::move(pinned)) {}
+  [[nodiscard]] std::size_t page_bytes() const override { return pages_.page_bytes(); }
+  [[nodiscard]] std::int64_t num_pages() const override { return pages_.num_pages(); }
+  [[nodiscard]] std::byte* address(std::int64_t page) const override { return pages_.address(page); }
+  void load(std::span<const std::int64_t> /*pages*/, const Write& /*write*/) override { std::abort(); }
+  [[nodiscard]] std::shared_ptr<std::byte> allocate_pinned(std::size_t /*bytes*/,
+                                                           std::size_t /*max_bytes*/) override {
+    return pinned_;
+  }
+
+ private:
+  HostPages pages_;
+  std::shared_ptr<std::byte> pinned_;
+};
+
+double wall_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 double median(std::vector<double> values) {
   std::ranges::sort(values);
   return values[values.size() / 2];
@@ -140,6 +166,28 @@ void measure(DType engine, DType sent_type, LoraStorage storage, std::int32_t ra
       1e3 * median(returns));
 }
 
+/// Admissions to pinned memory, as an engine on a GPU makes them. Rates are of wall time.
+void measure_pinned(std::int32_t num_threads, std::int32_t rank, int rounds, std::int32_t layers) {
+  LoraLayout layout = llama_layout(DType::kBFloat16, layers, rank);
+  layout.matrix_layout = MatrixLayout::kRows;
+  const Sent sent(layout, DType::kBFloat16, rank);
+  const std::size_t bytes = sent.bytes + (std::size_t{1} << 20);
+  const std::shared_ptr<std::byte> pinned(new std::byte[bytes], [](const std::byte* memory) { delete[] memory; });
+  std::fill_n(pinned.get(), bytes, std::byte{1});
+  std::vector<double> admissions;
+  for (int round = 0; round < rounds + 1; ++round) {
+    LoraCache cache(layout, std::make_unique<PinnedPages>(pinned),
+                    {.host_bytes = 4 * sent.bytes, .num_admit_threads = num_threads});
+    const double start = wall_seconds();
+    const auto adapter = cache.admit(sent.send(1));
+    if (round > 0) admissions.push_back(wall_seconds() - start);
+    if (!adapter->is_pinned()) std::abort();
+  }
+  std::printf("bfloat16 to pinned rows, %d threads: %8.1f MB sent: admit %7.1f ms, %5.2f GB/s\n", num_threads,
+              static_cast<double>(sent.bytes) / 1e6, 1e3 * median(admissions),
+              static_cast<double>(sent.bytes) / median(admissions) / 1e9);
+}
+
 }  // namespace
 }  // namespace adaptrt
 
@@ -161,5 +209,8 @@ int main(int argc, char** argv) {
   for (const adaptrt::LoraStorage storage :
        {adaptrt::LoraStorage::kCompressed, adaptrt::LoraStorage::kInt8}) {
     adaptrt::measure(kBFloat16, kBFloat16, storage, rank, rounds, layers);
+  }
+  for (const std::int32_t num_threads : {1, 2, 4, 8}) {
+    adaptrt::measure_pinned(num_threads, rank, rounds, layers);
   }
 }

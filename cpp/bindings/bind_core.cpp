@@ -212,18 +212,27 @@ const std::byte* elements_of(const py::array& array, DType dtype) {
   return static_cast<const std::byte*>(array.data());
 }
 
-void scale(py::array& out, DType dtype, const py::array& source, DType source_dtype, float factor) {
+bool scale(py::array& out, DType dtype, const py::array& source, DType source_dtype, float factor) {
   static_cast<void>(elements_of(out, dtype));
   const std::byte* from = elements_of(source, source_dtype);
   if (out.size() != source.size()) throw py::value_error("scale_elements: the arrays differ in size");
   auto* to = static_cast<std::byte*>(out.mutable_data());
   const auto count = static_cast<std::size_t>(source.size());
   const py::gil_scoped_release release;
-  if (factor == 1.0F) {
-    convert_elements(to, dtype, from, source_dtype, count);
-  } else {
-    scale_elements(to, dtype, from, source_dtype, factor, count);
+  constexpr std::size_t kBlock = 8192;  // stays in a core's cache between both passes
+  bool is_finite = true;
+  for (std::size_t done = 0; done < count; done += kBlock) {
+    const std::size_t elements = std::min(kBlock, count - done);
+    std::byte* block = to + done * size_of(dtype);
+    const std::byte* source_block = from + done * size_of(source_dtype);
+    if (factor == 1.0F) {
+      convert_elements(block, dtype, source_block, source_dtype, elements);
+    } else {
+      scale_elements(block, dtype, source_block, source_dtype, factor, elements);
+    }
+    is_finite = is_finite && !find_not_finite(block, dtype, elements, DType::kFloat32);
   }
+  return is_finite;
 }
 
 bool all_finite(const py::array& array, DType dtype) {
@@ -257,7 +266,8 @@ void bind_core(py::module_& module) {
   module.def("scale_elements", &scale, py::arg("out"), py::arg("dtype"), py::arg("source"),
              py::arg("source_dtype"), py::arg("scale"),
              "Writes source * scale to `out`, multiplied in float32 and rounded to nearest even. Both are "
-             "contiguous arrays of the same size, with elements in the raw bits of their DType.");
+             "contiguous arrays of the same size, with elements in the raw bits of their DType. Returns true "
+             "if no written element is infinite or NaN.");
   module.def("all_finite", &all_finite, py::arg("array"), py::arg("dtype"),
              "True if no element of a contiguous array, in the raw bits of `dtype`, is infinite or NaN.");
   module.def("panel_bytes", py::overload_cast<DType, std::int64_t, std::int64_t>(&panel_bytes),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "adaptrt/kv/kv_cache_config.h"
@@ -14,6 +15,11 @@ std::size_t free_memory_of(const Engine& engine, std::size_t available_memory,
                            std::size_t reserved_device_memory) {
   const auto on_device = engine.free_device_memory();
   return on_device ? *on_device - std::min(*on_device, reserved_device_memory) : available_memory;
+}
+
+/// Half of the CPUs, but no more than memory bandwidth needs.
+std::int32_t threads_for_admissions() {
+  return std::clamp(static_cast<std::int32_t>(std::thread::hardware_concurrency()) / 2, 1, 8);
 }
 
 }  // namespace
@@ -45,6 +51,8 @@ std::unique_ptr<LoraCache> make_lora_cache(const PeftCacheConfig& config, Engine
   options.max_host_bytes = sizes.max_host_bytes;
   options.num_adapters = max_batch_size;
   options.storage = config.storage();
+  // Steps on a device need few CPUs.
+  if (has_device_memory) options.num_admit_threads = threads_for_admissions();
   return std::make_unique<LoraCache>(
       layout, engine.make_adapter_pages(sizes.page_bytes, pages, config.num_copy_streams),
       std::move(options));

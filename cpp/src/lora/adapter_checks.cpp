@@ -114,7 +114,16 @@ void ValueChecks::check(std::size_t row, std::size_t first, const std::byte* val
     found = find_not_zero(values, dtype_, count);
   }
   if (!found) return;
-  const BadValue bad{is_finite, first + *found, load_as_float(values, dtype_, *found)};
+  note(row, {is_finite, first + *found, load_as_float(values, dtype_, *found)});
+}
+
+void ValueChecks::merge(const ValueChecks& other) {
+  for (std::size_t row = 0; row < bad_.size(); ++row) {
+    if (other.bad_[row]) note(row, *other.bad_[row]);
+  }
+}
+
+void ValueChecks::note(std::size_t row, const BadValue& bad) {
   std::optional<BadValue>& known = bad_[row];
   if (!known || std::pair(bad.is_finite, bad.element) < std::pair(known->is_finite, known->element)) {
     known = bad;
@@ -164,16 +173,15 @@ void check_lm_head(std::span<const AdapterRow> rows,
   }
 }
 
-void check_padding(const CheckedRow& checked, const std::byte* padding, DType dtype, std::size_t count,
-                   AdapterProblems& problems) {
+std::optional<std::string> padding_problem(const CheckedRow& checked, const std::byte* padding, DType dtype,
+                                           std::size_t count) {
   const auto bad = find_not_zero(padding, dtype, count);
-  if (!bad) return;
+  if (!bad) return std::nullopt;
   const std::size_t elements = row_elements(checked.row);
-  problems.add(
-      describe_row(checked) + ": element " + std::to_string(elements + *bad) + " is " +
-      text_of(load_as_float(padding, dtype, *bad)) + ", but rank " + std::to_string(checked.row.rank) +
-      " with" + (checked.row.vectors.count() == 0 ? "out vectors" : " " + names_of(checked.row.vectors)) +
-      " describes " + std::to_string(elements) + " elements, and the padding after them must be zero");
+  return describe_row(checked) + ": element " + std::to_string(elements + *bad) + " is " +
+         text_of(load_as_float(padding, dtype, *bad)) + ", but rank " + std::to_string(checked.row.rank) +
+         " with" + (checked.row.vectors.count() == 0 ? "out vectors" : " " + names_of(checked.row.vectors)) +
+         " describes " + std::to_string(elements) + " elements, and the padding after them must be zero";
 }
 
 }  // namespace adaptrt

@@ -70,6 +70,8 @@ class ValueChecks {
   void check(std::size_t row, std::size_t first, const std::byte* values, std::size_t count, ValueKind kind);
   /// Checks a whole row.
   void check_row(std::size_t row, const std::byte* values);
+  /// Adds what other checks of the same rows found.
+  void merge(const ValueChecks& other);
   /// Adds the problem of the first bad element of a row, if there is one.
   void add_problem(std::size_t row, std::size_t sent_index, AdapterProblems& problems) const;
 
@@ -80,6 +82,8 @@ class ValueChecks {
     std::size_t element = 0;
     float value = 0.0F;
   };
+  void note(std::size_t row, const BadValue& bad);
+
   std::span<const AdapterRow> rows_;
   DType dtype_;
   DType target_;
@@ -92,8 +96,8 @@ void check_lm_head(std::span<const AdapterRow> rows,
                    const std::function<std::span<const std::byte>(std::size_t row)>& a_of,
                    const LoraLayout& layout, AdapterProblems& problems);
 
-/// Refuses nonzero values in the `count` elements after a row.
-void check_padding(const CheckedRow& checked, const std::byte* padding, DType dtype, std::size_t count,
-                   AdapterProblems& problems);
+/// Returns the problem of nonzero values in the `count` elements after a row.
+[[nodiscard]] std::optional<std::string> padding_problem(const CheckedRow& checked, const std::byte* padding,
+                                                         DType dtype, std::size_t count);
 
 }  // namespace adaptrt

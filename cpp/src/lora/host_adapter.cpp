@@ -13,6 +13,7 @@
 #include "adapter_checks.h"
 #include "compress_image.h"
 #include "config_rows.h"
+#include "for_each_index.h"
 #include "image_sizes.h"
 #include "image_writer.h"
 #include "matrix_sharing.h"
@@ -101,13 +102,18 @@ SentTensors take_idle_rows(SentTensors& sent, const LoraLayout& layout, const Si
 }
 
 /// Adds the problems of the rows' values and padding.
-void add_row_problems(const SentTensors& sent, const ValueChecks& checks, AdapterProblems& problems) {
-  for (std::size_t i = 0; i < sent.rows.size(); ++i) {
+void add_row_problems(const SentTensors& sent, const ValueChecks& checks, AdapterProblems& problems,
+                      std::int32_t num_threads = 1) {
+  std::vector<std::optional<std::string>> of_padding(sent.rows.size());
+  for_each_index(sent.rows.size(), static_cast<std::size_t>(num_threads), [&](std::size_t i, std::size_t) {
     const CheckedRow& checked = sent.rows[i];
-    checks.add_problem(i, checked.index, problems);
     const std::size_t elements = row_elements(checked.row);
-    check_padding(checked, sent.row(checked.index) + elements * size_of(sent.dtype), sent.dtype,
-                  sent.columns - elements, problems);
+    of_padding[i] = padding_problem(checked, sent.row(checked.index) + elements * size_of(sent.dtype),
+                                    sent.dtype, sent.columns - elements);
+  });
+  for (std::size_t i = 0; i < sent.rows.size(); ++i) {
+    checks.add_problem(i, sent.rows[i].index, problems);
+    if (of_padding[i]) problems.add(*std::move(of_padding[i]));
   }
 }
 
@@ -181,7 +187,8 @@ std::shared_ptr<const HostAdapter> HostAdapter::make_packed(const LoraConfig& co
                                                             const LoraLayout& layout, const SiteIndex& index,
                                                             std::size_t page_bytes, SharedMatrices* matrices,
                                                             LoraStorage storage,
-                                                            const AllocatePinned& pinned) {
+                                                            const AllocatePinned& pinned,
+                                                            std::int32_t num_threads) {
   const std::string subject = "LoRA task " + std::to_string(config.task_id);
   AdapterProblems problems;
   SentTensors sent = check_tensors(config, layout, index, subject, problems);
@@ -208,6 +215,8 @@ std::shared_ptr<const HostAdapter> HostAdapter::make_packed(const LoraConfig& co
   std::optional<MatrixSharing> sharing;
   if (matrices != nullptr) sharing.emplace(*matrices, adapter->memory_);
   ValueChecks checks(adapter->rows_, sent.dtype, layout.dtype);
+  const bool keeps_images = !sharing && storage == LoraStorage::kExact;
+  if (keeps_images) adapter->write_images(source, layout, num_threads, checks);
   ImageWriter writer(source, layout, &checks);
   ImageCompressor compressor;
   ImageRounder rounder;
@@ -220,7 +229,7 @@ std::shared_ptr<const HostAdapter> HostAdapter::make_packed(const LoraConfig& co
         sharing ? sharing->next()
                 : adapter->packed_page(static_cast<std::size_t>(entry.place.page)) + entry.place.offset;
     DeviceSite placed = place_in_image(adapter->rows_, entry.rows, layout, site, image);
-    writer.write(site, entry.rows, placed);
+    if (!keeps_images) writer.write(site, entry.rows, placed);
     if (storage == LoraStorage::kCompressed) placed = compressor.compress(layout, site, placed);
     if (storage == LoraStorage::kInt8) {
       placed = rounder.round(layout, site, modules_of(adapter->rows_, entry.rows), placed);
@@ -241,7 +250,7 @@ std::shared_ptr<const HostAdapter> HostAdapter::make_packed(const LoraConfig& co
     checks.check(i, 0, source.element(i, 0), static_cast<std::size_t>(row.rank * row.sizes.a_per_rank()),
                  ValueKind::kMatrix);
   }
-  add_row_problems(sent, checks, problems);
+  add_row_problems(sent, checks, problems, num_threads);
   check_idle_rows(idle, layout.dtype, problems);
   const auto a_of = [&](std::size_t row) { return a_of_lm_head.at(row); };
   check_lm_head(adapter->rows_, a_of, layout, problems);
@@ -268,6 +277,21 @@ std::shared_ptr<const HostAdapter> HostAdapter::received(std::uint64_t task_id, 
   adapter->unshared_bytes_ = adapter->bytes_;
   adapter->terms_ = terms_of_rows(adapter->rows_);
   return adapter;
+}
+
+void HostAdapter::write_images(const SourceRows& source, const LoraLayout& layout, std::int32_t num_threads,
+                               ValueChecks& checks) {
+  const auto threads = static_cast<std::size_t>(std::max(num_threads, 1));
+  std::vector<ValueChecks> checks_of_threads(threads, ValueChecks(rows_, source.dtype, layout.dtype));
+  std::vector<ImageWriter> writers;
+  for (ValueChecks& own : checks_of_threads) writers.emplace_back(source, layout, &own);
+  for_each_index(plan_->sites.size(), threads, [&](std::size_t index, std::size_t thread) {
+    const DevicePlan::Site& entry = plan_->sites[index];
+    const LoraSite& site = layout.sites[static_cast<std::size_t>(entry.site)];
+    const std::byte* image = packed_page(static_cast<std::size_t>(entry.place.page)) + entry.place.offset;
+    writers[thread].write(site, entry.rows, place_in_image(rows_, entry.rows, layout, site, image));
+  });
+  for (const ValueChecks& own : checks_of_threads) checks.merge(own);
 }
 
 void HostAdapter::keep_as_sent(HugeArray data) {

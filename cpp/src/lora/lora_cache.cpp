@@ -30,6 +30,7 @@ LoraCache::Impl::Impl(LoraLayout layout, std::unique_ptr<AdapterPages> pages, Lo
       matrices_(refers_to_host_ ? std::make_shared<SharedMatrices>() : nullptr),
       storage_(options.storage),
       has_workers_(options.num_load_workers > 0),
+      num_admit_threads_(options.num_admit_threads),
       on_load_end_(std::move(options.on_load_end)),
       free_pages_(options.device_pages > 0 ? options.device_pages : pages_->num_pages(), pages_->num_pages()),
       host_bytes_total_(options.host_bytes) {

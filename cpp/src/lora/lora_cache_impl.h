@@ -201,6 +201,7 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   const std::shared_ptr<SharedMatrices> matrices_;
   const LoraStorage storage_;
   const bool has_workers_;
+  const std::int32_t num_admit_threads_;
   const std::function<void()> on_load_end_;
 
   mutable std::mutex mutex_;

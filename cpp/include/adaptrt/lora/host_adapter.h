@@ -86,6 +86,8 @@ struct StoredParts {
 };
 
 class MatrixSharing;
+class ValueChecks;
+struct SourceRows;
 
 /// An adapter on the host level. It is kept packed as the device level needs it, or as sent: the submitted
 /// rows in the submitted type, without padding, for engines whose other processes get it too.
@@ -104,13 +106,15 @@ class HostAdapter {
   /// `page_bytes` bytes. If `matrices` is not nullptr, matrices that are there already are not kept again;
   /// the adapter can then be read only in place. Only then may `storage` be other than kExact, for
   /// panels; kCompressed is for bfloat16. Without `matrices`, the images are in memory that `pinned` returns
-  /// for their number of bytes, unless it returns nullptr.
+  /// for their number of bytes, unless it returns nullptr. Exact images without `matrices` are checked and
+  /// written by `num_threads` threads, the calling one included.
   using AllocatePinned = std::function<std::shared_ptr<std::byte>(std::size_t bytes)>;
   static std::shared_ptr<const HostAdapter> make_packed(const LoraConfig& config, const LoraLayout& layout,
                                                         const SiteIndex& index, std::size_t page_bytes,
                                                         SharedMatrices* matrices = nullptr,
                                                         LoraStorage storage = LoraStorage::kExact,
-                                                        const AllocatePinned& pinned = {});
+                                                        const AllocatePinned& pinned = {},
+                                                        std::int32_t num_threads = 1);
 
   /// Makes an adapter, as sent, that another process has checked against a layout with the same modules.
   static std::shared_ptr<const HostAdapter> received(std::uint64_t task_id, DType dtype,
@@ -163,6 +167,9 @@ class HostAdapter {
   HostAdapter() = default;
   void keep_as_sent(HugeArray data);
   void finish_sharing(MatrixSharing& sharing);
+  /// Writes the images of the plan, and checks their values.
+  void write_images(const SourceRows& source, const LoraLayout& layout, std::int32_t num_threads,
+                    ValueChecks& checks);
   /// Places images with these sizes, in the order of the plan's sites.
   static void place_again(std::span<const std::size_t> sizes, std::size_t page_bytes, DevicePlan& plan);
 

@@ -43,6 +43,9 @@ struct LoraCacheOptions {
   LoraStorage storage = LoraStorage::kExact;
   /// Number of additional threads that load adapters; 0: the thread that acquires an adapter loads it.
   std::int32_t num_load_workers = 0;
+  /// Number of threads, the calling one included, that check and pack an adapter in admit(), if the device
+  /// level has copies of the host level's packed adapters.
+  std::int32_t num_admit_threads = 1;
   /// Called without a lock when a load that acquire() did not make itself has ended, successfully or not, and
   /// when its adapter can be leased before that. It must not throw.
   std::function<void()> on_load_end = {};
