@@ -68,6 +68,19 @@ def read_into(file: io.FileIO, path: Path, place: memoryview) -> None:
         rest = rest[count:]
 
 
+def read_at(file: io.FileIO, path: Path, place: memoryview, offset: int) -> None:
+    """Fills `place` with the bytes of `file` from `offset` on. Several threads may read one file.
+
+    Raises OSError if the file ends first.
+    """
+    rest = place
+    while rest.nbytes:
+        count = os.preadv(file.fileno(), [rest], offset)
+        if not count:
+            raise _cut(path, rest.nbytes)
+        rest, offset = rest[count:], offset + count
+
+
 def file_version(path: Path) -> FileVersion:
     """Identifies a version of a file: it changes if the file is written or replaced. Raises OSError unless the file is
     regular."""

@@ -12,6 +12,7 @@ from .._core import ConfigError, ExecutorConfig
 from ..formats.engine.engine_config import EngineConfig, engine_file
 from ..formats.engine.engine_file import EngineFile
 from .compiled_engine import CompiledEngine, checked_program
+from ..common.parallel import num_part_threads
 from .cuda_module import gpu_of, import_cuda
 from .engine_weights import EngineBase
 from .file_weights import RowMajorWeights
@@ -38,6 +39,11 @@ class CudaEngine(CompiledEngine):
     def with_weight_memory(self, num_bytes: int | None) -> CudaEngine:
         """See LoadedEngine.with_weight_memory."""
         return self if num_bytes is None else replace(self, weight_memory=num_bytes)
+
+    @property
+    def num_load_threads(self) -> int:
+        """See LoadedEngine.num_load_threads."""
+        return num_part_threads()
 
     def with_device(self, index: int | None) -> CudaEngine:
         """See LoadedEngine.with_device."""

@@ -60,6 +60,11 @@ class LoadedEngine(ABC):
         return ModelType.ENCODER_DECODER if config.num_encoder_layers > 0 else ModelType.DECODER_ONLY
 
     @property
+    def num_load_threads(self) -> int:
+        """Number of threads that read, check and convert one adapter. Steps on CPUs need them more."""
+        return 1
+
+    @property
     @abstractmethod
     def lora(self) -> _core.LoraLayout:
         """Adapters that the engine accepts; without sites if it was built without LoRA."""

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._core import AdapterError, DType
+from ..common.parallel import use_threads
 from ..formats.adapter import ConvertedAdapter, Term, check_ranks, convert_adapter, weighted_sum
 from ..formats.network.adapter_limits import AdapterLimits
 from ..formats.sources import Source, find_adapter, find_sum
@@ -90,12 +91,13 @@ def _converted(
         raise AdapterError(
             f"{directory}: the engine {engine.directory} was built without LoRA; build it with --lora_plugin"
         )
-    return convert_adapter(
-        directory,
-        storage_dtype=dtype,
-        base=engine.base_weights(),
-        modules=engine.adapted_modules,
-        magnitudes_normalized=magnitudes_normalized,
-        limits=AdapterLimits.of_layout(engine.lora),
-        classifiers=classifiers,
-    )
+    with use_threads(engine.num_load_threads):
+        return convert_adapter(
+            directory,
+            storage_dtype=dtype,
+            base=engine.base_weights(),
+            modules=engine.adapted_modules,
+            magnitudes_normalized=magnitudes_normalized,
+            limits=AdapterLimits.of_layout(engine.lora),
+            classifiers=classifiers,
+        )

@@ -402,6 +402,16 @@ def _lora_cache_metrics(stats: LoraCacheStats) -> Iterator[Metric]:
         "Products of a token that adapters of the host level need not make because A is shared or B is zero.",
         stats.saved_products,
     )
+    yield _gauge(
+        "lora_cache_pinned_bytes",
+        "Pinned memory for the host level's adapters, in use or not; 0 on a CPU.",
+        stats.pinned_bytes,
+    )
+    yield _count(
+        "lora_staged_loads",
+        "Loads to the device level of adapters that are not in pinned memory.",
+        stats.staged_loads,
+    )
     yield _count(
         "lora_steps_waiting_for_adapters",
         "Steps with room for requests whose adapters got no room on the device level.",

@@ -12,8 +12,9 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 
 from ..._core import AdaptrtError, CheckpointError
+from ..parallel import in_threads
 from ..pauses import may_pause
-from ..regular_file import open_regular, read_into
+from ..regular_file import open_regular, read_at
 from .header import LENGTH_BYTES, MAX_HEADER_BYTES, Header, TensorSpec, parse_header
 
 PIECE_BYTES: Final = 4 << 20
@@ -141,11 +142,13 @@ class SafetensorsReader:
             with open_regular(path) as file:
                 file_bytes = os.fstat(file.fileno()).st_size
                 header = _header_in(file, file_bytes, path, self._error)
-                file.seek(0)
                 content = np.empty(file_bytes, np.uint8)
-                for first in range(0, file_bytes, PIECE_BYTES):
-                    read_into(file, path, content.data[first : first + PIECE_BYTES])
+
+                def read_piece(first: int) -> None:
+                    read_at(file, path, content.data[first : first + PIECE_BYTES], first)
                     may_pause()
+
+                in_threads(read_piece, range(0, file_bytes, PIECE_BYTES))
         except OSError as reason:
             raise self._error(f"{path}: cannot be read: {reason.strerror}") from None
         return content, header

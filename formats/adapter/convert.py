@@ -16,11 +16,11 @@ import numpy.typing as npt
 from ..._core import (
     AdapterError,
     DType,
-    all_finite,
     dtype_from_name,
     dtype_name,
     scale_elements,
 )
+from ...common.parallel import in_threads
 from ...common.pauses import may_pause
 from ..network.adapter_limits import AdapterLimits
 from ..network.adapter_sites import AdaptedModules
@@ -193,13 +193,17 @@ def _flatten(
     adapter: Adapter, modules: AdaptedModules | None, dtype: DType, settings: Mapping[str, int]
 ) -> ConvertedAdapter:
     """settings: the number of each setting, by name of its module."""
-    problems: list[str] = []
     sliced = sorted((piece for item in adapter.modules.items() for piece in in_slices(*item)), key=lambda item: item[0])
     rows = [_Row(list(found), modules) for _, found in groupby(sliced, key=lambda item: item[0].row)]
     weights = np.zeros((1, len(rows) + len(settings), max(row.size for row in rows)), NUMPY_DTYPES[dtype])
-    for place, row in zip(weights[0], rows, strict=False):
-        row.write(place, dtype, problems)
+
+    def write(number: int) -> list[str]:
+        problems: list[str] = []
+        rows[number].write(weights[0, number], dtype, problems)
         may_pause()
+        return problems
+
+    problems = [problem for found in in_threads(write, range(len(rows))) for problem in found]
     if problems:
         raise AdapterError(f"{adapter.file}: " + join_problems(problems))
     config = [(row.key.module_id, row.key.layer, row.rank, row.vectors) for row in rows]
@@ -294,10 +298,12 @@ def _write(
     written = place.reshape(-1) if is_contiguous else np.empty(values.size, place.dtype)
     factor = _as_float32(tensors.scale) if role is Role.B else 1.0
     first = 0
+    is_finite = True
     for piece in _in_order(key, role, values):
-        scale_elements(written[first : first + piece.size], dtype, piece, DTYPES[piece.dtype], factor)
+        place_of_piece = written[first : first + piece.size]
+        is_finite &= scale_elements(place_of_piece, dtype, piece, DTYPES[piece.dtype], factor)
         first += piece.size
-    if not all_finite(written, dtype):
+    if not is_finite:
         problems.append(f"tensor '{tensors.names[role]}'" + _why_not_finite(values, role, tensors.scale, dtype))
     if not is_contiguous:
         place[...] = written.reshape(place.shape)

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from ..._core import all_finite
+from ...common.parallel import in_threads
 from ...common.pauses import may_pause
 from ..network.adapter_sites import AdaptedModules
 from .adapter import DTYPES, Array, FloatArray
@@ -57,8 +58,17 @@ def parts_by_module(
     found: dict[ModuleKey, ModuleParts] = {}
     adapters: dict[str, str] = {}
     unusable: dict[str, list[str]] = {}
-    for name in sorted(tensors):
-        parsed = parse_tensor_name(name, modules, layout.pattern)
+    names = {name: parse_tensor_name(name, modules, layout.pattern) for name in sorted(tensors)}
+    parsed_names = [(name, parsed.role) for name, parsed in names.items() if not isinstance(parsed, str)]
+
+    def check(named: tuple[str, str]) -> list[str]:
+        name, role = named
+        reasons = _value_problems(tensors[name], layout.shapes[role], layout.may_be_empty)
+        may_pause()
+        return reasons
+
+    reasons_of = dict(zip((name for name, _ in parsed_names), in_threads(check, parsed_names), strict=True))
+    for name, parsed in names.items():
         if isinstance(parsed, str):
             unusable.setdefault(parsed, []).append(name)
             continue
@@ -69,8 +79,7 @@ def parts_by_module(
             continue
         parts.names[parsed.role] = name
         shape = layout.shapes[parsed.role]
-        reasons = _value_problems(tensors[name], shape, layout.may_be_empty)
-        may_pause()
+        reasons = reasons_of[name]
         problems += [f"tensor '{name}': {reason}" for reason in reasons]
         if not reasons:
             parts.arrays[parsed.role] = _loaded(tensors[name], shape)

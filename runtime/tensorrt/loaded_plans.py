@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from ... import _core
 from ..._core import ConfigError, EngineError
+from ...common.parallel import num_part_threads
 from ...common.safetensors_stream import SafetensorsReader
 from ...formats.engine.tensorrt.plan_config import TensorRtPlans
 from ...formats.network.adapter_sites import AdapterSite
@@ -54,6 +55,11 @@ class LoadedPlans(LoadedEngine):
                 "built without weight_memory, so that all of its weights are on the GPU"
             )
         return replace(self, weight_memory=num_bytes)
+
+    @property
+    def num_load_threads(self) -> int:
+        """See LoadedEngine.num_load_threads."""
+        return num_part_threads()
 
     def with_device(self, index: int | None) -> LoadedPlans:
         """See LoadedEngine.with_device."""

@@ -20,6 +20,7 @@ from adaptrt.builder.engine.carried_adapters import with_adapters
 from adaptrt.formats.engine.bind import bind_program
 from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.formats.hugging_face.hf_config import HfConfig
+from adaptrt.formats.network.adapter_sites import AdaptedModules
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -109,6 +110,7 @@ class Weights:
         with tempfile.TemporaryDirectory(prefix="adaptrt-") as name:
             (Path(name) / "config.json").write_text(json.dumps(shape.config()))
             self._network = HfConfig.read(Path(name)).network
+        self.modules = AdaptedModules(self._network)
 
     def rows(self, name: str, rows: range, step: int | None = None) -> Iterator[Array]:
         """Yields the weights of norms: ones. Matrices are not read with this function, but made at their final size."""
@@ -175,12 +177,12 @@ class RandomAdapter:
         sizes = [layout.sizes_of(*place) for place in places]
         used = [rank * (found.in_size + found.out_size) for found in sizes if found is not None]
         assert len(used) == len(places)
-        self._weights = random_values(machine, torch.Generator(machine.device), (len(places), max(used)), 0.01)
-        for row, size in zip(self._weights, used, strict=True):
+        self.weights = random_values(machine, torch.Generator(machine.device), (len(places), max(used)), 0.01)
+        for row, size in zip(self.weights, used, strict=True):
             row[size:] = 0
-        self._config = np.array([(module, layer, rank, 0) for layer, module in places], np.int32)
+        self.config = np.array([(module, layer, rank, 0) for layer, module in places], np.int32)
 
     def named(self, task_id: int) -> LoraConfig:
         """Returns the adapter under an id. All of them share the values on the host, and have their own pages on the
         device."""
-        return LoraConfig(task_id, self._weights, self._config)
+        return LoraConfig(task_id, self.weights, self.config)

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from cold_adapters import first_token_rows
 from device_trace import Event, activity_of, device_events
 from engine_models import LLAMA_1B, LLAMA_8B, TINY, TINY_TIED, RandomAdapter, Shape, Weights, start_engine
 from machine import Machine
@@ -72,13 +73,16 @@ class Scale:
     cache_prompt: int = 64
     cache_tokens: int = 64
     max_num_tokens: int = 8192
+    cold_adapters: int = 9
+    """Adapters of the rows for first tokens with adapters that are not on the device."""
+    cold_prompt: int = 512
 
 
 FULL = Scale(LLAMA_8B, LLAMA_1B)
 EMULATED = Scale(
     TINY, TINY_TIED, requests=3, context=20, few_adapters=2, alone_tokens=4, batch_tokens=6, prompt=24,
     prompt_repeats=2, peer_requests=2, peer_prompt=6, peer_tokens=3, adapters=6, room=2, at_once=2, cache_requests=6,
-    cache_prompt=5, cache_tokens=2, max_num_tokens=64,
+    cache_prompt=5, cache_tokens=2, max_num_tokens=64, cold_adapters=2, cold_prompt=9,
 )  # fmt: skip
 
 
@@ -243,6 +247,7 @@ def _large(machine: Machine, scale: Scale, rates: dict[str, float]) -> Iterator[
     with Server(machine, weights, scale, max_batch_size=scale.requests, room=scale.requests) as server:
         yield Row(f"{name}: put {scale.requests} adapters on the host level", server.put(many), "s")
         yield _load_row(server, many, _pinned_rate(machine))
+        yield from _cold_rows(server, weights, scale)
         server.decode(scale.requests, scale.context, scale.batch_tokens // 2)
         unused = server.decode(scale.requests, scale.context, scale.batch_tokens)
         yield _batch_row(server, scale, rates, unused, "LoRA unused", 0, 0.80)
@@ -445,6 +450,21 @@ def _load_row(server: Server, tasks: Sequence[int], link: float) -> Row:
         note += f"; copies without waits {stats.device_misses * size / stats.load_seconds / 1e9:.1f} GB/s"
     name = f"{server.shape.name}: adapter from host to device"
     return Row(name, rate / 1e9, "GB/s", link / 1e9, rate / link, 0.80, note)
+
+
+def _cold_rows(server: Server, weights: Weights, scale: Scale) -> Iterator[Row]:
+    """Times first tokens of adapters that the device does not hold. The numbers after those in use are new."""
+    first = scale.requests + 1
+    cold = range(first, first + scale.cold_adapters)
+    server.put(cold)
+    for task in range(1, first):  # evicts those that are to be cold
+        server.executor.pin_adapter(task)
+        server.executor.unpin_adapter(task)
+    yield from first_token_rows(
+        server.shape.name, server.executor, server.adapter, weights.modules, server.prompt(scale.cold_prompt),
+        scale.requests, cold, range(cold.stop, cold.stop + scale.cold_adapters),
+    )  # fmt: skip
+    server.put(range(1, first))
 
 
 def _in_flight(server: Server, requests: Sequence[Request], at_once: int) -> float:

@@ -56,6 +56,7 @@ class MadeUp:
                 host_adapters=7, device_adapters=8, host_bytes_used=9, host_bytes_total=10, page_bytes=64,
                 device_pages_used=3, device_pages_total=5, loads_in_flight=2, failed_loads=1, load_seconds=0.5,
                 memory_bytes=6, steps_waiting_for_adapters=4, saved_bytes=11, saved_products=12,
+                pinned_bytes=13, staged_loads=14,
             ),
             engine_info=SimpleNamespace(
                 dtype=DType.FLOAT32, kernels="avx2", max_batch_size=8, lora=SimpleNamespace(target_modules=[1])
@@ -197,6 +198,8 @@ def test_the_lora_cache_by_level() -> None:
     assert samples["adaptrt_lora_cache_memory_bytes"] == 6
     assert samples["adaptrt_lora_cache_saved_bytes"] == 11
     assert samples["adaptrt_lora_cache_saved_products"] == 12
+    assert samples["adaptrt_lora_cache_pinned_bytes"] == 13
+    assert samples["adaptrt_lora_staged_loads_total"] == 14
     assert samples["adaptrt_lora_steps_waiting_for_adapters_total"] == 4
     assert samples["adaptrt_lora_loads_total"] == 5
     assert samples["adaptrt_lora_load_failures_total"] == 1
