@@ -166,8 +166,10 @@ void measure(DType engine, DType sent_type, LoraStorage storage, std::int32_t ra
       1e3 * median(returns));
 }
 
-/// Admissions to pinned memory, as an engine on a GPU makes them. Rates are of wall time.
-void measure_pinned(std::int32_t num_threads, std::int32_t rank, int rounds, std::int32_t layers) {
+/// Admissions as an engine on a GPU makes them, to pinned memory or, if there is none, to new memory. Rates are
+/// of wall time.
+void measure_rows(bool is_pinned, std::int32_t num_threads, std::int32_t rank, int rounds,
+                  std::int32_t layers) {
   LoraLayout layout = llama_layout(DType::kBFloat16, layers, rank);
   layout.matrix_layout = MatrixLayout::kRows;
   const Sent sent(layout, DType::kBFloat16, rank);
@@ -176,16 +178,16 @@ void measure_pinned(std::int32_t num_threads, std::int32_t rank, int rounds, std
   std::fill_n(pinned.get(), bytes, std::byte{1});
   std::vector<double> admissions;
   for (int round = 0; round < rounds + 1; ++round) {
-    LoraCache cache(layout, std::make_unique<PinnedPages>(pinned),
+    LoraCache cache(layout, std::make_unique<PinnedPages>(is_pinned ? pinned : nullptr),
                     {.host_bytes = 4 * sent.bytes, .num_admit_threads = num_threads});
     const double start = wall_seconds();
     const auto adapter = cache.admit(sent.send(1));
     if (round > 0) admissions.push_back(wall_seconds() - start);
-    if (!adapter->is_pinned()) std::abort();
+    if (adapter->is_pinned() != is_pinned) std::abort();
   }
-  std::printf("bfloat16 to pinned rows, %d threads: %8.1f MB sent: admit %7.1f ms, %5.2f GB/s\n", num_threads,
-              static_cast<double>(sent.bytes) / 1e6, 1e3 * median(admissions),
-              static_cast<double>(sent.bytes) / median(admissions) / 1e9);
+  std::printf("bfloat16 to rows in %s memory, %d threads: %8.1f MB sent: admit %7.1f ms, %5.2f GB/s\n",
+              is_pinned ? "pinned" : "new", num_threads, static_cast<double>(sent.bytes) / 1e6,
+              1e3 * median(admissions), static_cast<double>(sent.bytes) / median(admissions) / 1e9);
 }
 
 }  // namespace
@@ -210,7 +212,8 @@ int main(int argc, char** argv) {
        {adaptrt::LoraStorage::kCompressed, adaptrt::LoraStorage::kInt8}) {
     adaptrt::measure(kBFloat16, kBFloat16, storage, rank, rounds, layers);
   }
+  adaptrt::measure_rows(false, 1, rank, rounds, layers);
   for (const std::int32_t num_threads : {1, 2, 4, 8}) {
-    adaptrt::measure_pinned(num_threads, rank, rounds, layers);
+    adaptrt::measure_rows(true, num_threads, rank, rounds, layers);
   }
 }

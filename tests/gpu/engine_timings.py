@@ -247,7 +247,6 @@ def _large(machine: Machine, scale: Scale, rates: dict[str, float]) -> Iterator[
     with Server(machine, weights, scale, max_batch_size=scale.requests, room=scale.requests) as server:
         yield Row(f"{name}: put {scale.requests} adapters on the host level", server.put(many), "s")
         yield _load_row(server, many, _pinned_rate(machine))
-        yield from _cold_rows(server, weights, scale)
         server.decode(scale.requests, scale.context, scale.batch_tokens // 2)
         unused = server.decode(scale.requests, scale.context, scale.batch_tokens)
         yield _batch_row(server, scale, rates, unused, "LoRA unused", 0, 0.80)
@@ -269,6 +268,7 @@ def _large(machine: Machine, scale: Scale, rates: dict[str, float]) -> Iterator[
         if machine.is_gpu:
             yield from _kernels(server, scale, with_many, many)
             yield from _prompt_kernels(server, scale, adapted, 1)
+        yield from _cold_rows(server, weights, scale)
 
 
 def _small(machine: Machine, scale: Scale, rates: dict[str, float]) -> Iterator[Row | KernelTime]:
@@ -464,7 +464,6 @@ def _cold_rows(server: Server, weights: Weights, scale: Scale) -> Iterator[Row]:
         server.shape.name, server.executor, server.adapter, weights.modules, server.prompt(scale.cold_prompt),
         scale.requests, cold, range(cold.stop, cold.stop + scale.cold_adapters),
     )  # fmt: skip
-    server.put(range(1, first))
 
 
 def _in_flight(server: Server, requests: Sequence[Request], at_once: int) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptrt.common.regular_file import file_version, open_regular, read_into, read_regular
+from adaptrt.common.regular_file import file_version, open_regular, read_at, read_into, read_regular
 
 
 def test_a_file_is_read_whole(tmp_path: Path) -> None:
@@ -77,6 +77,18 @@ def test_an_end_before_the_size_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(b"abc")
     with pytest.raises(OSError, match="it ends 1 bytes before its size"), open_regular(path) as file:
         read_into(file, path, memoryview(bytearray(4)))
+
+
+def test_several_places_of_a_file_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"abcdef")
+    with open_regular(path) as file:
+        for offset in (4, 0, 2):
+            place = bytearray(2)
+            read_at(file, path, memoryview(place), offset)
+            assert place == b"abcdef"[offset : offset + 2]
+        with pytest.raises(OSError, match="it ends 1 bytes before its size"):
+            read_at(file, path, memoryview(bytearray(3)), 4)
 
 
 def test_a_version_is_told_from_the_next(tmp_path: Path) -> None:

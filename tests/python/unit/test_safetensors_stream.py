@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from adaptrt import _core
 from adaptrt.common.pauses import pause_by
-from adaptrt.common.regular_file import read_into
+from adaptrt.common.regular_file import read_at
 from adaptrt.common.safetensors_stream import SafetensorsReader, SafetensorsWriter, TensorSpec, reader
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -336,11 +336,11 @@ def test_a_file_that_changes_while_it_is_read_into_memory_is_refused(
     safetensors.numpy.save_file({"a": np.zeros(10, np.float32)}, path)
     os.utime(path, ns=(0, 0))
 
-    def read_and_touch(file: io.FileIO, path: Path, place: memoryview) -> None:
-        read_into(file, path, place)
+    def read_and_touch(file: io.FileIO, path: Path, place: memoryview, offset: int) -> None:
+        read_at(file, path, place, offset)
         os.utime(path, ns=(0, 1))
 
-    monkeypatch.setattr("adaptrt.common.safetensors_stream.reader.read_into", read_and_touch)
+    monkeypatch.setattr("adaptrt.common.safetensors_stream.reader.read_at", read_and_touch)
     with pytest.raises(_core.AdapterError, match=r"a\.safetensors: cannot be read: it was changed while it was read"):
         SafetensorsReader(path, _core.AdapterError, in_memory=True)
 
