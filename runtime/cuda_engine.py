@@ -9,10 +9,10 @@ from pathlib import Path
 
 from .. import _core
 from .._core import ConfigError, ExecutorConfig
+from ..common.parallel import num_part_threads
 from ..formats.engine.engine_config import EngineConfig, engine_file
 from ..formats.engine.engine_file import EngineFile
 from .compiled_engine import CompiledEngine, checked_program
-from ..common.parallel import num_part_threads
 from .cuda_module import gpu_of, import_cuda
 from .engine_weights import EngineBase
 from .file_weights import RowMajorWeights

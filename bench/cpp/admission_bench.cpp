@@ -166,15 +166,16 @@ void measure(DType engine, DType sent_type, LoraStorage storage, std::int32_t ra
       1e3 * median(returns));
 }
 
-/// Admissions as an engine on a GPU makes them, to pinned memory or, if there is none, to new memory. Rates are
-/// of wall time.
+/// Admissions as an engine on a GPU makes them, to pinned memory or, if there is none, to new memory. Rates
+/// are of wall time.
 void measure_rows(bool is_pinned, std::int32_t num_threads, std::int32_t rank, int rounds,
                   std::int32_t layers) {
   LoraLayout layout = llama_layout(DType::kBFloat16, layers, rank);
   layout.matrix_layout = MatrixLayout::kRows;
   const Sent sent(layout, DType::kBFloat16, rank);
   const std::size_t bytes = sent.bytes + (std::size_t{1} << 20);
-  const std::shared_ptr<std::byte> pinned(new std::byte[bytes], [](const std::byte* memory) { delete[] memory; });
+  const std::shared_ptr<std::byte> pinned(new std::byte[bytes],
+                                          [](const std::byte* memory) { delete[] memory; });
   std::fill_n(pinned.get(), bytes, std::byte{1});
   std::vector<double> admissions;
   for (int round = 0; round < rounds + 1; ++round) {

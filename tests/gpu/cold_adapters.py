@@ -80,7 +80,7 @@ def write_peft(directory: Path, adapter: Any, modules: AdaptedModules) -> None:
     path_of = {(module.layer, module.module): path for path, module in modules.by_path.items()}
     names = {info.id: info.name for info in _core.lora_modules()}
     tensors, rank = {}, 0
-    for row, (module_id, layer, rank, _) in zip(adapter.weights, adapter.config, strict=True):  # noqa: B007
+    for row, (module_id, layer, rank, _) in zip(adapter.weights, adapter.config, strict=True):
         path = f"base_model.model.{path_of[layer, names[module_id]]}"
         sizes = modules.sizes_of(layer, names[module_id])
         assert sizes is not None

@@ -186,8 +186,7 @@ std::shared_ptr<const HostAdapter> HostAdapter::make(const LoraConfig& config, c
 std::shared_ptr<const HostAdapter> HostAdapter::make_packed(const LoraConfig& config,
                                                             const LoraLayout& layout, const SiteIndex& index,
                                                             std::size_t page_bytes, SharedMatrices* matrices,
-                                                            LoraStorage storage,
-                                                            const AllocatePinned& pinned,
+                                                            LoraStorage storage, const AllocatePinned& pinned,
                                                             std::int32_t num_threads) {
   const std::string subject = "LoRA task " + std::to_string(config.task_id);
   AdapterProblems problems;

@@ -50,10 +50,9 @@ std::shared_ptr<const HostAdapter> LoraCache::Impl::admit(const LoraConfig& conf
   if (!config.weights && !config.config) return find(config.task_id);
   auto entry = std::make_shared<CacheEntry>();
   if (packs_adapters_) {
-    entry->adapter =
-        HostAdapter::make_packed(config, layout_, sites_, pages_->page_bytes(), matrices_.get(), storage_,
-                                 [this](std::size_t bytes) { return allocate_pinned(bytes); },
-                                 num_admit_threads_);
+    entry->adapter = HostAdapter::make_packed(
+        config, layout_, sites_, pages_->page_bytes(), matrices_.get(), storage_,
+        [this](std::size_t bytes) { return allocate_pinned(bytes); }, num_admit_threads_);
     entry->plan = entry->adapter->plan();
   } else {
     entry->adapter = HostAdapter::make(config, layout_, sites_, storage_);

@@ -151,8 +151,8 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   void insert(const EntryPtr& entry, CacheEntry* replaced, Dropped& dropped);
   /// Returns the host level's size after an adapter of this size has come.
   std::size_t grown_host_bytes(std::size_t bytes) const noexcept;
-  /// Returns pinned memory for a new adapter; see AdapterPages. The host level makes room for the adapter only
-  /// after its checks, so its bytes come on top of the level's.
+  /// Returns pinned memory for a new adapter; see AdapterPages. The host level makes room for the adapter
+  /// only after its checks, so its bytes come on top of the level's.
   std::shared_ptr<std::byte> allocate_pinned(std::size_t bytes);
   /// Grows the levels for adapters of this size.
   void grow_for(std::size_t bytes, std::int64_t pages) noexcept;

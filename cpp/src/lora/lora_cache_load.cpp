@@ -28,7 +28,8 @@ void describe(const std::exception_ptr& error, std::string& text) noexcept {
   }
 }
 
-/// Returns the ranges of a packed adapter's images, each of one layer, in the order in which a step reads them.
+/// Returns the ranges of a packed adapter's images, each of one layer, in the order in which a step reads
+/// them.
 std::vector<AdapterPages::Copy> ranges_of(const HostAdapter& adapter, const LoraLayout& layout,
                                           std::span<const std::int64_t> pages) {
   const DevicePlan& plan = adapter.plan();

@@ -155,9 +155,9 @@ class AdapterPacker::Impl {
       if (entry.place.page != static_cast<std::int64_t>(page)) continue;
       const auto id = static_cast<std::size_t>(entry.site);
       std::byte* const image = to + entry.place.offset;
-      const DeviceSite placed =
-          adapter_.is_packed() ? place_in_image(adapter_.rows(), entry.rows, layout_, layout_.sites[id], image)
-                               : packer_.pack(layout_.sites[id], entry.rows, image);
+      const DeviceSite placed = adapter_.is_packed() ? place_in_image(adapter_.rows(), entry.rows, layout_,
+                                                                      layout_.sites[id], image)
+                                                     : packer_.pack(layout_.sites[id], entry.rows, image);
       result_.sites[id] = on_device(placed, to, addresses_[page]);
     }
     return plan_.used_bytes[page];

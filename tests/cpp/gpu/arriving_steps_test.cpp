@@ -96,8 +96,8 @@ class ReadingModel : public GpuModel {
       for (std::int64_t i = 0; i < elements; ++i) sum += values[i] % 4093;
     };
     for (std::size_t part = 0; part < place.parts.size(); ++part) {
-      const auto entry =
-          slot * static_cast<std::size_t>(entries_.count()) + static_cast<std::size_t>(entries_.entry(site, part));
+      const auto entry = slot * static_cast<std::size_t>(entries_.count()) +
+                         static_cast<std::size_t>(entries_.entry(site, part));
       const std::int32_t rank = reinterpret_cast<const std::int32_t*>(arrays_.adapters->ranks.address)[entry];
       if (rank == 0) continue;
       const auto* pointers =
@@ -121,29 +121,29 @@ class WaitingModel final : public ReadingModel {
   void run_on_arrival(GpuStepKind /*kind*/, const RunShape& shape, const StepArrivals& arrivals,
                       Stream& stream) override {
     ArrivalWaits waits(arrivals, stream);
-    enqueue(shape, stream, [&](std::size_t site) {
-      waits.await(load_position(layout(), static_cast<std::int32_t>(site)));
-    });
+    enqueue(shape, stream,
+            [&](std::size_t site) { waits.await(load_position(layout(), static_cast<std::int32_t>(site))); });
   }
 };
 
 GpuModelDescription description() {
-  GpuModelDescription model{.dtype = DType::kFloat16,
-                            .vocab_size = kVocabSize,
-                            .num_layers = 2,
-                            .attention = {{.num_attention_heads = 1, .num_key_value_heads = 1, .head_dim = 1},
-                                          {.num_attention_heads = 1, .num_key_value_heads = 1, .head_dim = 1}},
-                            .max_batch_size = 4,
-                            .max_num_tokens = 16,
-                            .max_input_len = 14,
-                            .max_seq_len = 16,
-                            .tokens_per_block = 4,
-                            .max_reusable_prompt_len = 14,
-                            .max_kv_blocks = 8,
-                            .num_adapter_slots = 4,
-                            .prefill = {.max_tokens = 16, .max_sequences = 4, .max_logit_rows = 4},
-                            .decode = {.max_tokens = 4, .max_sequences = 4, .max_logit_rows = 4},
-                            .lora = layout_of_rows()};
+  GpuModelDescription model{
+      .dtype = DType::kFloat16,
+      .vocab_size = kVocabSize,
+      .num_layers = 2,
+      .attention = {{.num_attention_heads = 1, .num_key_value_heads = 1, .head_dim = 1},
+                    {.num_attention_heads = 1, .num_key_value_heads = 1, .head_dim = 1}},
+      .max_batch_size = 4,
+      .max_num_tokens = 16,
+      .max_input_len = 14,
+      .max_seq_len = 16,
+      .tokens_per_block = 4,
+      .max_reusable_prompt_len = 14,
+      .max_kv_blocks = 8,
+      .num_adapter_slots = 4,
+      .prefill = {.max_tokens = 16, .max_sequences = 4, .max_logit_rows = 4},
+      .decode = {.max_tokens = 4, .max_sequences = 4, .max_logit_rows = 4},
+      .lora = layout_of_rows()};
   model.skips_unused_adapters = true;
   return model;
 }

@@ -33,7 +33,8 @@ BOOST_AUTO_TEST_CASE(ranges_of_one_size_fill_slabs_without_gaps) {
   BOOST_TEST(world.num_slabs() == 4);  // of 2, 2, 4 and 8 ranges
   BOOST_TEST(world.slabs->bytes() == 16 * 3 * kMiB);
   std::ranges::sort(ranges, {}, [](const auto& range) { return range.get(); });
-  for (std::size_t i = 1; i < ranges.size(); ++i) BOOST_TEST((ranges[i].get() - ranges[i - 1].get() >= std::ptrdiff_t{3 * kMiB}));
+  for (std::size_t i = 1; i < ranges.size(); ++i)
+    BOOST_TEST((ranges[i].get() - ranges[i - 1].get() >= std::ptrdiff_t{3 * kMiB}));
   const std::byte* const freed = ranges[5].get();
   ranges[5] = nullptr;
   for (int i = 0; i < 4; ++i) ranges.push_back(world.slabs->allocate(3 * kMiB, kMuch));

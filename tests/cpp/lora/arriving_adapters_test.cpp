@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <atomic>
 #include <boost/test/unit_test.hpp>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <future>
 #include <memory>
 #include <optional>
-#include <chrono>
 #include <string>
 #include <thread>
 #include <utility>
@@ -261,11 +261,9 @@ BOOST_AUTO_TEST_CASE(an_adapter_that_is_admitted_may_be_pinned_on_top_of_the_lev
 BOOST_AUTO_TEST_CASE(copies_are_those_of_the_images_in_the_order_of_layers) {
   // Some images of layer 1 lie in a page before those of others, where there was room.
   ArrivalCache cache(3, 0);
-  const SentAdapter sent = make_adapter({{kAttnQ, 0, 2, false},
-                                         {kMlpGateUp, 0, 7, true},
-                                         {kMlpGateUp, 1, 7, true},
-                                         {kMlp4HToH, 1, 2, false}},
-                                        small_layout(), 5);
+  const SentAdapter sent = make_adapter(
+      {{kAttnQ, 0, 2, false}, {kMlpGateUp, 0, 7, true}, {kMlpGateUp, 1, 7, true}, {kMlp4HToH, 1, 2, false}},
+      small_layout(), 5);
   const auto adapter = cache->admit(sent.send(1));
   const auto lease = cache->acquire(adapter);
   const LoraLayout layout = small_layout();
@@ -285,8 +283,8 @@ BOOST_AUTO_TEST_CASE(copies_are_those_of_the_images_in_the_order_of_layers) {
   BOOST_TEST(std::ranges::is_sorted(layers));
   // Each image lies in the copy of its position.
   for (const DevicePlan::Site& site : plan.sites) {
-    const auto after = std::ranges::upper_bound(copies, load_position(layout, site.site), {},
-                                                &AdapterPages::Copy::position);
+    const auto after =
+        std::ranges::upper_bound(copies, load_position(layout, site.site), {}, &AdapterPages::Copy::position);
     BOOST_TEST_REQUIRE((after != copies.begin()));
     const AdapterPages::Copy& copy = *std::prev(after);
     const std::byte* image =

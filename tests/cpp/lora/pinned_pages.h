@@ -24,7 +24,7 @@ class PinnedPages final : public AdapterPages {
     std::function<void()> in_wait = [] {};        ///< called in wait(), before the copies; may wait or throw
     std::size_t most_pinned = std::size_t{1} << 30;  ///< allocations above this size give nothing
     std::mutex mutex;
-    std::vector<Copy> copies;  ///< of the newest begin_copies()
+    std::vector<Copy> copies;          ///< of the newest begin_copies()
     std::vector<std::size_t> allowed;  ///< max_bytes of each allocate_pinned()
     std::size_t pinned = 0;            ///< allocated now
     int staged = 0;                    ///< calls of load()

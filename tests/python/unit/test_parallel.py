@@ -41,7 +41,7 @@ def test_the_first_error_in_the_order_of_the_items_is_raised() -> None:
     def fail(item: int) -> None:
         raise ValueError(str(item))
 
-    with use_threads(4), pytest.raises(ValueError, match="^0$"):
+    with use_threads(4), pytest.raises(ValueError, match=r"^0$"):
         in_threads(fail, range(40))
 
 

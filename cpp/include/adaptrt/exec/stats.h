@@ -97,9 +97,10 @@ constexpr auto fields_of(const LoraCacheStats* /*type*/) {
             "or modules with one input have the same A."},
       Field{"pinned_bytes", &C::pinned_bytes,
             "Bytes of pinned memory for the host level's adapters, in use or not. 0 on a CPU."},
-      Field{"staged_loads", &C::staged_loads,
-            "Loads so far of adapters that are not in pinned memory, and so were first copied to some. 0 on a "
-            "CPU."}};
+      Field{
+          "staged_loads", &C::staged_loads,
+          "Loads so far of adapters that are not in pinned memory, and so were first copied to some. 0 on a "
+          "CPU."}};
 }
 
 /// TensorRT-LLM's InflightBatchingStats.

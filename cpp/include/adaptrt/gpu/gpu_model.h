@@ -66,8 +66,8 @@ class GpuModel {
   virtual void set_states(std::byte* slots);
   /// Enqueues a run of this shape. Throws StepError.
   virtual void run(GpuStepKind kind, const RunShape& shape, Stream& stream) = 0;
-  /// Does the same while adapters of the run are still being copied: each op waits for the sites that it reads.
-  /// Without an override, the whole run waits for all sites.
+  /// Does the same while adapters of the run are still being copied: each op waits for the sites that it
+  /// reads. Without an override, the whole run waits for all sites.
   virtual void run_on_arrival(GpuStepKind kind, const RunShape& shape, const StepArrivals& arrivals,
                               Stream& stream);
   /// Returns what a graph of decode steps of this shape captures: a function that enqueues a run. The graph

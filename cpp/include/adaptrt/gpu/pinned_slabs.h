@@ -12,8 +12,8 @@
 namespace adaptrt {
 
 /// Ranges of pinned host memory. Pinning takes about as long as a copy of the same size to the device, so
-/// memory is pinned in slabs, which are kept and used again. Thread-safe. It must be owned by a shared pointer;
-/// ranges keep it alive.
+/// memory is pinned in slabs, which are kept and used again. Thread-safe. It must be owned by a shared
+/// pointer; ranges keep it alive.
 class PinnedSlabs : public std::enable_shared_from_this<PinnedSlabs> {
  public:
   /// Slabs are as large as all before them together, from the first to the second size. So a cache of few
@@ -26,7 +26,8 @@ class PinnedSlabs : public std::enable_shared_from_this<PinnedSlabs> {
   explicit PinnedSlabs(std::shared_ptr<Device> device) : device_(std::move(device)) {}
 
   /// Returns a range of `bytes`, above 0. Returns nullptr if no free range is large enough and another slab
-  /// would exceed `max_bytes` in total, or cannot be pinned. Slabs without ranges are freed to make room for it.
+  /// would exceed `max_bytes` in total, or cannot be pinned. Slabs without ranges are freed to make room for
+  /// it.
   [[nodiscard]] std::shared_ptr<std::byte> allocate(std::size_t bytes, std::size_t max_bytes);
   /// Bytes of all slabs.
   [[nodiscard]] std::size_t bytes() const;

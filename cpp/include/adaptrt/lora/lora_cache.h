@@ -131,9 +131,9 @@ class DeviceLease;
 /// system pins less, or no range is large enough, an adapter is kept in other memory and copied through
 /// staging memory (LoraCacheStats::staged_loads).
 ///
-/// With load workers, an adapter in pinned memory can be leased as soon as its copies are enqueued: the engine's
-/// steps wait for them (AdapterPages::begin_copies). The load ends, and its worker is free, when they are done.
-/// If they fail, the steps that read the adapter fail too.
+/// With load workers, an adapter in pinned memory can be leased as soon as its copies are enqueued: the
+/// engine's steps wait for them (AdapterPages::begin_copies). The load ends, and its worker is free, when
+/// they are done. If they fail, the steps that read the adapter fail too.
 ///
 /// Levels that were not given a size grow when larger adapters arrive (LoraCacheOptions::num_adapters).
 ///
