@@ -1,9 +1,11 @@
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -27,8 +29,17 @@ class PinnedPages final : public AdapterPages {
     std::vector<Copy> copies;          ///< of the newest begin_copies()
     std::vector<std::size_t> allowed;  ///< max_bytes of each allocate_pinned()
     std::size_t pinned = 0;            ///< allocated now
-    int staged = 0;                    ///< calls of load()
+    std::condition_variable has_ended;
+    std::map<std::uint64_t, bool> ended;  ///< loads whose copies were awaited: true if they were made
+    int staged = 0;                       ///< calls of load()
   };
+
+  /// Waits for the copies of a load, as a step does. Returns false if they failed.
+  static bool await(Log& log, std::uint64_t load_id) {
+    std::unique_lock lock(log.mutex);
+    log.has_ended.wait(lock, [&] { return log.ended.contains(load_id); });
+    return log.ended[load_id];
+  }
 
   PinnedPages(std::size_t page_bytes, std::int64_t num_pages, Log& log)
       : pages_(page_bytes, num_pages), log_(log) {}
@@ -59,29 +70,39 @@ class PinnedPages final : public AdapterPages {
     const std::lock_guard lock(log_.mutex);
     return log_.pinned;
   }
-  [[nodiscard]] std::unique_ptr<Copies> begin_copies(std::uint64_t /*load_id*/,
+  [[nodiscard]] std::unique_ptr<Copies> begin_copies(std::uint64_t load_id,
                                                      std::span<const Copy> copies) override {
     log_.before_copies();
     const std::lock_guard lock(log_.mutex);
     log_.copies.assign(copies.begin(), copies.end());
-    return std::make_unique<LateCopies>(*this, copies);
+    return std::make_unique<LateCopies>(*this, load_id, copies);
   }
 
  private:
   class LateCopies final : public Copies {
    public:
-    LateCopies(PinnedPages& pages, std::span<const Copy> copies)
-        : pages_(pages), copies_(copies.begin(), copies.end()) {}
+    LateCopies(PinnedPages& pages, std::uint64_t load_id, std::span<const Copy> copies)
+        : pages_(pages), load_id_(load_id), copies_(copies.begin(), copies.end()) {}
+    ~LateCopies() override {
+      const std::lock_guard lock(pages_.log_.mutex);
+      pages_.log_.ended[load_id_] = are_made_;
+      pages_.log_.has_ended.notify_all();
+    }
+    LateCopies(const LateCopies&) = delete;
+    LateCopies& operator=(const LateCopies&) = delete;
     void wait() override {
       pages_.log_.in_wait();
       for (const Copy& copy : copies_) {
         std::memcpy(pages_.address(copy.page) + copy.offset, copy.from.data(), copy.from.size());
       }
+      are_made_ = true;
     }
 
    private:
     PinnedPages& pages_;
+    std::uint64_t load_id_;
     std::vector<Copy> copies_;
+    bool are_made_ = false;
   };
 
   HostPages pages_;
