@@ -447,6 +447,17 @@ def test_memory_of_the_chosen_gpu_is_given_back(llama: Served, monkeypatch: pyte
     assert device.memory().free_bytes == device.memory().total_bytes
 
 
+def test_adapters_are_kept_in_pinned_memory(llama: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(monkeypatch)
+    with adaptrt.Executor(llama.engine, adaptrt.ModelType.DECODER_ONLY, config()) as executor:
+        assert executor.lora_cache_stats().pinned_bytes == 0
+        lora = adaptrt.LoraConfig.from_peft(7, llama.adapter(0), executor.engine)
+        collect(executor, executor.enqueue_request(make_request([5, 6, 7], 2, lora)))
+        stats = executor.lora_cache_stats()
+    assert stats.pinned_bytes >= stats.host_bytes_used > 0
+    assert (stats.device_misses, stats.staged_loads) == (1, 0)
+
+
 def test_a_lost_device_ends_the_executor_with_its_reason(llama: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     emulated = emulate(monkeypatch)
     executor = adaptrt.Executor(llama.engine, adaptrt.ModelType.DECODER_ONLY, config())

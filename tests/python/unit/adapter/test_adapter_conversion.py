@@ -15,6 +15,7 @@ from safetensors.torch import save_file as save_torch_file
 
 from adaptrt import _core
 from adaptrt.builder.cli import main as command_line
+from adaptrt.common.parallel import use_threads
 from adaptrt.formats.adapter import convert_adapter
 from adaptrt.formats.checkpoint.config import ParallelMapping
 from adaptrt.formats.hugging_face.hf_config import load_hf_config
@@ -84,6 +85,36 @@ def test_same_weights_as_peft(kind: str, model: Path, base, tmp_path: Path) -> N
     assert_same_weights(merged_by_us(base, adapter), expected)
     changed = {path for path in base if not np.array_equal(base[path], expected[path])}
     assert changed == set(adapter.paths)
+
+
+@pytest.mark.parametrize("kind", ["attention", "dora-rslora-patterns"])
+def test_several_threads_convert_as_one_does(kind: str, model: Path, tmp_path: Path) -> None:
+    directory = save_adapter(model, tmp_path / kind, 3, **KINDS[kind])
+    one = convert_adapter(directory, storage_dtype="bfloat16", base=model)
+    with use_threads(3):
+        several = convert_adapter(directory, storage_dtype="bfloat16", base=model)
+    assert several.weights.tobytes() == one.weights.tobytes()
+    assert np.array_equal(several.config, one.config)
+    assert several.changes_nothing == one.changes_nothing
+
+
+@pytest.mark.parametrize("is_overflow", [False, True])
+def test_several_threads_find_the_problems_that_one_finds(is_overflow: bool, model: Path, tmp_path: Path) -> None:
+    directory = save_adapter(model, tmp_path / "a", 0, r=2, **({"lora_alpha": 1e7} if is_overflow else {}))
+
+    def damage(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        for name in list(tensors)[::3]:
+            tensors[name][0, 0] = np.nan
+        return tensors
+
+    if not is_overflow:
+        edit_tensors(directory, damage)
+    errors = []
+    for count in (1, 3):
+        with use_threads(count), pytest.raises(_core.AdapterError, match=r"tensor '.*; tensor '.*") as raised:
+            convert_adapter(directory, storage_dtype="float16")
+        errors.append(str(raised.value))
+    assert errors[0] == errors[1]
 
 
 def test_rows_are_ordered_by_layer_then_module(model: Path, tmp_path: Path) -> None:
