@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <future>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -314,6 +315,38 @@ BOOST_AUTO_TEST_CASE(pinned_and_staged_copies_have_the_same_weights) {
     BOOST_TEST(found[0][i].b == found[1][i].b);
     BOOST_TEST(found[0][i].magnitude == found[1][i].magnitude);
   }
+}
+
+BOOST_AUTO_TEST_CASE(several_threads_admit_as_one_does) {
+  const LoraLayout layout = small_layout();
+  const auto admitted = [&](const SentAdapter& sent, std::int32_t num_threads) {
+    return HostAdapter::make_packed(sent.send(1), layout, SiteIndex(layout), kPageBytes, nullptr,
+                                    LoraStorage::kExact, {}, num_threads);
+  };
+  SentAdapter sent = make_adapter({{kAttnQkv, 0, 8, true},
+                                   {kMlpGateUp, 0, 7, true},
+                                   {kMlp4HToH, 0, 8, false},
+                                   {kAttnDense, 1, 3, false},
+                                   {kMlpGateUp, 1, 8, true}},
+                                  layout, 5);
+  const auto one = admitted(sent, 1);
+  for (const std::int32_t num_threads : {2, 3, 8}) {
+    BOOST_TEST(admitted(sent, num_threads)->same_weights(*one));
+  }
+  for (const std::size_t row : {0U, 2U, 4U}) sent.set(row, 3, std::numeric_limits<float>::infinity());
+  sent.set(1, sent.width - 1, 1.0F);
+  sent.set(4, 11, std::numeric_limits<float>::quiet_NaN());
+  const auto problems = [&](std::int32_t num_threads) {
+    try {
+      static_cast<void>(admitted(sent, num_threads));
+    } catch (const AdapterError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const std::string expected = problems(1);
+  for (const char* row : {"row 0", "row 1", "row 2", "row 4"}) BOOST_TEST(contains(expected, row));
+  for (const std::int32_t num_threads : {2, 3, 8}) BOOST_TEST(problems(num_threads) == expected);
 }
 
 BOOST_AUTO_TEST_CASE(new_tokens_are_copied_first) {
