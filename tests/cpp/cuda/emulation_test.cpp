@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <boost/test/unit_test.hpp>
 #include <cmath>
 #include <cstdint>
@@ -21,6 +22,23 @@ BOOST_AUTO_TEST_CASE(every_thread_of_every_block_runs_once) {
   run_grid({3, 2, 1}, 64, 0,
            [&] { ++counts[(blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x]; });
   for (const int count : counts) BOOST_TEST(count == 1);
+}
+
+BOOST_AUTO_TEST_CASE(blocks_run_in_the_order_that_a_test_asks_for) {
+  std::vector<std::uint32_t> order;
+  const auto note = [&] {
+    if (threadIdx.x == 0) order.push_back((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x);
+  };
+  {
+    const emulation::BlockOrder reversed([](auto blocks) { std::ranges::reverse(blocks); });
+    run_grid({2, 3, 2}, 32, 0, note);
+  }
+  run_grid({2, 3, 2}, 32, 0, note);
+  BOOST_REQUIRE_EQUAL(order.size(), 24U);
+  for (std::uint32_t i = 0; i < 12; ++i) {
+    BOOST_TEST(order[i] == 11 - i);
+    BOOST_TEST(order[12 + i] == i);
+  }
 }
 
 BOOST_AUTO_TEST_CASE(a_barrier_makes_the_writes_of_others_seen) {

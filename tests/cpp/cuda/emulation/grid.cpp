@@ -5,6 +5,8 @@
 #include <exception>
 #include <map>
 #include <memory>
+#include <numeric>
+#include <span>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -108,6 +110,15 @@ class Block {
 
 /// One per host thread, so that several can launch at the same time.
 thread_local std::unique_ptr<Block> block;
+
+thread_local std::function<void(std::span<std::uint32_t>)> arrange_blocks;
+
+std::vector<std::uint32_t> ordered_blocks(Index grid) {
+  std::vector<std::uint32_t> blocks(std::size_t{grid.x} * grid.y * grid.z);
+  std::iota(blocks.begin(), blocks.end(), 0);
+  if (arrange_blocks) arrange_blocks(blocks);
+  return blocks;
+}
 
 std::string text_of(Index index) {
   std::ostringstream text;
@@ -381,6 +392,15 @@ class SharedMemory {
 
 }  // namespace
 
+BlockOrder::BlockOrder(std::function<void(std::span<std::uint32_t>)> arrange) {
+  if (arrange_blocks) throw EmulationError("there is a BlockOrder already");
+  arrange_blocks = std::move(arrange);
+}
+
+BlockOrder::~BlockOrder() {
+  arrange_blocks = nullptr;
+}
+
 void run_grid(Index grid, std::uint32_t threads, std::size_t shared_bytes,
               const std::function<void()>& kernel) {
   if (threads == 0 || threads > kMaxThreads || threads % kLanes != 0) {
@@ -393,22 +413,19 @@ void run_grid(Index grid, std::uint32_t threads, std::size_t shared_bytes,
   coordinates.grid_size = grid;
   coordinates.block_size = {threads, 1, 1};
   try {
-    for (std::uint32_t z = 0; z < grid.z; ++z) {
-      for (std::uint32_t y = 0; y < grid.y; ++y) {
-        for (std::uint32_t x = 0; x < grid.x; ++x) {
-          coordinates.block = {x, y, z};
-          shared.poison();
-          begin_hopper_block();
-          block->run({x, y, z}, threads, kernel);
-          end_hopper_block();
-          if (race_detector::take_reports() != 0) {
-            throw EmulationError(text_of(Index{x, y, z}) + " has a race, which is reported above");
-          }
-          if (!shared.canary_lives()) {
-            throw EmulationError(text_of(Index{x, y, z}) + " wrote behind its " +
-                                 std::to_string(shared_bytes) + " bytes of shared memory");
-          }
-        }
+    for (const std::uint32_t number : ordered_blocks(grid)) {
+      const Index index{number % grid.x, number / grid.x % grid.y, number / grid.x / grid.y};
+      coordinates.block = index;
+      shared.poison();
+      begin_hopper_block();
+      block->run(index, threads, kernel);
+      end_hopper_block();
+      if (race_detector::take_reports() != 0) {
+        throw EmulationError(text_of(index) + " has a race, which is reported above");
+      }
+      if (!shared.canary_lives()) {
+        throw EmulationError(text_of(index) + " wrote behind its " + std::to_string(shared_bytes) +
+                             " bytes of shared memory");
       }
     }
   } catch (...) {

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <stdexcept>
 
 #include "cuda/kernels/warp.h"
@@ -36,13 +37,24 @@ struct Site {
   int line;
 };
 
+/// While it exists, run_grid arranges the blocks of the calling OS thread's grids with `arrange`, which gets
+/// their numbers (x first, then y, then z) in ascending order. One at a time.
+class BlockOrder {
+ public:
+  explicit BlockOrder(std::function<void(std::span<std::uint32_t>)> arrange);
+  ~BlockOrder();
+  BlockOrder(const BlockOrder&) = delete;
+  BlockOrder& operator=(const BlockOrder&) = delete;
+};
+
 /// Runs `kernel` once for each thread of `grid` blocks of `threads` threads (a multiple of 32, at most 1024),
-/// one block after another, on the calling OS thread. When the threads of a block wait for each other, they
-/// take turns in an order that changes from wait to wait, so that order-dependent results come out wrong.
-/// Before each block, shared memory is filled with NaN (as float32, float16 and bfloat16). When the block
-/// ends, the bytes that follow the memory are checked. Throws EmulationError, with the block and the source
-/// locations, if a block's threads wait at different barriers, if some of them end before a barrier, or if
-/// race_detector.h found a race. Rethrows the exception of a thread.
+/// one block after another, on the calling OS thread. Their numbers ascend if there is no BlockOrder. When
+/// the threads of a block wait for each other, they take turns in an order that changes from wait to wait, so
+/// that order-dependent results come out wrong. Before each block, shared memory is filled with NaN (as
+/// float32, float16 and bfloat16). When the block ends, the bytes that follow the memory are checked. Throws
+/// EmulationError, with the block and the source locations, if a block's threads wait at different barriers,
+/// if some of them end before a barrier, or if race_detector.h found a race. Rethrows the exception of a
+/// thread.
 void run_grid(Index grid, std::uint32_t threads, std::size_t shared_bytes,
               const std::function<void()>& kernel);
 
