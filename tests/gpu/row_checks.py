@@ -53,6 +53,8 @@ def row_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
                     yield from rows.finish(dtype, tokens, width, epilogue)
         if machine.is_gpu:
             yield rows.graph(dtype)
+    for tokens in (1, 257) if subset else (1, 255, 256, 257, 4096):
+        yield rows.taken_tokens(tokens)
     for kind in RopeKind:
         yield from rows.rope(kind, 20 if subset else 64)
     for width in (1, 1021, 4096) if subset else (1, 1021, 4096, 32064, 128256, 151937):
@@ -621,6 +623,22 @@ class _Rows:
             )
             name = f"rows soft cap of logits {rows} x {width}{'' if bias is None else ' with bias'}"
             yield self._check(name, scores, expected, (expected.abs() + 1.0) * 2.0**-20)
+
+    def taken_tokens(self, tokens: int) -> Check:
+        """Checks that ids which stand for rows of an earlier run become their best tokens, and that others stay."""
+        limit = 300
+        best = self._indices(limit, 1000) - 2  # -1 and -2: rows without a best token
+        ids = self._indices(tokens + 8, 2 * limit) - limit
+        expected = torch.where(ids < 0, best[(-1 - ids).clamp(min=0).long()].clamp(min=0), ids)
+        expected[tokens:] = ids[tokens:]
+        self.machine.kernels.enqueue_take_tokens(
+            tokens=tokens,
+            best_tokens=best.data_ptr(),
+            token_ids=ids.data_ptr(),
+            stream=self.machine.stream(),
+        )
+        self.machine.synchronize()
+        return Check(f"rows take {tokens} tokens", torch.equal(ids, expected), f"seed {self.seed}")
 
     def highest(self, rows: int, width: int) -> Check:
         """Checks the highest logits and the summaries of rows against the host's sampler, bit by bit."""

@@ -243,6 +243,13 @@ void enqueue_best_tokens(std::int64_t rows, std::int64_t width, std::int64_t str
                 at_address<void>(stream));
 }
 
+void enqueue_take_tokens(std::int64_t tokens, Address best_tokens, Address token_ids, Address stream) {
+  cuda::enqueue(cuda::TakeTokens{.tokens = tokens,
+                                 .best_tokens = at_address<const std::int32_t>(best_tokens),
+                                 .token_ids = at_address<std::int32_t>(token_ids)},
+                at_address<void>(stream));
+}
+
 void enqueue_find_highest(std::int64_t rows, std::int64_t width, std::int64_t stride, std::int64_t count,
                           Address logits, Address summaries, Address highest, Address stream) {
   cuda::enqueue(cuda::FindHighest{.rows = rows,
@@ -331,6 +338,9 @@ void bind_row_kernels(py::module_& module) {
   module.def("enqueue_best_tokens", &enqueue_best_tokens, py::kw_only(), py::arg("rows"), py::arg("width"),
              py::arg("stride"), py::arg("logits"), py::arg("tokens"), py::arg("stream"),
              "tokens = the index of each row's largest logit, the smallest of equal ones.");
+  module.def("enqueue_take_tokens", &enqueue_take_tokens, py::kw_only(), py::arg("tokens"),
+             py::arg("best_tokens"), py::arg("token_ids"), py::arg("stream"),
+             "token_ids of -1 - r = best_tokens[r], or 0 if that is negative. Other ids stay as they are.");
   module.def(
       "enqueue_find_highest", &enqueue_find_highest, py::kw_only(), py::arg("rows"), py::arg("width"),
       py::arg("stride"), py::arg("count"), py::arg("logits"), py::arg("summaries"), py::arg("highest"),
