@@ -36,19 +36,20 @@ def _check(sizes: Mapping[str, int], attributes: Mapping[str, Any]) -> list[str]
     return problems
 
 
-# Maximum number of key splits of a decoding sequence with a window.
-_SPLITS_OF_SEQUENCE: Final = 17
+# Maximum number of parts of a decoding sequence's keys whose sums are stored.
+_PARTS_OF_SEQUENCE: Final = 17
 
 
 def _workspace_bytes(sizes: Mapping[str, int], attributes: Mapping[str, Any]) -> int:
-    """Size of the queries after RoPE in two bytes, and of each key split's float32 results for every head.
+    """Size of the queries after RoPE in two bytes, of each part's float32 results for every head, and of counters.
 
-    A split's results are head_dim weighted values, the maximum score and the sum of the weights.
+    A part's results are head_dim weighted values, the maximum score and the sum of the weights. There is at most one
+    counter for each head.
     """
     heads, head_dim = int(attributes["num_heads"]), int(attributes["head_dim"])
     queries = -(-sizes["tokens"] * heads * head_dim * 2 // 256) * 256
-    splits = sizes["sequences"] * _SPLITS_OF_SEQUENCE
-    return queries + splits * heads * (head_dim + 2) * 4
+    parts = sizes["sequences"] * _PARTS_OF_SEQUENCE
+    return queries + parts * heads * (head_dim + 2) * 4 + sizes["sequences"] * heads * 4
 
 
 def _rotate(heads: Array, cosine: Array, sine: Array) -> Array:

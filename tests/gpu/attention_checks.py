@@ -38,6 +38,8 @@ def attention_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
             for window in (0, 700):
                 yield _alone(machine, _of(dtype, head_dim, (700, 300, 5), (1, 1, 1), sliding_window=window))
                 yield _decoded(machine, dtype, head_dim, 1000 if subset else 9000, window)
+                for past in ((310,), (700, 3)) if subset else ((310,), (511,), (4000,), (20000, 600, 3)):
+                    yield _repeated(machine, _of(dtype, head_dim, past, (1,) * len(past), sliding_window=window))
             if not subset:
                 past = tuple(random.randrange(4000) for _ in range(60))
                 yield _alone(machine, _of(dtype, head_dim, past, (1,) * len(past)))
@@ -222,6 +224,30 @@ def _decoded(machine: Machine, dtype: torch.dtype, head_dim: int, longest: int, 
             different += int((got != expected[begin : begin + count]).sum())
     name = f"attention {_describe(prompt.shape)}: bits in a prompt and as decodes"
     return Check(name, different == 0, f"{different} differ")
+
+
+def _repeated(machine: Machine, shape: AttentionShape) -> Check:
+    """Checks that many launches with the same counters have the bits of one with counters in the workspace."""
+    first = AttentionStep.random(machine, replace(shape, has_counters=False), torch.Generator(machine.device))
+    expected = first.run().view(torch.int16)
+    step = replace(first, shape=shape)
+    results = [step.empty_result() for _ in range(50 if machine.is_gpu else 2)]
+
+    def work() -> None:
+        for attended in results:
+            step.enqueue(attended)
+
+    if machine.is_gpu:
+        graph = machine.capture(work)
+        for attended in results:
+            attended.view(torch.uint8).fill_(NAN_BITS)
+        graph.replay()
+    else:
+        work()
+    machine.synchronize()
+    different = sum(int((attended.view(torch.int16) != expected).sum()) for attended in results)
+    different += int(step.counters.count_nonzero())
+    return Check(f"attention {_describe(shape)}: bits in {len(results)} launches", different == 0, f"{different} differ")
 
 
 def _decode_graph(machine: Machine, dtype: torch.dtype, head_dim: int) -> Check:

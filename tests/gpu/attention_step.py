@@ -43,6 +43,8 @@ class AttentionShape:
     """Indices of the sequences without blocks."""
     hopper_prefill: bool = False
     """True: prefills use the kernel for compute capability 9.0."""
+    has_counters: bool = True
+    """False: the counters are in the workspace."""
 
     @property
     def tokens(self) -> int:
@@ -84,6 +86,7 @@ class AttentionStep:
     sine: torch.Tensor
     sinks: torch.Tensor | None
     workspace: torch.Tensor = field(init=False)
+    counters: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         """Creates the kernel and its workspace."""
@@ -104,6 +107,8 @@ class AttentionStep:
         )
         size = self.kernel.workspace_bytes(shape.tokens, len(shape.lengths))
         self.workspace = self.machine.poisoned((size,), torch.uint8)
+        counter_bytes = self.kernel.counter_bytes(len(shape.lengths))
+        self.counters = torch.zeros(counter_bytes // 4, dtype=torch.int32, device=self.machine.device)
 
     @classmethod
     def random(cls, machine: Machine, shape: AttentionShape, generator: torch.Generator) -> AttentionStep:
@@ -191,6 +196,7 @@ class AttentionStep:
             self.workspace.data_ptr(),
             self.machine.stream(),
             0 if self.sinks is None else self.sinks.data_ptr(),
+            self.counters.data_ptr() if self.shape.has_counters else 0,
         )
 
     def empty_result(self) -> torch.Tensor:
@@ -205,8 +211,11 @@ class AttentionStep:
         return attended
 
     def wrong_elements(self, attended: torch.Tensor, pool_before: torch.Tensor) -> int:
-        """Returns the number of elements of the result and the pool whose error is larger than rounding allows."""
-        wrong = 0
+        """Returns the number of elements of the result and the pool whose error is larger than rounding allows.
+
+        Adds the number of counters that are not zero.
+        """
+        wrong = int(self.counters.count_nonzero())
         written = torch.zeros(self.pool.shape[0], self.shape.tokens_per_block, dtype=torch.bool)
         offsets, tables = self.offsets.tolist(), self.tables.tolist()
         for sequence, table in enumerate(tables):

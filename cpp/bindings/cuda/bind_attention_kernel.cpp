@@ -40,7 +40,7 @@ std::unique_ptr<PagedAttentionKernel> make_attention_kernel(
 void enqueue_attention(const PagedAttentionKernel& kernel, std::int32_t tokens, std::int32_t sequences,
                        std::int32_t max_blocks, std::int32_t tokens_per_block, std::int32_t rotary_half,
                        const std::vector<Address>& inputs, const std::vector<Address>& outputs,
-                       Address workspace, Address stream, Address sinks) {
+                       Address workspace, Address stream, Address sinks, Address counters) {
   check_addresses(inputs, 9, "q, k, v, kv_pool, block_tables, sequence_offsets, positions, cosine, sine");
   check_addresses(outputs, 2, "attended, kv_pool_out");
   if (outputs[1] != inputs[3]) throw ConfigError("kv_pool_out must be at the address of kv_pool");
@@ -61,6 +61,7 @@ void enqueue_attention(const PagedAttentionKernel& kernel, std::int32_t tokens, 
                   .cosine = at_address<const float>(inputs[7]),
                   .sine = at_address<const float>(inputs[8]),
                   .sinks = at_address<const float>(sinks),
+                  .counters = at_address<std::uint32_t>(counters),
                   .attended = at_address<void>(outputs[0])},
                  at_address<void>(workspace), at_address<void>(stream));
 }
@@ -87,12 +88,14 @@ void bind_attention_kernel(py::module_& module) {
       .def("workspace_bytes", &PagedAttentionKernel::workspace_bytes, py::arg("max_tokens"),
            py::arg("max_sequences"),
            "Bytes of workspace that enqueue needs for up to this many tokens and sequences.")
+      .def("counter_bytes", &PagedAttentionKernel::counter_bytes, py::arg("max_sequences"),
+           "Bytes of counters, for up to this many sequences.")
       .def("enqueue", &enqueue_attention, py::arg("tokens"), py::arg("sequences"), py::arg("max_blocks"),
            py::arg("tokens_per_block"), py::arg("rotary_half"), py::arg("inputs"), py::arg("outputs"),
-           py::arg("workspace"), py::arg("stream"), py::arg("sinks") = 0,
+           py::arg("workspace"), py::arg("stream"), py::arg("sinks") = 0, py::arg("counters") = 0,
            "Enqueues the launches in a stream. q, k and v have no gaps between rows. Addresses are device "
            "addresses, in the order of the plugin's definition; kv_pool_out equals kv_pool. sinks: float32 "
-           "[num_heads], or 0. Raises "
+           "[num_heads], or 0. counters: zeros, which are zeros again after the launches, or 0. Raises "
            "ConfigError for invalid sizes, and StepError if "
            "CUDA reports an error.");
 }

@@ -69,6 +69,7 @@ class AttentionLaunches final : public CudaOp {
     arrays_.cosine = floats(memory.buffer(op.cosine));
     arrays_.sine = floats(memory.buffer(op.sine));
     arrays_.sinks = weights.vector(op.sinks);
+    arrays_.counters = memory.attention_counters();
     arrays_.attended = memory.buffer(op.output);
     workspace_ = memory.workspace();
   }

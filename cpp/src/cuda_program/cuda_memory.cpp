@@ -15,6 +15,7 @@ struct SharedBytes {
   std::size_t product = 0;
   std::size_t padded_output = 0;
   std::size_t workspace = 0;
+  std::size_t attention_counters = 0;
 };
 
 /// Sizes of all mixtures of experts, for the largest run.
@@ -107,6 +108,8 @@ SharedBytes shared_bytes(const Program& program) {
         const cuda::PagedAttentionKernel kernel(attention_config(*attention, program));
         require(&bytes.workspace, static_cast<std::int64_t>(kernel.workspace_bytes(program.max_num_tokens,
                                                                                    program.max_batch_size)));
+        require(&bytes.attention_counters,
+                static_cast<std::int64_t>(kernel.counter_bytes(program.max_batch_size)));
       }
     }
   }
@@ -125,7 +128,7 @@ std::size_t place_behind(std::size_t* end, std::size_t bytes) {
 
 }  // namespace
 
-CudaMemory::CudaMemory(const Program& program, const GpuModelArrays& arrays, Device& device)
+CudaMemory::CudaMemory(const Program& program, const GpuModelArrays& arrays, Device& device, Stream& stream)
     : logits_(arrays.logits), adapters_(arrays.adapters), arena_(device.allocate(program.arena_bytes)) {
   for (const Buffer& buffer : program.buffers) buffers_.push_back(arena_.data() + buffer.offset);
   buffers_[static_cast<std::size_t>(program.logits)] = logits_;
@@ -134,6 +137,10 @@ CudaMemory::CudaMemory(const Program& program, const GpuModelArrays& arrays, Dev
   product_ = allocate(device, bytes.product);
   padded_output_ = allocate(device, bytes.padded_output);
   workspace_ = allocate(device, bytes.workspace);
+  attention_counters_ = allocate(device, bytes.attention_counters);
+  if (bytes.attention_counters > 0) {
+    stream.fill_zero(attention_counters_.data(), attention_counters_.bytes());
+  }
   allocate_experts(program, device);
   allocate_latent(program, device);
 }

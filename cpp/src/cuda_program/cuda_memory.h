@@ -38,8 +38,9 @@ struct LatentMemory {
 /// Device memory of a model that its ops share. Sizes are for the largest run.
 class CudaMemory {
  public:
-  /// Throws ConfigError if the device has no memory left.
-  CudaMemory(const Program& program, const GpuModelArrays& arrays, Device& device);
+  /// Throws ConfigError if the device has no memory left. Work that uses the memory comes after that of
+  /// `stream`.
+  CudaMemory(const Program& program, const GpuModelArrays& arrays, Device& device, Stream& stream);
 
   [[nodiscard]] std::byte* buffer(BufferId id) const { return buffers_[static_cast<std::size_t>(id)]; }
   /// Output of a linear layer that a later op adds to a residual stream: T [max_num_tokens, width].
@@ -51,6 +52,11 @@ class CudaMemory {
   [[nodiscard]] std::byte* padded_output() const { return padded_output_.data(); }
   /// Workspace of the kernels, which use it one after another.
   [[nodiscard]] std::byte* workspace() const { return workspace_.data(); }
+  /// Counters of PagedAttentionKernel, which all attention ops use one after another. They are zero whenever
+  /// none of them runs.
+  [[nodiscard]] std::uint32_t* attention_counters() const {
+    return reinterpret_cast<std::uint32_t*>(attention_counters_.data());
+  }
   [[nodiscard]] const ExpertMemory& experts() const { return experts_; }
   [[nodiscard]] const LatentMemory& latent() const { return latent_; }
   /// Tables of adapters; nullopt without LoRA.
@@ -68,6 +74,7 @@ class CudaMemory {
   Allocation product_;
   Allocation padded_output_;
   Allocation workspace_;
+  Allocation attention_counters_;
   Allocation expert_arrays_;
   ExpertMemory experts_;
   Allocation latent_arrays_;

@@ -16,7 +16,7 @@ void CudaModel::load(const StepArrays& step_arrays, const GpuModelArrays& arrays
   step_arrays_ = &step_arrays;
   step_memory_ = arrays.step_memory;
   best_tokens_ = arrays.best_tokens;
-  memory_.emplace(program_, arrays, device);
+  memory_.emplace(program_, arrays, device, stream);
   pools_.resize(static_cast<std::size_t>(program_.num_layers));
   LoweredProgram lowered = load_weights(device, stream);
   ops_ = std::move(lowered.ops);

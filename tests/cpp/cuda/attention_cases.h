@@ -45,6 +45,7 @@ struct Random {
 inline void expect_right(const PagedAttentionConfig& config, const StepSizes& sizes,
                          const std::vector<SequenceOfStep>& sequences, Random& random) {
   RandomAttentionStep step(config, sizes, sequences, random.engine);
+  step.set_counters(random.of(0, 1) == 0);
   step.run();
   BOOST_TEST_CONTEXT("seed " << random.seed << ", head_dim " << config.head_dim << ", heads "
                              << config.num_heads << " / " << config.num_kv_heads << ", window "

@@ -5,8 +5,11 @@
 #include <cstddef>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <stdexcept>
+
+#include "emulation/grid.h"
 
 namespace adaptrt::cuda {
 namespace {
@@ -22,6 +25,19 @@ constexpr std::size_t kExtraColumns = 8;
 /// Maximum error of a result, as a multiple of the maximum rounding error of the weights and the result in T.
 /// It also covers queries rounded the other way, and float32 sums.
 constexpr double kTolerance = 2.0;
+
+std::unique_ptr<emulation::BlockOrder> next_block_order() {
+  thread_local std::uint32_t turn = 0;
+  switch (turn++ % 3) {
+    case 0:
+      return nullptr;
+    case 1:
+      return std::make_unique<emulation::BlockOrder>([](auto blocks) { std::ranges::reverse(blocks); });
+    default:
+      return std::make_unique<emulation::BlockOrder>(
+          [random = std::mt19937(turn)](auto blocks) mutable { std::ranges::shuffle(blocks, random); });
+  }
+}
 
 }  // namespace
 
@@ -204,6 +220,8 @@ void RandomAttentionStep::run(bool has_keys) {
   }
   const std::size_t bytes = kernel.workspace_bytes(tokens(), sequences);
   std::vector<std::uint8_t> workspace(bytes + kCanaryBytes, 0xff);
+  std::vector<std::uint32_t> counters(kernel.counter_bytes(sequences) / sizeof(std::uint32_t));
+  const auto order = next_block_order();
   const auto of_keys = [has_keys](const std::uint16_t* address) { return has_keys ? address : nullptr; };
   kernel.enqueue({.tokens = tokens(),
                   .sequences = sequences,
@@ -222,8 +240,12 @@ void RandomAttentionStep::run(bool has_keys) {
                   .cosine = cosine_.data(),
                   .sine = sine_.data(),
                   .sinks = sizes_.sinks ? sinks_.data() : nullptr,
+                  .counters = sizes_.counters ? counters.data() : nullptr,
                   .attended = attended_.data()},
                  workspace.data(), nullptr);
+  if (std::ranges::count(counters, 0U) != std::ssize(counters)) {
+    throw std::runtime_error("the kernels left counters that are not zero");
+  }
   const auto untouched = [](std::uint8_t byte) { return byte == 0xff; };
   if (!std::all_of(workspace.end() - static_cast<std::ptrdiff_t>(kCanaryBytes), workspace.end(), untouched)) {
     throw std::runtime_error("the kernels wrote behind their workspace");

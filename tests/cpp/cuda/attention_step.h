@@ -24,6 +24,7 @@ struct StepSizes {
   float magnitude = 1.0F;         ///< magnitude of queries and keys
   bool fused = false;             ///< q, k and v are columns of one buffer, which has more columns
   bool sinks = false;             ///< heads have sinks
+  bool counters = true;           ///< the caller has counters; otherwise they are in the workspace
 };
 
 /// A step with random inputs in host memory, for the emulated kernels and a float64 reference. Everything
@@ -33,8 +34,9 @@ class RandomAttentionStep {
   RandomAttentionStep(const PagedAttentionConfig& config, const StepSizes& sizes,
                       const std::vector<SequenceOfStep>& sequences, std::mt19937& random);
 
-  /// Runs the kernels with a workspace of exactly the size that they ask for. `has_keys`: false gives them no
-  /// keys and values, so that they take those of the step from the pool.
+  /// Runs the kernels with a workspace of exactly the size that they ask for, and blocks in ascending,
+  /// descending and random order, in turn. `has_keys`: false gives them no keys and values, so that they take
+  /// those of the step from the pool. Throws if the kernels leave counters that are not zero.
   void run(bool has_keys = true);
 
   /// Lists errors after run(): results that differ from the reference by more than rounding, pool elements
@@ -66,6 +68,7 @@ class RandomAttentionStep {
   /// Makes keys and values NaN that no token's window reaches. Their blocks become -1, or blocks of no
   /// sequence.
   void forget_unseen_keys();
+  void set_counters(bool of_caller) { sizes_.counters = of_caller; }
   /// Sets one element of a token's key (head 0).
   void set_key(std::int32_t token, std::int32_t element, float value);
   [[nodiscard]] std::int32_t tokens() const { return static_cast<std::int32_t>(positions_.size()); }

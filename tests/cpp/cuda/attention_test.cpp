@@ -338,6 +338,76 @@ BOOST_DATA_TEST_CASE(decodes_equal_prefills, data::make(kHeadDims) * data::make(
   }
 }
 
+/// Blocks of a decode that share a sequence's keys: one for each tile, one for each split, or one for all.
+BOOST_DATA_TEST_CASE(decodes_have_the_same_bits_however_blocks_share_their_keys,
+                     data::make(kHeadDims) * data::make({false, true}), head_dim, has_window) {
+  Random random;
+  const std::int32_t tile = head_dim < 128 ? 64 : head_dim == 128 ? 48 : 32;
+  constexpr std::int32_t kGroups[] = {1, 4, 17};
+  const std::int32_t heads = 2 * random.among(kGroups);
+  // The window begins within a tile and a split.
+  PagedAttentionConfig config =
+      config_of(random.among(kDtypes), heads, 2, head_dim, has_window ? 5 * tile + 7 : 0);
+  config.int8_pool = random.of(0, 1) == 0;
+  for (const std::int32_t keys : {4 * tile, 4 * tile + 1, 8 * tile, 8 * tile + 1, 13 * tile + 5, 16 * tile,
+                                  17 * tile, 17 * tile + 1, 25 * tile - 1}) {
+    RandomAttentionStep prompt(config, {.max_blocks = 52, .sinks = random.of(0, 1) == 0},
+                               {{.past = keys - 2, .tokens = 2}}, random.engine);
+    prompt.run();
+    for (const std::int32_t others : {0, 3, 20, 520}) {
+      if (others == 520 && keys != 8 * tile + 1) continue;
+      RandomAttentionStep decode = prompt.part(1, 2);
+      decode.append(std::vector<SequenceOfStep>(static_cast<std::size_t>(others), {.padding = true}));
+      decode.set_counters(random.of(0, 1) == 0);
+      decode.run();
+      BOOST_TEST_CONTEXT("seed " << random.seed << ", " << keys << " keys, " << others << " others") {
+        BOOST_TEST((decode.attended(0, 1) == prompt.attended(1, 2)));
+      }
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(few_sequences_have_a_block_for_each_tile) {
+  const auto plan = [](std::int32_t sequences, std::int32_t heads, std::int32_t kv_heads,
+                       std::int32_t head_dim, std::int32_t capacity) {
+    AttentionStep step{};
+    step.sequences = sequences;
+    step.num_heads = heads;
+    step.num_kv_heads = kv_heads;
+    step.head_dim = head_dim;
+    step.max_blocks = capacity / 16;
+    step.tokens_per_block = Divisor(16);
+    return plan_splits(step);
+  };
+  for (const std::int32_t capacity : {208, 512, 8192}) {
+    const Splits splits = plan(1, 32, 8, 128, capacity);
+    BOOST_TEST(splits.separates_tiles);
+    BOOST_TEST(splits.count == kMostParts);
+    BOOST_TEST(splits.lanes == kMostParts);
+  }
+  BOOST_TEST(plan(1, 15, 15, 128, 512).separates_tiles);
+  // Too many blocks, also of heads that need two; a round for all keys; a round for each split.
+  BOOST_TEST(!plan(1, 16, 16, 128, 512).separates_tiles);
+  BOOST_TEST(!plan(2, 32, 8, 128, 512).separates_tiles);
+  BOOST_TEST(!plan(1, 17 * 8, 8, 128, 512).separates_tiles);
+  BOOST_TEST(!plan(1, 32, 8, 128, 192).separates_tiles);
+  BOOST_TEST(!plan(1, 32, 8, 64, 512).separates_tiles);
+  const Splits many = plan(2, 32, 8, 128, 512);
+  BOOST_TEST(many.count == 2);
+  BOOST_TEST(many.lanes == 2);
+  BOOST_TEST(plan(256, 32, 8, 128, 8192).lanes == 1);
+  BOOST_TEST(plan(64, 32, 8, 128, 8192).lanes == 4);
+}
+
+BOOST_AUTO_TEST_CASE(counters_are_for_blocks_of_16_heads) {
+  const auto counters = [](std::int32_t heads, std::int32_t kv_heads) {
+    return PagedAttentionKernel(config_of(DType::kFloat16, heads, kv_heads, 64)).counter_bytes(5) / 4;
+  };
+  BOOST_TEST(counters(32, 8) == 5U * 8);
+  BOOST_TEST(counters(32, 2) == 5U * 2);
+  BOOST_TEST(counters(34, 2) == 5U * 4);
+}
+
 BOOST_DATA_TEST_CASE(a_sequence_does_not_depend_on_its_neighbours, data::make({0, 40}), window) {
   Random random;
   const PagedAttentionConfig config = config_of(random.among(kDtypes), 6, 2, random.among(kHeadDims), window);
@@ -465,16 +535,19 @@ BOOST_AUTO_TEST_CASE(addresses_that_cannot_be_used_are_refused) {
   alignas(16) std::uint8_t bytes[32] = {};
   BOOST_TEST(is_refused(
       [&] {
-        kernel.enqueue({.tokens = 1,
-                        .sequences = 1,
-                        .max_blocks = 1,
-                        .tokens_per_block = 16,
-                        .rotary_half = 32,
-                        .q_stride = 128,
-                        .kv_stride = 64},
-                       {.q = bytes + 8, .k = bytes, .v = bytes}, bytes, nullptr);
+        kernel.enqueue(
+            {.tokens = 1,
+             .sequences = 1,
+             .max_blocks = 1,
+             .tokens_per_block = 16,
+             .rotary_half = 32,
+             .q_stride = 128,
+             .kv_stride = 64},
+            {.q = bytes + 8, .k = bytes, .v = bytes, .counters = reinterpret_cast<std::uint32_t*>(bytes + 2)},
+            bytes, nullptr);
       },
-      {"the address of q is", "it must be a multiple of 16 and not 0", "the address of kv_pool is 0"}));
+      {"the address of counters is", "the address of q is", "it must be a multiple of 16 and not 0",
+       "the address of kv_pool is 0"}));
 }
 
 BOOST_AUTO_TEST_CASE(divisors_divide) {

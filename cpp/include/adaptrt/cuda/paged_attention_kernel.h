@@ -72,7 +72,10 @@ struct PagedAttentionArrays {
   const float* cosine = nullptr;            ///< [tokens, rotary_half]
   const float* sine = nullptr;              ///< [tokens, rotary_half]
   const float* sinks = nullptr;             ///< [num_heads], see AttentionOp::sinks; nullptr: none
-  void* attended = nullptr;                 ///< T [tokens, num_heads * head_dim]; not one of the inputs
+  /// Zeros, of counter_bytes() for the step's sequences: see there. nullptr: counters in the workspace, which
+  /// another launch sets to zero.
+  std::uint32_t* counters = nullptr;
+  void* attended = nullptr;  ///< T [tokens, num_heads * head_dim]; not one of the inputs
 };
 
 /// The PagedAttention plugin on an NVIDIA GPU: RoPE, the write of k and v to the pool, and causal attention.
@@ -92,6 +95,13 @@ class PagedAttentionKernel {
 
   /// Size of the workspace for at most this many tokens and sequences, with any other sizes.
   [[nodiscard]] std::size_t workspace_bytes(std::int32_t max_tokens, std::int32_t max_sequences) const;
+
+  /// Size of the counters of a step with at most this many sequences. They are zero before a step and zero
+  /// after it, so the caller sets them to zero once. Steps that run one after another can share them,
+  /// whatever their sizes; steps on different streams cannot. Blocks count themselves when they have stored
+  /// their part of a sequence, and the last one sets its counter back. A launch either runs all of its blocks
+  /// or makes the device unusable, so an error leaves no counter behind that a later step could see.
+  [[nodiscard]] std::size_t counter_bytes(std::int32_t max_sequences) const;
 
   /// Enqueues the work on `stream` (a cudaStream_t). `workspace` is aligned to 16 bytes. Throws ConfigError
   /// for an invalid size or address, and StepError if a launch fails.

@@ -17,10 +17,15 @@ namespace adaptrt::cuda {
 /// Query heads in one block that share a KV head's keys: the rows of an mma.
 inline constexpr std::int32_t kDecodeRows = 16;
 
+/// Warps of a block, which compute as many tiles at a time.
+template <int kHeadDim>
+inline constexpr int kDecodeWarps = kHeadDim < 128 ? 8 : 4;
+
 /// A block computes up to 16 query heads of one KV head, for some splits of a sequence's keys. In each round
 /// every warp takes one tile of keys: it copies chunks of 16 keys, and then of 16 values, to its own stages
 /// of shared memory, ahead of their use, and no barrier of the block is needed. At the end of a round the
-/// block merges the warps' tiles, in order.
+/// block merges the warps' tiles, in order. The last block that stores its part of a sequence's KV head
+/// combines all parts, in order: splits, or tiles that have a block each.
 template <typename T, int kHeadDim, KvFormat kFormat>
 class Decode {
  public:
@@ -30,7 +35,7 @@ class Decode {
     std::int32_t row_tiles;  // blocks that share a KV head, one per 16 of its query heads
     bool rotates;            // this kernel does RotateAndWrite's work; all sequences have one token
   };
-  static constexpr int kWarps = kHeadDim < 128 ? 8 : 4;
+  static constexpr int kWarps = kDecodeWarps<kHeadDim>;
   static constexpr int kThreads = kWarps * kWarpSize;
   static constexpr int kBlocksPerMultiprocessor = 2;
 
@@ -39,52 +44,67 @@ class Decode {
     wait_for_previous_kernel();
     const AttentionStep& step = parameters.step;
     const auto sequence = static_cast<std::int32_t>(blockIdx.z);
-    const std::int32_t token = step.sequence_offsets[sequence];
-    if (step.sequence_offsets[sequence + 1] - token != 1) return;
+    // With as many tokens as sequences, each sequence has one.
+    std::int32_t token = sequence;
+    if (step.tokens != step.sequences) {
+      token = step.sequence_offsets[sequence];
+      if (step.sequence_offsets[sequence + 1] - token != 1) return;
+    }
+    const std::int32_t position = step.positions[token];
     const auto kv_head = static_cast<std::int32_t>(blockIdx.y) / parameters.row_tiles;
     const std::int32_t first_row = static_cast<std::int32_t>(blockIdx.y) % parameters.row_tiles * kDecodeRows;
     const std::int32_t rows_left = step.group.value() - first_row;
-    const std::int32_t position = step.positions[token];
-    const std::int32_t newest_block = block_of(step, sequence, position);
-    const SplitRange range = splits_of<kKeys>(step, position);
+    const std::int32_t first_head = kv_head * step.group.value() + first_row;
+    const std::int32_t num_heads = rows_left < kDecodeRows ? rows_left : kDecodeRows;
+    // Loads of the queries overlap with that of the position.
+    load_queries(parameters, token, position, first_head, num_heads);
+    const Parts parts = find_parts(parameters, position);
     const Task found{.token = token,
                      .sequence = sequence,
                      .kv_head = kv_head,
-                     .first_head = kv_head * step.group.value() + first_row,
-                     .num_heads = rows_left < kDecodeRows ? rows_left : kDecodeRows,
+                     .first_head = first_head,
+                     .num_heads = num_heads,
                      .position = position,
                      .visible = first_visible(step, position),
-                     .splits = range};
-    const auto lane_of_splits = static_cast<std::int32_t>(blockIdx.x);
+                     .parts = parts,
+                     .is_last = false};
+    const auto part = static_cast<std::int32_t>(blockIdx.x);  // the block's first one
+    // Registers are scarce, so a part's number is computed from the key when it is needed.
+    std::int32_t round = (parts.first + part) * parts.keys;
+    std::int32_t own_block = kLooksAhead ? block_of_lane(step, found, round + warp() * kKeys) : -1;
+    const std::int32_t newest_block = block_of(step, sequence, position);
     if (newest_block < 0) {
-      if (parameters.rotates && lane_of_splits == 0) clear(step, found);
+      if (parameters.rotates && part == 0) clear(step, found);
       return;
     }
-    if (lane_of_splits >= range.count()) return;
+    if (part >= parts.count) return;
     if (parameters.rotates) {
       // The warp that will read the newest key writes it, so no other warp must wait for it.
-      const bool has_newest = (range.count() - 1 - lane_of_splits) % parameters.splits.lanes == 0;
-      if (has_newest && warp() == position / kKeys % kWarps) write_newest(step, found, newest_block);
+      const bool has_newest = (parts.count - 1 - part) % parameters.splits.lanes == 0;
+      const int newest_warp = parts.are_tiles ? 0 : position / kKeys % kWarps;
+      if (has_newest && warp() == newest_warp) write_newest(step, found, newest_block);
     }
     Task& task = shared_task();
     if (threadIdx.x == 0) task = found;
-    load_queries(parameters, found);
-    // Registers are scarce, so the split's number is computed from the key when it is needed.
-    std::int32_t key = (task.splits.first + lane_of_splits) * task.splits.keys;
-    while (key <= task.position) {
-      Sums sums;
-      do {
-        if (key + kWarps * kKeys > task.visible) add_round(step, task, key, sums);
-        key += kWarps * kKeys;
-      } while (key <= task.position && key % task.splits.keys != 0);
-      if (task.splits.count() == 1) {
-        store_attended(step, task, sums);
-      } else {
-        store_split(parameters, task, (key - 1) / task.splits.keys - task.splits.first, sums);
+    __syncthreads();
+    Sums sums;
+    while (round <= task.position) {
+      if constexpr (!kLooksAhead) own_block = block_of_lane(step, task, round + warp() * kKeys);
+      const std::int32_t next = next_round(parameters, task, round);
+      const std::int32_t next_block = kLooksAhead ? block_of_lane(step, task, next + warp() * kKeys) : -1;
+      if (round + kWarps * kKeys > task.visible) add_round(step, task, round, own_block, sums);
+      if (next > task.position || next / task.parts.keys != round / task.parts.keys) {
+        if (task.parts.count == 1) {
+          store_attended(step, task, sums);
+          return;
+        }
+        store_part(parameters, task, round / task.parts.keys - task.parts.first, sums);
+        sums = {};
       }
-      // The begin of the block's next split.
-      key = ((key - 1) / task.splits.keys + parameters.splits.lanes) * task.splits.keys;
+      round = next;
+      own_block = next_block;
     }
+    if (is_last(parameters, task)) combine(parameters, task);
   }
 
   [[nodiscard]] static std::size_t shared_bytes() {
@@ -93,6 +113,8 @@ class Decode {
 
  private:
   static constexpr int kKeys = kTileKeys<kHeadDim>;
+  /// A tile's blocks are looked up before the round that needs them. Narrow heads have no registers for it.
+  static constexpr bool kLooksAhead = kHeadDim >= 128;
   static_assert(kSplitTiles % kWarps == 0);
   static constexpr int kGroup = 16;  // keys of a chunk; a KV block's size is a multiple of it
   static constexpr int kGroups = kKeys / kGroup;
@@ -118,6 +140,36 @@ class Decode {
                     std::size_t{kStages} * kStageElements * sizeof(T),
                 "a warp's sums use the memory of its stages");
 
+  /// The parts of a sequence's keys whose sums are stored: its splits, or its tiles.
+  struct Parts {
+    std::int32_t keys;  // of a part
+    std::int32_t first;
+    std::int32_t count;
+    bool are_tiles;
+
+    /// True if the parts are tiles of several splits.
+    [[nodiscard]] __device__ bool are_of_splits() const {
+      return are_tiles && first / kSplitTiles != (first + count - 1) / kSplitTiles;
+    }
+    /// True for the last tile of a split.
+    [[nodiscard]] __device__ bool ends_split(std::int32_t part) const {
+      return part + 1 == count || (first + part + 1) % kSplitTiles == 0;
+    }
+  };
+
+  /// Tiles have a block each if splits would be computed in several rounds. Such splits have kSplitTiles.
+  __device__ static Parts find_parts(const Parameters& parameters, std::int32_t position) {
+    if constexpr (kWarps < kSplitTiles) {
+      const std::int32_t first_tile = first_visible(parameters.step, position) / kKeys;
+      const std::int32_t tiles = position / kKeys - first_tile + 1;
+      if (parameters.splits.separates_tiles && tiles > kWarps && tiles <= kMostParts) {
+        return {kKeys, first_tile, tiles, true};
+      }
+    }
+    const SplitRange splits = splits_of<kKeys>(parameters.step, position);
+    return {splits.keys, splits.first, splits.count(), false};
+  }
+
   struct Task {
     std::int32_t token;
     std::int32_t sequence;
@@ -126,7 +178,8 @@ class Decode {
     std::int32_t num_heads;
     std::int32_t position;
     std::int32_t visible;  // the first key that the token sees
-    SplitRange splits;
+    Parts parts;
+    bool is_last;  // this block is the last one that stored its parts
   };
 
   /// A thread's part of the block's sums: pairs of columns of one row.
@@ -194,38 +247,60 @@ class Decode {
     __syncwarp();
   }
 
-  /// Brings the rotated queries to shared memory; rows without a head become zeros.
-  __device__ static void load_queries(const Parameters& parameters, const Task& task) {
+  /// Brings the rotated queries to shared memory; rows without a head become zeros. Other threads see them
+  /// after a barrier.
+  __device__ static void load_queries(const Parameters& parameters, std::int32_t token, std::int32_t position,
+                                      std::int32_t first_head, std::int32_t num_heads) {
     const AttentionStep& step = parameters.step;
     if (parameters.rotates) {
       const std::int32_t units = (kHeadDim - step.rotary_half) / 8;
-      const float factor = query_factor(step, task.position);
-      for (int i = static_cast<int>(threadIdx.x); i < task.num_heads * units; i += kThreads) {
+      const float factor = query_factor(step, position);
+      for (int i = static_cast<int>(threadIdx.x); i < num_heads * units; i += kThreads) {
         const int row = i / units;
-        rotate_query_unit<T, 8>(step, task.token, factor, i % units,
-                                query_source<T>(step, task.token, task.first_head + row), query(row));
+        rotate_query_unit<T, 8>(step, token, factor, i % units,
+                                query_source<T>(step, token, first_head + row), query(row));
       }
     }
     const T* from = static_cast<const T*>(step.rotated_query) +
-                    (static_cast<std::int64_t>(task.token) * step.num_heads + task.first_head) * kHeadDim;
+                    (static_cast<std::int64_t>(token) * step.num_heads + first_head) * kHeadDim;
     for (int i = static_cast<int>(threadIdx.x); i < kDecodeRows * (kHeadDim / 8); i += kThreads) {
       const int row = i / (kHeadDim / 8);
       const int element = i % (kHeadDim / 8) * 8;
-      if (row >= task.num_heads) {
+      if (row >= num_heads) {
         store_words<4>(query(row) + element, {});
       } else if (!parameters.rotates) {
         store_words(query(row) + element, load_words<4>(from + row * kHeadDim + element));
       }
     }
-    __syncthreads();
   }
 
-  /// Adds the tiles of a round, which begins at key `round`.
+  /// Lane i looks up the block of group i of a tile's 16 keys; negative if the group has no visible key.
+  __device__ static std::int32_t block_of_lane(const AttentionStep& step, const Task& task,
+                                               std::int32_t tile) {
+    const std::int32_t group = tile + lane() % kGroups * kGroup;
+    return group <= task.position && group + kGroup > task.visible ? block_of(step, task.sequence, group)
+                                                                   : -1;
+  }
+
+  /// First key of the block's round after the one at `round`.
+  __device__ static std::int32_t next_round(const Parameters& parameters, const Task& task,
+                                            std::int32_t round) {
+    const std::int32_t end = round + kWarps * kKeys;
+    if (!task.parts.are_tiles && end <= task.position && end % task.parts.keys != 0) return end;
+    return (round / task.parts.keys + parameters.splits.lanes) * task.parts.keys;
+  }
+
+  /// Adds the tiles of a round, which begins at key `round`. A tile that is a part becomes the sums as it is.
   __device__ static void add_round(const AttentionStep& step, const Task& task, std::int32_t round,
-                                   Sums& sums) {
+                                   std::int32_t own_block, Sums& sums) {
     const std::int32_t tile = round + warp() * kKeys;
-    if (tile <= task.position && tile + kKeys > task.visible) attend(step, task, tile);
+    const bool has_tile = !task.parts.are_tiles || warp() == 0;
+    if (has_tile && tile <= task.position && tile + kKeys > task.visible) attend(step, task, tile, own_block);
     __syncthreads();
+    if (task.parts.are_tiles) {
+      take_tile(task, sums);
+      return;
+    }
     ADAPTRT_NO_UNROLL
     for (int i = 0; i < kWarps; ++i) {
       const std::int32_t key = round + i * kKeys;
@@ -243,12 +318,22 @@ class Decode {
     __syncthreads();  // before the next round's copies overwrite the tiles' sums
   }
 
+  /// Takes the sums of the first warp's tile as they are.
+  __device__ static void take_tile(const Task& task, Sums& sums) {
+    if (own_row() >= task.num_heads) return;
+    sums.totals = *totals(0, own_row());
+    ADAPTRT_UNROLL
+    for (int pair = 0; pair < kPairs; ++pair) {
+      if (column_of_pair(pair) >= kHeadDim) break;
+      const float* part = sum(0, own_row(), column_of_pair(pair));
+      sums.values[pair][0] = part[0];
+      sums.values[pair][1] = part[1];
+    }
+  }
+
   /// Warp: computes a tile's sums.
-  __device__ static void attend(const AttentionStep& step, const Task& task, std::int32_t tile) {
-    // Lane i looks up the block of the tile's group i of 16 keys.
-    const std::int32_t group = tile + lane() % kGroups * kGroup;
-    const std::int32_t own_block =
-        group <= task.position && group + kGroup > task.visible ? block_of(step, task.sequence, group) : -1;
+  __device__ static void attend(const AttentionStep& step, const Task& task, std::int32_t tile,
+                                std::int32_t own_block) {
     float scores[kKeys / 8][4] = {};
     std::uint32_t weights[kGroups][4];
     float values[kColumns][4] = {};
@@ -422,24 +507,98 @@ class Decode {
     }
   }
 
-  __device__ static void store_split(const Parameters& parameters, const Task& task, std::int32_t split,
-                                     const Sums& sums) {
+  __device__ static void store_part(const Parameters& parameters, const Task& task, std::int32_t part,
+                                    const Sums& sums) {
     if (own_row() >= task.num_heads) return;
+    const Splits& splits = parameters.splits;
     const std::int64_t index =
-        split_index(parameters.step, parameters.splits, task.sequence, task.first_head + own_row()) + split;
-    float* to = parameters.splits.sums + index * kHeadDim;
+        split_index(parameters.step, splits, task.sequence, task.first_head + own_row()) + part;
     ADAPTRT_UNROLL
     for (int pair = 0; pair < kPairs; ++pair) {
       const int column = column_of_pair(pair);
       if (column >= kHeadDim) break;
-      to[column] = sums.values[pair][0];
-      to[column + 1] = sums.values[pair][1];
+      store_floats(splits.sums + index * kHeadDim + column, sums.values[pair][0], sums.values[pair][1]);
     }
     if (column_of_pair(0) == 0) {
-      parameters.splits.totals[2 * index] = sums.totals.maximum;
-      parameters.splits.totals[2 * index + 1] = sums.totals.total;
+      store_floats(splits.totals + 2 * index, sums.totals.maximum, sums.totals.total);
     }
   }
+
+  __device__ static void store_floats(float* to, float first, float second) {
+    store_words<2>(to, {__float_as_uint(first), __float_as_uint(second)});
+  }
+
+  /// True in the last block that has stored its parts of the sequence's KV head. It sees the parts of the
+  /// others: their writes come before their fence and count, and its count and fence come before its reads.
+  __device__ static bool is_last(const Parameters& parameters, Task& task) {
+    __syncthreads();
+    const std::int32_t lanes = parameters.splits.lanes;
+    const std::int32_t blocks = task.parts.count < lanes ? task.parts.count : lanes;
+    if (blocks == 1) return true;
+    if (threadIdx.x == 0) {
+      std::uint32_t* counter =
+          parameters.splits.counters + static_cast<std::int64_t>(task.sequence) * gridDim.y + blockIdx.y;
+      const auto last = static_cast<std::uint32_t>(blocks - 1);
+      __threadfence();
+      task.is_last = atomicInc(counter, last) == last;  // the last one also sets the counter to 0
+      __threadfence();
+    }
+    __syncthreads();
+    return task.is_last;
+  }
+
+  /// Combines the parts of the sequence's KV head, in order. A thread handles pairs of columns.
+  __device__ static void combine(const Parameters& parameters, const Task& task) {
+    constexpr int kPairsOfRow = kHeadDim / 2;
+    const AttentionStep& step = parameters.step;
+    for (int i = static_cast<int>(threadIdx.x); i < task.num_heads * kPairsOfRow; i += kThreads) {
+      const int row = i / kPairsOfRow;
+      const int column = i % kPairsOfRow * 2;
+      const std::int64_t first = split_index(step, parameters.splits, task.sequence, task.first_head + row);
+      Words<2> totals[kMostParts];
+      Words<2> values[kMostParts];
+      ADAPTRT_UNROLL
+      for (int part = 0; part < kMostParts; ++part) {
+        if (part >= task.parts.count) break;
+        totals[part] = load_words<2>(parameters.splits.totals + 2 * (first + part));
+        values[part] = load_words<2>(parameters.splits.sums + (first + part) * kHeadDim + column);
+      }
+      PairSums split;
+      PairSums all;
+      ADAPTRT_UNROLL
+      for (int part = 0; part < kMostParts; ++part) {
+        if (part >= task.parts.count) break;
+        if (task.parts.are_of_splits()) {
+          split.add(totals[part], values[part]);
+          if (!task.parts.ends_split(part)) continue;
+          all.add(split);
+          split = {};
+        } else {
+          all.add(totals[part], values[part]);
+        }
+      }
+      const float inverse = 1.0F / total_with_sink(step, task.first_head + row, all.totals);
+      store_words<1>(attended_rows(step, task) + row * kHeadDim + column,
+                     {pack_pair<T>(all.values[0] * inverse, all.values[1] * inverse)});
+    }
+  }
+
+  /// Sums of a pair of columns of one row.
+  struct PairSums {
+    RowTotals totals;
+    float values[2] = {};
+
+    __device__ void add(const PairSums& part) {
+      const MergeFactors factors = merge_totals(totals, part.totals);
+      values[0] = merge_value(values[0], part.values[0], factors);
+      values[1] = merge_value(values[1], part.values[1], factors);
+    }
+    /// Adds a stored part.
+    __device__ void add(const Words<2>& part_totals, const Words<2>& part_values) {
+      add({{__uint_as_float(part_totals.words[0]), __uint_as_float(part_totals.words[1])},
+           {__uint_as_float(part_values.words[0]), __uint_as_float(part_values.words[1])}});
+    }
+  };
 };
 
 }  // namespace adaptrt::cuda

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <limits>
 #include <numbers>
+#include <span>
 #include <string>
 
 #include "adaptrt/core/error.h"
@@ -150,6 +151,7 @@ void check(const PagedAttentionConfig& config, const PagedAttentionSizes& sizes,
     check_address("sine", arrays.sine, sizeof(float));
   }
   if (arrays.sinks != nullptr) check_address("sinks", arrays.sinks, sizeof(float));
+  if (arrays.counters != nullptr) check_address("counters", arrays.counters, sizeof(std::uint32_t));
   check_address("attended", arrays.attended, kPiece);
   check_address("the workspace", workspace, kPiece);
   problems.throw_if_any<ConfigError>("a PagedAttention kernel's step");
@@ -162,7 +164,13 @@ PagedAttentionKernel::PagedAttentionKernel(const PagedAttentionConfig& config) :
 }
 
 std::size_t PagedAttentionKernel::workspace_bytes(std::int32_t max_tokens, std::int32_t max_sequences) const {
-  return query_bytes(config_, max_tokens) + split_bytes(config_.num_heads, config_.head_dim, max_sequences);
+  return query_bytes(config_, max_tokens) + split_bytes(config_.num_heads, config_.head_dim, max_sequences) +
+         counter_bytes(max_sequences);
+}
+
+std::size_t PagedAttentionKernel::counter_bytes(std::int32_t max_sequences) const {
+  return static_cast<std::size_t>(split_counters(config_.num_heads, config_.num_kv_heads, max_sequences)) *
+         sizeof(std::uint32_t);
 }
 
 void PagedAttentionKernel::enqueue(const PagedAttentionSizes& sizes, const PagedAttentionArrays& arrays,
@@ -206,12 +214,29 @@ void PagedAttentionKernel::enqueue(const PagedAttentionSizes& sizes, const Paged
                            .query_scaling_length = Divisor(config_.query_scaling_length)};
   const bool has_tensor_core_kernels = with_head_dim(config_.head_dim, [](auto) {});
   const bool any_size = !has_tensor_core_kernels || sizes.tokens_per_block % kTokensTogether != 0;
-  const bool decode_rotates = !any_size && decode_can_rotate(step);
-  if (!decode_rotates) launch_rotate_and_write(step, config_.dtype, stream);
   if (any_size) {
+    launch_rotate_and_write(step, {}, config_.dtype, stream);
     launch_any_size(step, config_.dtype, stream);
     return;
   }
+  Splits splits = plan_splits(step);
+  if (splits.count > 1) {
+    splits.sums =
+        reinterpret_cast<float*>(static_cast<std::byte*>(workspace) + query_bytes(config_, sizes.tokens));
+    splits.totals = splits.sums + static_cast<std::int64_t>(sizes.sequences) * splits.count *
+                                      config_.num_heads * config_.head_dim;
+    splits.counters = arrays.counters;
+  }
+  // Without counters of the caller, which are zero, they are in the workspace and set to zero here.
+  std::span<std::uint32_t> own_counters;
+  if (splits.lanes > 1 && arrays.counters == nullptr) {
+    splits.counters = reinterpret_cast<std::uint32_t*>(
+        splits.totals + static_cast<std::int64_t>(sizes.sequences) * splits.count * config_.num_heads * 2);
+    own_counters = {splits.counters, static_cast<std::size_t>(split_counters(
+                                         config_.num_heads, config_.num_kv_heads, sizes.sequences))};
+  }
+  const bool decode_rotates = decode_can_rotate(step) && own_counters.empty();
+  if (!decode_rotates) launch_rotate_and_write(step, own_counters, config_.dtype, stream);
   // Every sequence has a token. So if there are as many tokens as sequences, all are decodes. A single
   // sequence may be a decode or a prefill.
   if (sizes.tokens > sizes.sequences) {
@@ -219,13 +244,6 @@ void PagedAttentionKernel::enqueue(const PagedAttentionSizes& sizes, const Paged
     launch(step, config_.dtype, stream);
   }
   if (sizes.sequences > 1 || sizes.tokens == 1) {
-    Splits splits = plan_splits(step);
-    if (splits.count > 1) {
-      splits.sums =
-          reinterpret_cast<float*>(static_cast<std::byte*>(workspace) + query_bytes(config_, sizes.tokens));
-      splits.totals = splits.sums + static_cast<std::int64_t>(sizes.sequences) * splits.count *
-                                        config_.num_heads * config_.head_dim;
-    }
     launch_decode(step, splits, decode_rotates, config_.dtype, stream);
   }
 }

@@ -1,3 +1,7 @@
+#include <cstdint>
+#include <iterator>
+#include <span>
+
 #include "cuda/kernels/attention/instantiate.h"
 #include "cuda/kernels/attention/rotate_and_write.h"
 #include "cuda/kernels/attention/rotation.h"
@@ -13,13 +17,22 @@ namespace {
 template <typename T, int kWidth, KvFormat kFormat>
 class RotateAndWrite {
  public:
-  using Parameters = AttentionStep;
+  struct Parameters {
+    AttentionStep step;
+    std::uint32_t* counters;
+    std::int64_t num_counters;
+  };
   static constexpr int kThreads = 256;
   static constexpr int kBlocksPerMultiprocessor = 4;
 
-  __device__ static void run(const AttentionStep& step) {
+  __device__ static void run(const Parameters& parameters) {
     allow_next_kernel();
     wait_for_previous_kernel();
+    const AttentionStep& step = parameters.step;
+    for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < parameters.num_counters;
+         i += std::int64_t{gridDim.x} * kThreads) {
+      parameters.counters[i] = 0;
+    }
     const auto token = static_cast<std::int32_t>(blockIdx.x);
     const std::int32_t sequence =
         sequence_of_token(step, token, reinterpret_cast<std::int32_t*>(shared_memory()));
@@ -94,7 +107,8 @@ class RotateAndWrite {
 
 }  // namespace
 
-void launch_rotate_and_write(const AttentionStep& step, DType dtype, void* stream) {
+void launch_rotate_and_write(const AttentionStep& step, std::span<std::uint32_t> counters, DType dtype,
+                             void* stream) {
   constexpr int kWide = 8;
   const LaunchShape shape{.x = static_cast<std::uint32_t>(step.tokens),
                           .shared_bytes = sizeof(std::int32_t),
@@ -103,9 +117,10 @@ void launch_rotate_and_write(const AttentionStep& step, DType dtype, void* strea
   with_element_type(dtype, [&]<typename T>(TypeTag<T>) {
     with_kv_format(step.int8_pool, [&]<KvFormat kFormat>(FormatTag<kFormat>) {
       if (wide) {
-        launch<RotateAndWrite<T, kWide, kFormat>>(shape, step, stream);
+        launch<RotateAndWrite<T, kWide, kFormat>>(shape, {step, counters.data(), std::ssize(counters)},
+                                                  stream);
       } else {
-        launch<RotateAndWrite<T, 1, kFormat>>(shape, step, stream);
+        launch<RotateAndWrite<T, 1, kFormat>>(shape, {step, counters.data(), std::ssize(counters)}, stream);
       }
     });
   });

@@ -42,16 +42,24 @@ __device__ inline SplitRange splits_of(const AttentionStep& step, std::int32_t p
   return {keys, begin / keys, position / keys};
 }
 
-/// Distribution of the decodes' splits over blocks. Each split of a sequence that has several stores its
-/// sums, relative to its maximum score.
+/// Maximum parts of a sequence whose sums are stored. Parts are splits, whose number is one more with a
+/// window that begins within a split, or tiles.
+inline constexpr std::int32_t kMostParts = kMostSplits + 1;
+
+/// Distribution of the decodes' keys over blocks. Each part of a sequence that has several stores its sums,
+/// relative to its maximum score.
 struct Splits {
-  std::int32_t count;  // maximum per sequence
-  std::int32_t lanes;  // blocks that share the splits of a sequence's KV head
-  float* sums;         // [sequences, num_heads, count, head_dim]; nullptr if count is 1
-  float* totals;       // [sequences, num_heads, count, 2]: maximum score in units of log2, sum of the weights
+  std::int32_t count;    // maximum parts per sequence
+  std::int32_t lanes;    // blocks that share the parts of a sequence's KV head
+  bool separates_tiles;  // tiles of short sequences are parts; there are kMostParts lanes
+  float* sums;           // [sequences, num_heads, count, head_dim]; nullptr if count is 1
+  float* totals;  // [sequences, num_heads, count, 2]: maximum score in units of log2, sum of the weights
+  /// Blocks that have stored their parts: [sequences, blocks of all KV heads]. They are zero before and after
+  /// a launch.
+  std::uint32_t* counters;
 };
 
-/// Index of the first split of a head.
+/// Index of the first part of a head.
 __device__ inline std::int64_t split_index(const AttentionStep& step, const Splits& splits,
                                            std::int32_t sequence, std::int32_t head) {
   return (static_cast<std::int64_t>(sequence) * step.num_heads + head) * splits.count;
