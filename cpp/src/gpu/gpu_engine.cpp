@@ -97,8 +97,7 @@ class GpuEngine final : public Engine {
     if (!options_.look_ahead) return Engine::begin_ahead(input, previous_rows);
     checker_.check(input, info_, kv_pools_.num_blocks(), states_.num_slots());
     BegunStep& step = steps_[1 - oldest_];
-    step.token_ids.clear();
-    for (const std::int32_t row : previous_rows) step.token_ids.push_back(place_of_best_token(row));
+    step.token_ids = ids_of_best_tokens(previous_rows);
     if (!is_decode(input) || !input.logit_rows.empty() || step.token_ids.size() != input.token_ids.size()) {
       throw StepError("a step that is begun ahead has other rows than decodes whose tokens the device finds");
     }
@@ -193,14 +192,25 @@ class GpuEngine final : public Engine {
     return input.token_ids.size() == input.prompt_lengths.size();
   }
 
-  /// Returns the id of a token that is the best one of a row of the begun step (see GpuModel::take_tokens).
-  [[nodiscard]] std::int32_t place_of_best_token(std::int32_t row) const {
+  /// Returns the ids of tokens that are the best ones of rows of the begun step (see GpuModel::take_tokens).
+  [[nodiscard]] std::vector<std::int32_t> ids_of_best_tokens(std::span<const std::int32_t> rows) const {
     const BegunStep& step = steps_[oldest_];
-    const auto found = std::ranges::find(step.rows, row);
-    if (!step.is_decode || step.num_logits > 0 || found == step.rows.end()) {
-      throw StepError("a step is begun ahead, but the device does not find its tokens");
+    // By row; 0 if the device does not find the row's token.
+    std::vector<std::int32_t> ids(step.input.token_ids.size());
+    if (step.is_decode && step.num_logits == 0) {
+      for (std::size_t i = 0; i < step.rows.size(); ++i) {
+        ids[static_cast<std::size_t>(step.rows[i])] = -1 - static_cast<std::int32_t>(i);
+      }
     }
-    return -1 - static_cast<std::int32_t>(found - step.rows.begin());
+    std::vector<std::int32_t> found;
+    for (const std::int32_t row : rows) {
+      const auto at = static_cast<std::size_t>(row);
+      if (at >= ids.size() || ids[at] == 0) {
+        throw StepError("a step is begun ahead, but the device does not find its tokens");
+      }
+      found.push_back(ids[at]);
+    }
+    return found;
   }
 
   void begin(BegunStep& step, const StepInput& input, bool is_ahead) {

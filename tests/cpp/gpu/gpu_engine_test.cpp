@@ -528,6 +528,8 @@ BOOST_AUTO_TEST_CASE(steps_that_need_the_host_are_not_begun_ahead) {
   refuses(Flight(three_decodes(0), "bbl").input, next.input, {0, 1, 0});
   refuses(plain.input, Flight(three_decodes(1), "bbl").input, rows);
   refuses(plain.input, next.input, {0, 1});
+  refuses(plain.input, next.input, {0, 1, 3});
+  refuses(plain.input, next.input, {0, 1, -1});
   const std::vector<Piece> prompt{{.tokens = {1, 2, 3}, .prompt_length = 3, .blocks = {5}}};
   refuses(Flight(prompt, "bbb").input, next.input, rows);
   refuses(plain.input, Flight(prompt, "bbb").input, rows);
