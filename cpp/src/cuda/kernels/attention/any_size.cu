@@ -24,15 +24,13 @@ class AnySize {
     wait_for_previous_kernel();
     const auto token = static_cast<std::int32_t>(blockIdx.x);
     const auto head = static_cast<std::int32_t>(blockIdx.y);
-    const std::int32_t sequence =
-        sequence_of_token(step, token, reinterpret_cast<std::int32_t*>(shared_memory()));
+    const auto [sequence, position, block] =
+        place_of_token(step, token, reinterpret_cast<std::int32_t*>(shared_memory()));
     __syncwarp();
-    if (sequence < 0) return;
+    if (block < 0) return;
     const auto lane = static_cast<std::int32_t>(threadIdx.x);
     const std::int64_t row = (static_cast<std::int64_t>(token) * step.num_heads + head) * step.head_dim;
     T* out = static_cast<T*>(step.attended) + row;
-    const std::int32_t position = step.positions[token];
-    if (block_of(step, sequence, position) < 0) return;
     const T* query = static_cast<const T*>(step.rotated_query) + row;
     float* sums = reinterpret_cast<float*>(shared_memory());
     for (std::int32_t d = lane; d < step.head_dim; d += kWarpSize) sums[d] = 0.0F;

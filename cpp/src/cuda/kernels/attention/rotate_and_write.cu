@@ -34,10 +34,8 @@ class RotateAndWrite {
       parameters.counters[i] = 0;
     }
     const auto token = static_cast<std::int32_t>(blockIdx.x);
-    const std::int32_t sequence =
-        sequence_of_token(step, token, reinterpret_cast<std::int32_t*>(shared_memory()));
-    const std::int32_t position = step.positions[token];
-    const std::int32_t block = sequence < 0 ? -1 : block_of(step, sequence, position);
+    const auto [sequence, position, block] =
+        place_of_token(step, token, reinterpret_cast<std::int32_t*>(shared_memory()));
     if (block < 0) {
       clear(step, token);
       return;

@@ -97,10 +97,20 @@ __device__ std::int32_t find_sequence(const AttentionStep& step, std::int32_t in
   return *found;
 }
 
-/// The sequence of a token.
-__device__ inline std::int32_t sequence_of_token(const AttentionStep& step, std::int32_t token,
-                                                 std::int32_t* found) {
-  return find_sequence(step, token, found, [&](std::int32_t s) { return step.sequence_offsets[s]; });
+/// Place of a token's key in the pool.
+struct TokenPlace {
+  std::int32_t sequence;  // -1: none
+  std::int32_t position;
+  std::int32_t block;  // negative: the token has no sequence, or its position has no block
+};
+
+/// Looks a token up, with the block's threads together: see find_sequence.
+__device__ inline TokenPlace place_of_token(const AttentionStep& step, std::int32_t token,
+                                            std::int32_t* found) {
+  const std::int32_t sequence =
+      find_sequence(step, token, found, [&](std::int32_t s) { return step.sequence_offsets[s]; });
+  const std::int32_t position = step.positions[token];
+  return {sequence, position, sequence < 0 ? -1 : block_of(step, sequence, position)};
 }
 
 }  // namespace adaptrt::cuda

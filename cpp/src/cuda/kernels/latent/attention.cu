@@ -37,11 +37,8 @@ class WriteKeys {
     allow_next_kernel();
     wait_for_previous_kernel();
     const auto token = static_cast<std::int32_t>(blockIdx.x);
-    const std::int32_t sequence =
-        sequence_of_token(step, token, reinterpret_cast<std::int32_t*>(shared_memory()));
-    if (sequence < 0) return;
-    const std::int32_t position = step.positions[token];
-    const std::int32_t block = block_of(step, sequence, position);
+    const auto [sequence, position, block] =
+        place_of_token(step, token, reinterpret_cast<std::int32_t*>(shared_memory()));
     if (block < 0) return;
     T* to = key_in_pool<T>(step, block, step.tokens_per_block.remainder(position));
     const T* from = kv_source<T>(step, step.key, token, 0);
@@ -75,10 +72,9 @@ class Attend {
     const std::int32_t heads = heads_left < kHeads ? heads_left : kHeads;
     T* attended = static_cast<T*>(step.attended) +
                   (static_cast<std::int64_t>(token) * step.num_heads + first_head) * step.head_dim;
-    const std::int32_t sequence =
-        sequence_of_token(step, token, reinterpret_cast<std::int32_t*>(places.factors));
-    const std::int32_t position = sequence < 0 ? 0 : step.positions[token];
-    if (sequence < 0 || block_of(step, sequence, position) < 0) {
+    const auto [sequence, position, block] =
+        place_of_token(step, token, reinterpret_cast<std::int32_t*>(places.factors));
+    if (block < 0) {
       for (int at = thread() * kVector; at < heads * step.head_dim; at += kThreads * kVector) {
         store_words<4>(attended + at, {});
       }
