@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "adaptrt/cuda/slot_tile.h"
 #include "cuda/kernels/platform.h"
 #include "cuda/kernels/ptx.h"
 #include "cuda/kernels/warp.h"
@@ -35,6 +36,25 @@ __device__ inline BlockRank rank_in_block(bool flag) {
     rank.total += counts[warp];
   }
   return rank;
+}
+
+/// Block: numbers the tiles of `slots` slots in order. tiles[i] = tile_of(first slot of tile i); those after
+/// the last one, up to `end`, become `rest`. begins_tile(slot) is true for the first slot of a tile. Uses
+/// rank_in_block().
+template <int kThreads, typename BeginsTile, typename TileOf>
+__device__ inline void number_tiles(SlotTile* tiles, std::int32_t end, std::int32_t slots,
+                                    const SlotTile& rest, const BeginsTile& begins_tile,
+                                    const TileOf& tile_of) {
+  const auto thread = static_cast<std::int32_t>(threadIdx.x);
+  std::int32_t next = 0;
+  for (std::int32_t first = 0; first < slots; first += kThreads) {
+    const std::int32_t slot = first + thread;
+    const bool begins = slot < slots && begins_tile(slot);
+    const BlockRank rank = rank_in_block<kThreads>(begins);
+    if (begins) tiles[next + rank.before] = tile_of(slot);
+    next += rank.total;
+  }
+  for (std::int32_t i = next + thread; i < end; i += kThreads) tiles[i] = rest;
 }
 
 }  // namespace adaptrt::cuda

@@ -1,7 +1,7 @@
 #include <cstdint>
 
 #include "adaptrt/cuda/expert_kernels.h"
-#include "cuda/kernels/experts/block_rank.h"
+#include "cuda/kernels/block_rank.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/rows/checks.h"
 

@@ -2,8 +2,8 @@
 #include <cstdint>
 
 #include "adaptrt/cuda/expert_kernels.h"
+#include "cuda/kernels/block_rank.h"
 #include "cuda/kernels/divisor.h"
-#include "cuda/kernels/experts/block_rank.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/rows/checks.h"
 
@@ -27,18 +27,11 @@ class Tiles {
     allow_next_kernel();
     wait_for_previous_kernel();
     const NumberTiles& work = step.work;
-    const auto thread = static_cast<std::int32_t>(threadIdx.x);
     const auto slots = static_cast<std::int32_t>(work.slots);
-    std::int32_t next = 0;
-    for (std::int32_t first = 0; first < slots; first += kThreads) {
-      const std::int32_t slot = first + thread;
-      const bool begins = slot < slots && begins_tile(step, slot);
-      const BlockRank rank = rank_in_block<kThreads>(begins);
-      if (begins) work.tiles[next + rank.before] = {slot, adapter_of(step, slot), work.expert_of[slot]};
-      next += rank.total;
-    }
-    const auto end = static_cast<std::int32_t>(work.max_tiles);
-    for (std::int32_t i = next + thread; i <= end; i += kThreads) work.tiles[i] = {slots, -1, 0};
+    number_tiles<kThreads>(
+        work.tiles, static_cast<std::int32_t>(work.max_tiles) + 1, slots, {slots, -1, 0},
+        [&](std::int32_t slot) { return begins_tile(step, slot); },
+        [&](std::int32_t slot) { return SlotTile{slot, adapter_of(step, slot), work.expert_of[slot]}; });
   }
 
  private:

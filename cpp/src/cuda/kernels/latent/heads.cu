@@ -3,9 +3,9 @@
 
 #include "adaptrt/cuda/expert_kernels.h"
 #include "adaptrt/cuda/latent_kernels.h"
+#include "cuda/kernels/block_rank.h"
 #include "cuda/kernels/divisor.h"
 #include "cuda/kernels/element_type.h"
-#include "cuda/kernels/experts/block_rank.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/rows/block_sum.h"
 #include "cuda/kernels/rows/checks.h"
@@ -27,28 +27,20 @@ class HeadTiles {
     allow_next_kernel();
     wait_for_previous_kernel();
     const auto head = static_cast<std::int32_t>(blockIdx.x);
-    const auto thread = static_cast<std::int32_t>(threadIdx.x);
     const auto tokens = static_cast<std::int32_t>(work.tokens);
     const bool is_last = head == work.heads - 1;
     const std::int32_t begin = head * tokens;
-    if (thread == 0) {
+    if (threadIdx.x == 0) {
       work.offsets[head] = begin;
       if (is_last) work.offsets[work.heads] = begin + tokens;
     }
     if (work.tiles == nullptr) return;
     const auto most = static_cast<std::int32_t>(work.tiles_of_head);
-    SlotTile* tiles = work.tiles + static_cast<std::int64_t>(head) * most;
-    std::int32_t next = 0;
-    for (std::int32_t first = 0; first < tokens; first += kThreads) {
-      const std::int32_t token = first + thread;
-      const bool begins = token < tokens && begins_tile(work, token);
-      const BlockRank rank = rank_in_block<kThreads>(begins);
-      if (begins) tiles[next + rank.before] = {begin + token, work.token_slots[token], head};
-      next += rank.total;
-    }
     // Tiles without slots complete the head's; after the last head, one more is the end of all tiles.
-    const std::int32_t end = is_last ? most + 1 : most;
-    for (std::int32_t i = next + thread; i < end; i += kThreads) tiles[i] = {begin + tokens, -1, head};
+    number_tiles<kThreads>(
+        work.tiles + static_cast<std::int64_t>(head) * most, is_last ? most + 1 : most, tokens,
+        {begin + tokens, -1, head}, [&](std::int32_t token) { return begins_tile(work, token); },
+        [&](std::int32_t token) { return SlotTile{begin + token, work.token_slots[token], head}; });
   }
 
  private:
