@@ -63,30 +63,15 @@ class BestTokensRows {
   }
 };
 
-template <int kWidth>
-void launch_rows(const BestTokens& work, void* stream) {
-  using Kernel = BestTokensRows<kWidth>;
-  launch<Kernel>({.x = static_cast<std::uint32_t>(work.rows),
-                  .shared_bytes = Kernel::kSharedBytes,
-                  .overlaps_previous = true},
-                 work, stream);
-}
-
 }  // namespace
 
 void enqueue(const BestTokens& work, void* stream) {
-  constexpr int kWidth = 4;
-  constexpr std::int64_t kMaxWidth = std::int64_t{1} << 30;
   rows::Checks()
       .count("rows", work.rows)
-      .positive("width", work.width, kMaxWidth)
+      .positive("width", work.width, rows::kMaxRowValues)
       .condition(work.stride >= work.width, "stride is below width")
       .done("BestTokens");
-  if (work.width % kWidth == 0 && work.stride % kWidth == 0) {
-    launch_rows<kWidth>(work, stream);
-  } else {
-    launch_rows<1>(work, stream);
-  }
+  rows::launch_rows<BestTokensRows, /*kOverlapsPrevious=*/true>(work, stream);
 }
 
 }  // namespace adaptrt::cuda

@@ -240,27 +240,14 @@ class FindHighestRows {
   }
 };
 
-template <int kWidth>
-void launch_rows(const FindHighest& work, void* stream) {
-  using Kernel = FindHighestRows<kWidth>;
-  launch<Kernel>({.x = static_cast<std::uint32_t>(work.rows), .shared_bytes = Kernel::kSharedBytes}, work,
-                 stream);
-}
-
 }  // namespace
 
 void enqueue(const FindHighest& work, void* stream) {
-  constexpr int kWidth = 4;
-  constexpr std::int64_t kMaxWidth = std::int64_t{1} << 30;
   rows::Checks checks;
-  checks.count("rows", work.rows).positive("width", work.width, kMaxWidth);
+  checks.count("rows", work.rows).positive("width", work.width, rows::kMaxRowValues);
   checks.positive("count", work.count, work.width < kMaxHighestLogits ? work.width : kMaxHighestLogits);
   checks.condition(work.stride >= work.width, "stride is below width").done("FindHighest");
-  if (work.width % kWidth == 0 && work.stride % kWidth == 0) {
-    launch_rows<kWidth>(work, stream);
-  } else {
-    launch_rows<1>(work, stream);
-  }
+  rows::launch_rows<FindHighestRows, /*kOverlapsPrevious=*/false>(work, stream);
 }
 
 }  // namespace adaptrt::cuda

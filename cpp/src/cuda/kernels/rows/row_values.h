@@ -2,10 +2,15 @@
 
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
+#include "cuda/kernels/launch.h"
 #include "cuda/kernels/platform.h"
 
 namespace adaptrt::cuda::rows {
+
+/// Maximum width of a row.
+inline constexpr std::int64_t kMaxRowValues = std::int64_t{1} << 30;
 
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -51,5 +56,23 @@ class RowValues {
   const float* row_;
   std::int32_t loads_;
 };
+
+/// Launches Kernel<kWidth> with one block for each row of `work`, whose rows have `width` values and are
+/// `stride` apart. kOverlapsPrevious: see LaunchShape.
+template <template <int> typename Kernel, bool kOverlapsPrevious, typename Work>
+void launch_rows(const Work& work, void* stream) {
+  constexpr int kWide = 4;
+  const auto launch_width = [&]<int kWidth>(std::integral_constant<int, kWidth>) {
+    launch<Kernel<kWidth>>({.x = static_cast<std::uint32_t>(work.rows),
+                            .shared_bytes = Kernel<kWidth>::kSharedBytes,
+                            .overlaps_previous = kOverlapsPrevious},
+                           work, stream);
+  };
+  if (work.width % kWide == 0 && work.stride % kWide == 0) {
+    launch_width(std::integral_constant<int, kWide>());
+  } else {
+    launch_width(std::integral_constant<int, 1>());
+  }
+}
 
 }  // namespace adaptrt::cuda::rows
