@@ -19,14 +19,29 @@ std::int64_t tiles_of_head(const CudaRun& run, std::int32_t heads) {
   return cuda::most_head_tiles(tokens, adapter_ranges(run), tile_slots(tokens * heads));
 }
 
-/// y = x W^T for the slots of each head, with its own W and its own adapters.
+/// Inputs of heads: columns of the rows of tokens.
+struct HeadInputs {
+  const std::byte* data;
+  std::int64_t stride;      ///< from head to head
+  std::int64_t row_stride;  ///< from token to token
+};
+
+/// y = x W^T for the slots of each head, with its own W and its own adapters. x are the heads' inputs, which
+/// it copies so that those of a head follow each other.
 class HeadProducts {
  public:
-  HeadProducts(const std::vector<LinearPart>& heads, std::int32_t first_site, const Program& program,
-               const CudaMemory& memory, DeviceWeights& weights)
+  HeadProducts(const HeadInputs& inputs, const std::vector<LinearPart>& heads, std::int32_t first_site,
+               const Program& program, const CudaMemory& memory, DeviceWeights& weights)
       : tiles_(memory.latent().tiles) {
     const PanelMatrix& first = heads.front().weight;
     const LatentMemory& shared = memory.latent();
+    copy_ = {.heads = static_cast<std::int32_t>(heads.size()),
+             .width = first.k,
+             .x_of_token = inputs.row_stride,
+             .x_of_head = inputs.stride,
+             .x = inputs.data,
+             .y_of_token = first.k,
+             .y = shared.inputs};
     product_ = {.dtype = program.dtype,
                 .experts = static_cast<std::int32_t>(heads.size()),
                 .in_size = static_cast<std::int32_t>(first.k),
@@ -41,6 +56,10 @@ class HeadProducts {
   }
 
   void enqueue(const CudaRun& run) const {
+    cuda::CopyHeads copy = copy_;
+    copy.tokens = run.shape.tokens;
+    copy.y_of_head = run.shape.tokens * copy.y_of_token;
+    cuda::enqueue(copy, run.stream);
     cuda::ExpertProduct product = product_;
     product.slots = run.shape.tokens * std::int64_t{product.experts};
     cuda::enqueue(product, run.stream);
@@ -49,6 +68,7 @@ class HeadProducts {
   }
 
  private:
+  cuda::CopyHeads copy_;
   cuda::ExpertProduct product_;
   const cuda::SlotTile* tiles_;
   std::optional<SlotAdapters> adapters_;
@@ -58,16 +78,8 @@ class LatentQueriesLaunches final : public CudaOp {
  public:
   LatentQueriesLaunches(const LatentQueriesOp& op, const Program& program, const CudaMemory& memory,
                         DeviceWeights& weights)
-      : products_(op.keys, op.lora_site, program, memory, weights) {
+      : products_(inputs(op, memory), op.keys, op.lora_site, program, memory, weights) {
     const LatentShape& shape = op.shape;
-    const std::int64_t query = shape.plain_dim + shape.rotary_dim;
-    copy_ = {.heads = static_cast<std::int32_t>(shape.num_heads),
-             .width = shape.plain_dim,
-             .x_of_token = shape.num_heads * query,
-             .x_of_head = query,
-             .x = memory.buffer(op.queries),
-             .y_of_token = shape.plain_dim,
-             .y = memory.latent().inputs};
     join_ = {.dtype = program.dtype,
              .heads = static_cast<std::int32_t>(shape.num_heads),
              .latent_dim = shape.latent_dim,
@@ -82,10 +94,6 @@ class LatentQueriesLaunches final : public CudaOp {
   }
 
   void enqueue(const CudaRun& run) const override {
-    cuda::CopyHeads copy = copy_;
-    copy.tokens = run.shape.tokens;
-    copy.y_of_head = run.shape.tokens * copy.y_of_token;
-    cuda::enqueue(copy, run.stream);
     products_.enqueue(run);
     cuda::JoinQueries join = join_;
     join.tokens = run.shape.tokens;
@@ -93,8 +101,13 @@ class LatentQueriesLaunches final : public CudaOp {
   }
 
  private:
+  /// The part of each query that is not rotated.
+  static HeadInputs inputs(const LatentQueriesOp& op, const CudaMemory& memory) {
+    const std::int64_t query = op.shape.plain_dim + op.shape.rotary_dim;
+    return {memory.buffer(op.queries), query, op.shape.num_heads * query};
+  }
+
   HeadProducts products_;
-  cuda::CopyHeads copy_;
   cuda::JoinQueries join_;
 };
 
@@ -102,19 +115,9 @@ class LatentValuesLaunches final : public CudaOp {
  public:
   LatentValuesLaunches(const LatentValuesOp& op, const Program& program, const CudaMemory& memory,
                        DeviceWeights& weights)
-      : products_(op.values, op.lora_site, program, memory, weights) {
+      : products_(inputs(op, program, memory), op.values, op.lora_site, program, memory, weights) {
     const LatentShape& shape = op.shape;
-    const auto heads = static_cast<std::int32_t>(shape.num_heads);
-    // A head's first columns are the rotated ones.
-    const std::int64_t first = shape.rotary_dim * static_cast<std::int64_t>(size_of(program.dtype));
-    split_ = {.heads = heads,
-              .width = shape.latent_dim,
-              .x_of_token = shape.num_heads * shape.key_dim(),
-              .x_of_head = shape.key_dim(),
-              .x = memory.buffer(op.input) + first,
-              .y_of_token = shape.latent_dim,
-              .y = memory.latent().inputs};
-    join_ = {.heads = heads,
+    join_ = {.heads = static_cast<std::int32_t>(shape.num_heads),
              .width = shape.value_dim,
              .x_of_token = shape.value_dim,
              .x = memory.latent().outputs,
@@ -124,10 +127,6 @@ class LatentValuesLaunches final : public CudaOp {
   }
 
   void enqueue(const CudaRun& run) const override {
-    cuda::CopyHeads split = split_;
-    split.tokens = run.shape.tokens;
-    split.y_of_head = run.shape.tokens * split.y_of_token;
-    cuda::enqueue(split, run.stream);
     products_.enqueue(run);
     cuda::CopyHeads join = join_;
     join.tokens = run.shape.tokens;
@@ -136,8 +135,13 @@ class LatentValuesLaunches final : public CudaOp {
   }
 
  private:
+  /// A head's first columns are the rotated ones, which are no values.
+  static HeadInputs inputs(const LatentValuesOp& op, const Program& program, const CudaMemory& memory) {
+    const std::int64_t first = op.shape.rotary_dim * static_cast<std::int64_t>(size_of(program.dtype));
+    return {memory.buffer(op.input) + first, op.shape.key_dim(), op.shape.num_heads * op.shape.key_dim()};
+  }
+
   HeadProducts products_;
-  cuda::CopyHeads split_;
   cuda::CopyHeads join_;
 };
 
