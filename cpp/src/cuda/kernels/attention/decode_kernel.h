@@ -23,7 +23,8 @@ inline constexpr int kDecodeWarps = kHeadDim < 128 ? 8 : 4;
 
 /// A block computes up to 16 query heads of one KV head, for some splits of a sequence's keys. In each round
 /// every warp takes one tile of keys: it copies chunks of 16 keys, and then of 16 values, to its own stages
-/// of shared memory, ahead of their use, and no barrier of the block is needed. At the end of a round the
+/// of shared memory, ahead of their use, and no barrier of the block is needed. Of an int8 pool it copies the
+/// integers and their scales, and converts a chunk to T when it is used. At the end of a round the
 /// block merges the warps' tiles, in order. The last block that stores its part of a sequence's KV head
 /// combines all parts, in order: splits, or tiles that have a block each.
 template <typename T, int kHeadDim, KvFormat kFormat>
@@ -132,6 +133,15 @@ class Decode {
   /// For 128 dimensions, 2 blocks x 4 warps x 4 stages x 4 KiB are in flight on a multiprocessor.
   static constexpr int kStages = kChunk == 64 || kChunk == 128 ? 4 : 3;
   static constexpr std::size_t kStageBytes = std::size_t{kWarps} * kStages * kStageElements * sizeof(T);
+  /// With an int8 pool, the first stage has the converted chunk and the others have chunks of integers.
+  static constexpr bool kIsInt8 = kFormat == KvFormat::kInt8;
+  static constexpr int kScaleBytes = kGroup * static_cast<int>(sizeof(float));
+  static constexpr int kInt8Bytes = kGroup * kChunk + kScaleBytes;
+  static constexpr int kInt8Stages =
+      (kStages - 1) * kStageElements * static_cast<int>(sizeof(T)) / kInt8Bytes;
+  /// Chunks that are copied ahead of their use.
+  static constexpr int kAhead = !kIsInt8 ? kStages : kInt8Stages < kChunks ? kInt8Stages : kChunks;
+  static_assert(kAhead >= 3);
   static constexpr int kQueryElements = kHeadDim + 8;  // of a row
   static constexpr std::size_t kQueryBytes = std::size_t{kDecodeRows} * kQueryElements * sizeof(T);
   static constexpr std::size_t kTotalBytes = std::size_t{kWarps} * kDecodeRows * sizeof(RowTotals);
@@ -199,6 +209,10 @@ class Decode {
 
   __device__ static T* stage(int warp, int index) {
     return reinterpret_cast<T*>(shared_memory()) + (warp * kStages + index) * kStageElements;
+  }
+  /// A chunk of an int8 pool: integers of its rows without gaps, then their scales.
+  __device__ static unsigned char* int8_stage(int warp, int index) {
+    return reinterpret_cast<unsigned char*>(stage(warp, 1)) + index * kInt8Bytes;
   }
   /// A 16-byte piece of a row of a chunk.
   __device__ static T* piece(T* chunk, int row, int index) { return chunk + row * kRowElements + 8 * index; }
@@ -286,7 +300,7 @@ class Decode {
   __device__ static std::int32_t next_round(const Parameters& parameters, const Task& task,
                                             std::int32_t round) {
     const std::int32_t end = round + kWarps * kKeys;
-    if (!task.parts.are_tiles && end <= task.position && end % task.parts.keys != 0) return end;
+    if (end <= task.position && end % task.parts.keys != 0) return end;
     return (round / task.parts.keys + parameters.splits.lanes) * task.parts.keys;
   }
 
@@ -338,12 +352,16 @@ class Decode {
     std::uint32_t weights[kGroups][4];
     float values[kColumns][4] = {};
     ADAPTRT_UNROLL
-    for (int chunk = 0; chunk < kStages; ++chunk) copy_chunk(step, task, tile, own_block, chunk);
+    for (int chunk = 0; chunk < kAhead; ++chunk) copy_chunk(step, task, tile, own_block, chunk);
     ADAPTRT_UNROLL
     for (int chunk = 0; chunk < kChunks; ++chunk) {
-      wait_copies<kStages - 1>();
+      wait_copies<kAhead - 1>();
       __syncwarp();
-      T* data = stage(warp(), chunk % kStages);
+      T* data = stage(warp(), kIsInt8 ? 0 : chunk % kStages);
+      if constexpr (kIsInt8) {
+        convert_chunk(task, tile, own_block, chunk, data);
+        __syncwarp();
+      }
       if (chunk < kChunks / 2) {
         add_scores(data, chunk / kHalves, chunk % kHalves, scores);
       } else {
@@ -352,60 +370,99 @@ class Decode {
         add_values(data, index / kGroups, weights[index % kGroups], values);
       }
       __syncwarp();  // all lanes have read the stage
-      copy_chunk(step, task, tile, own_block, chunk + kStages);
+      copy_chunk(step, task, tile, own_block, chunk + kAhead);
     }
     store_tile(task, values);
   }
 
-  /// Starts copying a chunk of the tile to its stage. Keys that are not visible become zeros, because their
-  /// slots may hold anything.
+  /// A chunk of a tile: 16 keys or values, or a half of their dimensions.
+  struct Chunk {
+    bool is_value;
+    int group;
+    int half;
+
+    __device__ explicit Chunk(int chunk)
+        : is_value(chunk >= kChunks / 2),
+          group(is_value ? chunk % (kChunks / 2) % kGroups : chunk % (kChunks / 2) / kHalves),
+          half(is_value ? chunk % (kChunks / 2) / kGroups : chunk % (kChunks / 2) % kHalves) {}
+  };
+
+  /// True if a key of a block is visible. Other keys become zeros, because their slots may hold anything.
+  __device__ static bool is_valid(const Task& task, std::int32_t block, std::int32_t key) {
+    return block >= 0 && key >= task.visible && key <= task.position;
+  }
+
+  /// Starts copying a chunk of the tile to its stage.
   __device__ static void copy_chunk(const AttentionStep& step, const Task& task, std::int32_t tile,
-                                    std::int32_t own_block, int chunk) {
-    if (chunk < kChunks) {
-      const bool is_value = chunk >= kChunks / 2;
-      const int index = chunk % (kChunks / 2);
-      const int group = is_value ? index % kGroups : index / kHalves;
-      const int half = is_value ? index / kGroups : index % kHalves;
-      const std::int32_t block = __shfl_sync(kAllLanes, own_block, group);
-      const std::int32_t first = tile + group * kGroup;
-      T* to = stage(warp(), chunk % kStages);
-      if constexpr (kFormat == KvFormat::kInt8) {
-        load_int8(step, task, first, block, is_value, half, to);
-        commit_copies();
-        return;
-      }
-      const T* from = static_cast<const T*>(step.kv_pool);
-      if (block >= 0) {
-        from += key_offset(step, block, task.kv_head, step.tokens_per_block.remainder(first)) +
-                (is_value ? value_offset(step) : 0) + half * kChunk;
-      }
-      ADAPTRT_UNROLL
-      for (int row = lane() / 4; row < kGroup; row += 8) {
-        const std::int32_t key = first + row;
-        const bool valid = block >= 0 && key >= task.visible && key <= task.position;
-        ADAPTRT_UNROLL
-        for (int i = lane() % 4; i < kPieces; i += 4) {
-          copy_async_16(piece(to, row, i), from + (row * kHeadDim + 8 * i), valid);
-        }
+                                    std::int32_t own_block, int number) {
+    if (number < kChunks) {
+      const Chunk chunk(number);
+      const std::int32_t block = __shfl_sync(kAllLanes, own_block, chunk.group);
+      const std::int32_t first = tile + chunk.group * kGroup;
+      if constexpr (kIsInt8) {
+        copy_int8(step, task, first, block, chunk, int8_stage(warp(), number % kAhead));
+      } else {
+        copy_plain(step, task, first, block, chunk, stage(warp(), number % kAhead));
       }
     }
     commit_copies();
   }
 
-  /// The same of an int8 pool, without copies in flight: other warps load while this one waits.
-  __device__ static void load_int8(const AttentionStep& step, const Task& task, std::int32_t first,
-                                   std::int32_t block, bool is_value, int half, T* to) {
-    const std::int32_t slot = step.tokens_per_block.remainder(first);
-    const Int8Row rows = int8_row(step, block < 0 ? 0 : block, is_value ? 1 : 0, task.kv_head, slot);
+  __device__ static void copy_plain(const AttentionStep& step, const Task& task, std::int32_t first,
+                                    std::int32_t block, const Chunk& chunk, T* to) {
+    const T* from = static_cast<const T*>(step.kv_pool);
+    if (block >= 0) {
+      from += key_offset(step, block, task.kv_head, step.tokens_per_block.remainder(first)) +
+              (chunk.is_value ? value_offset(step) : 0) + chunk.half * kChunk;
+    }
     ADAPTRT_UNROLL
     for (int row = lane() / 4; row < kGroup; row += 8) {
-      const std::int32_t key = first + row;
-      const bool valid = block >= 0 && key >= task.visible && key <= task.position;
-      const float scale = valid ? rows.scale[row] : 0.0F;
-      const std::int8_t* from = rows.elements + row * kHeadDim + half * kChunk;
+      const bool valid = is_valid(task, block, first + row);
       ADAPTRT_UNROLL
       for (int i = lane() % 4; i < kPieces; i += 4) {
-        store_words(piece(to, row, i), valid ? dequantized<T>(from + 8 * i, scale) : Words<4>{});
+        copy_async_16(piece(to, row, i), from + (row * kHeadDim + 8 * i), valid);
+      }
+    }
+  }
+
+  __device__ static void copy_int8(const AttentionStep& step, const Task& task, std::int32_t first,
+                                   std::int32_t block, const Chunk& chunk, unsigned char* to) {
+    constexpr int kBytes = 16;  // of a copy
+    constexpr int kCopies = kChunk / kBytes;
+    constexpr int kLanes = kCopies <= 4 ? 4 : 8;  // of a row
+    const Int8Row rows = int8_row(step, block < 0 ? 0 : block, chunk.is_value ? 1 : 0, task.kv_head,
+                                  step.tokens_per_block.remainder(first));
+    ADAPTRT_UNROLL
+    for (int row = lane() / kLanes; row < kGroup; row += kWarpSize / kLanes) {
+      const bool valid = is_valid(task, block, first + row);
+      ADAPTRT_UNROLL
+      for (int at = kBytes * (lane() % kLanes); at < kChunk; at += kBytes * kLanes) {
+        copy_async_16(to + row * kChunk + at, rows.elements + row * kHeadDim + chunk.half * kChunk + at,
+                      valid);
+      }
+    }
+    if (lane() < kScaleBytes / kBytes) {
+      copy_async_16(to + kGroup * kChunk + kBytes * lane(), rows.scale + lane() * kBytes / sizeof(float),
+                    block >= 0);
+    }
+  }
+
+  /// Converts a chunk of integers to T.
+  __device__ static void convert_chunk(const Task& task, std::int32_t tile, std::int32_t own_block,
+                                       int number, T* to) {
+    const Chunk chunk(number);
+    const std::int32_t block = __shfl_sync(kAllLanes, own_block, chunk.group);
+    const unsigned char* from = int8_stage(warp(), number % kAhead);
+    const auto* scales = reinterpret_cast<const float*>(from + kGroup * kChunk);
+    constexpr int kLanes = kPieces < 16 ? 8 : 16;  // of a row
+    ADAPTRT_UNROLL
+    for (int row = lane() / kLanes; row < kGroup; row += kWarpSize / kLanes) {
+      const bool valid = is_valid(task, block, tile + chunk.group * kGroup + row);
+      const float scale = valid ? scales[row] : 0.0F;
+      ADAPTRT_UNROLL
+      for (int i = lane() % kLanes; i < kPieces; i += kLanes) {
+        const auto* integers = reinterpret_cast<const std::int8_t*>(from) + row * kChunk + 8 * i;
+        store_words(piece(to, row, i), valid ? dequantized<T>(integers, scale) : Words<4>{});
       }
     }
   }
