@@ -111,6 +111,18 @@ __device__ inline void wait_for_previous_kernel() {
 #endif
 }
 
+/// Adds 1 to a counter in global memory, or sets it to 0 if it is `most`. Returns the old value. After a
+/// barrier, a block sees what others wrote before a barrier that their calls followed, if these calls changed
+/// the counter earlier.
+__device__ inline std::uint32_t count_block(std::uint32_t* counter, std::uint32_t most) {
+  std::uint32_t old;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+               : "=r"(old)
+               : "l"(__cvta_generic_to_global(counter)), "r"(most)
+               : "memory");
+  return old;
+}
+
 /// 16 bytes of global memory that no thread writes while the kernel runs. `address` is aligned to 16.
 __device__ inline Vector16 load_read_only_16(const void* address) {
   Vector16 v;

@@ -121,16 +121,6 @@ T atomicAdd(T* address, T value) {
   return std::atomic_ref<T>(*address).fetch_add(value, std::memory_order_relaxed);
 }
 
-/// Returns the old value. From `most` on, the new one is 0.
-inline std::uint32_t atomicInc(std::uint32_t* address, std::uint32_t most) {
-  const std::uint32_t old = *address;
-  *address = old >= most ? 0 : old + 1;
-  return old;
-}
-
-/// Blocks run one after another, so a missing fence between them has no effect.
-inline void __threadfence() {}
-
 inline int __popc(std::uint32_t bits) {
   return std::popcount(bits);
 }

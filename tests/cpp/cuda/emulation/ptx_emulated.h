@@ -135,6 +135,13 @@ inline void prefetch(const void* /*global*/) {}
 inline void allow_next_kernel() {}
 inline void wait_for_previous_kernel() {}
 
+// Blocks run one after another, so all of them see what earlier ones wrote.
+inline std::uint32_t count_block(std::uint32_t* counter, std::uint32_t most) {
+  const std::uint32_t old = *counter;
+  *counter = old >= most ? 0 : old + 1;
+  return old;
+}
+
 inline Vector16 load_read_only_16(const void* address) {
   emulation::check_aligned(address, 16, "a load of 16 bytes");
   Vector16 vector;

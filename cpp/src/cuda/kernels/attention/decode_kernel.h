@@ -586,7 +586,7 @@ class Decode {
   }
 
   /// True in the last block that has stored its parts of the sequence's KV head. It sees the parts of the
-  /// others: their writes come before their fence and count, and its count and fence come before its reads.
+  /// others, and has set the counter back to zero.
   __device__ static bool is_last(const Parameters& parameters, Task& task) {
     __syncthreads();
     const std::int32_t lanes = parameters.splits.lanes;
@@ -596,9 +596,7 @@ class Decode {
       std::uint32_t* counter =
           parameters.splits.counters + static_cast<std::int64_t>(task.sequence) * gridDim.y + blockIdx.y;
       const auto last = static_cast<std::uint32_t>(blocks - 1);
-      __threadfence();
-      task.is_last = atomicInc(counter, last) == last;  // the last one also sets the counter to 0
-      __threadfence();
+      task.is_last = count_block(counter, last) == last;
     }
     __syncthreads();
     return task.is_last;
