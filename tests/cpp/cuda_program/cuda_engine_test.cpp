@@ -339,6 +339,30 @@ BOOST_AUTO_TEST_CASE(hopper_prefill_without_its_kernel_is_refused) {
              "hopper_prefill is true; the engine has no attention with keys and values of their own");
 }
 
+/// Blocks that share a decode's keys count themselves. All layers use the same counters, and so do graphs.
+BOOST_AUTO_TEST_CASE(long_decodes_have_the_bits_of_prompts) {
+  constexpr std::int32_t kTokens = 260;  // several tiles of keys
+  ModelOptions options = small_model(DType::kBFloat16);
+  options.shape.attention = {2, 1, 128};
+  Pair pair(options);
+  const auto piece = [](std::int32_t first, std::int32_t count) {
+    const std::vector<std::int32_t> prompt = tokens_of(kTokens, 1);
+    Piece part{.tokens = {prompt.begin() + first, prompt.begin() + first + count},
+               .first_position = first,
+               .prompt_length = kTokens};
+    for (std::int32_t block = 0; block < (kTokens + 15) / 16; ++block) part.blocks.push_back(block);
+    return part;
+  };
+  for (std::int32_t first = 0; first < 192; first += 96) {
+    static_cast<void>(logits_of_pieces(*pair.gpu, {piece(first, 96)}));
+  }
+  const auto expected = logits_of_pieces(*pair.gpu, {piece(192, kTokens - 192)});
+  for (std::int32_t token = kTokens - 4; token < kTokens; ++token) {
+    const auto found = logits_of_pieces(*pair.gpu, {piece(token, 1)});
+    BOOST_TEST(std::equal(found.begin(), found.end(), expected.begin() + (token - 192) * 64));
+  }
+}
+
 BOOST_AUTO_TEST_CASE(streamed_layers_change_no_bit) {
   ModelOptions options = small_model(DType::kBFloat16);
   options.num_layers = 5;
