@@ -247,7 +247,8 @@ def _repeated(machine: Machine, shape: AttentionShape) -> Check:
     machine.synchronize()
     different = sum(int((attended.view(torch.int16) != expected).sum()) for attended in results)
     different += int(step.counters.count_nonzero())
-    return Check(f"attention {_describe(shape)}: bits in {len(results)} launches", different == 0, f"{different} differ")
+    name = f"attention {_describe(shape)}: bits in {len(results)} launches"
+    return Check(name, different == 0, f"{different} differ")
 
 
 def _decode_graph(machine: Machine, dtype: torch.dtype, head_dim: int) -> Check:

@@ -14,7 +14,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 # Number of sequences, and their tokens in the pool.
-_DECODES = ((1, 512), (1, 4096), (1, 32768), (8, 1024), (8, 8192), (64, 512), (64, 4096), (256, 1024))
+_DECODES = (
+    *((1, 128), (1, 512), (1, 800), (1, 4096), (1, 32768)),
+    *((4, 512), (8, 1024), (8, 8192), (64, 512), (64, 4096), (256, 1024)),
+)
 # Tokens of a prompt in the step, and already in the pool.
 _PREFILLS = ((128, 0), (512, 0), (2048, 0), (8192, 0), (512, 7680))
 _MOST_IN_A_ROW = 64

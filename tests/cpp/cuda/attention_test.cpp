@@ -231,6 +231,9 @@ BOOST_AUTO_TEST_CASE(one_decode_and_one_prefill_alone) {
   expect_right(config_of(random.among(kDtypes), 6, 2, 128), {}, {{.past = 33}}, random);
   expect_right(config_of(random.among(kDtypes), 6, 2, 128), {}, {{.past = 33, .tokens = 2}}, random);
   expect_right(config_of(random.among(kDtypes), 6, 2, 128), {}, {{.padding = true}}, random);
+  // Keys of one block.
+  expect_right(config_of(random.among(kDtypes), 6, 2, 128), {.max_blocks = 1},
+               {{.padding = true}, {.past = 9}}, random);
 }
 
 BOOST_DATA_TEST_CASE(random_steps, data::xrange(sanitized(3, 8)), index) {
