@@ -402,6 +402,19 @@ BOOST_AUTO_TEST_CASE(few_sequences_have_a_block_for_each_tile) {
   BOOST_TEST(plan(64, 32, 8, 128, 8192).lanes == 4);
 }
 
+BOOST_AUTO_TEST_CASE(counters_in_the_workspace_are_set_to_zero) {
+  // More counters than a block of RotateAndWrite has threads.
+  constexpr std::int32_t kHeads = 260;
+  Random random;
+  RandomAttentionStep step(config_of(random.among(kDtypes), kHeads, kHeads, 64), {.max_blocks = 18},
+                           {{.past = 520}}, random.engine);
+  step.set_counters(false);
+  step.run();
+  BOOST_TEST_CONTEXT("seed " << random.seed) {
+    BOOST_TEST(step.problems() == "");
+  }
+}
+
 BOOST_AUTO_TEST_CASE(counters_are_for_blocks_of_16_heads) {
   const auto counters = [](std::int32_t heads, std::int32_t kv_heads) {
     return PagedAttentionKernel(config_of(DType::kFloat16, heads, kv_heads, 64)).counter_bytes(5) / 4;
