@@ -181,13 +181,14 @@ void enqueue(const RopeTable& work, void* stream);
 
 /// Finishes a linear layer's output y, in float32, and rounds once: y = (product + bias) * scale, then the
 /// soft cap, then the epilogue. With a gate, product is [tokens, 2 width]: [gated | linear], and linear is
-/// not multiplied by scale.
+/// not multiplied by scale. If `linear` is given, product has only the first of them.
 struct Finish {
   DType dtype = DType::kBFloat16;
   std::int64_t tokens = 0;
   std::int64_t width = 0;         ///< of the output, a multiple of 8
   const void* product = nullptr;  ///< T [tokens, width] or [tokens, 2 width]
-  const float* bias = nullptr;    ///< as wide as the product; nullptr: none
+  const void* linear = nullptr;   ///< T [tokens, width], with a gate; nullptr: product has it
+  const float* bias = nullptr;    ///< [width], with a gate [2 width]; nullptr: none
   /// [tokens]: row of `bias` of each row; nullptr: `bias` is one row.
   const std::int32_t* bias_rows = nullptr;
   float scale = 1.0F;

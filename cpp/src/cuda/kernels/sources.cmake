@@ -12,7 +12,8 @@ set(ADAPTRT_CUDA_KERNEL_SOURCES
     experts/expert_product.cu
     latent/attention.cu
     product/product.cu
-    product/quantized.cu)
+    product/quantized.cu
+    product/sparse.cu)
 set(ADAPTRT_CUDA_ROW_SOURCES
     lora/adapted_embedding.cu
     lora/new_token_logits.cu

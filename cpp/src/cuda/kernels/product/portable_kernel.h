@@ -44,11 +44,20 @@ class Portable {
   /// Multiplies the block's outputs for tokens from `first_token` on. row_of(token): row of x.
   template <typename RowOf>
   static __device__ void multiply_tile(const Parameters& p, int first_token, const RowOf& row_of) {
+    multiply_tile(p, first_token, row_of, [&](int output) {
+      return static_cast<const T*>(p.weights) + static_cast<std::int64_t>(output) * p.in;
+    });
+  }
+
+  /// The same with weights anywhere. weights_of(output): address of the output's row; nullptr: zeros.
+  template <typename RowOf, typename WeightsOf>
+  static __device__ void multiply_tile(const Parameters& p, int first_token, const RowOf& row_of,
+                                       const WeightsOf& weights_of) {
     const int first_output = static_cast<int>(blockIdx.x) * kOutputs;
     T* buffers = reinterpret_cast<T*>(shared_memory());
     const int blocks = (p.in + kColumns - 1) / kColumns;
     for (int block = 0; block < kStages - 1; ++block) {
-      load(p, buffers + block * kStageElements, first_output, first_token, block, row_of);
+      load(p, buffers + block * kStageElements, first_output, first_token, block, row_of, weights_of);
     }
     float sums[kTokens / 8][4] = {};
     for (int block = 0; block < blocks; ++block) {
@@ -56,7 +65,7 @@ class Portable {
       // Also protects the stage that is loaded next until all warps have read it.
       __syncthreads();
       const int next = block + kStages - 1;
-      load(p, buffers + next % kStages * kStageElements, first_output, first_token, next, row_of);
+      load(p, buffers + next % kStages * kStageElements, first_output, first_token, next, row_of, weights_of);
       multiply(sums, buffers + block % kStages * kStageElements);
     }
     store(p, sums, first_output, first_token);
@@ -71,19 +80,22 @@ class Portable {
   static constexpr int kVectorsOfRow = kColumns / 8;
 
   /// Starts copying columns of the tile; zeros outside of the matrices.
-  template <typename RowOf>
+  template <typename RowOf, typename WeightsOf>
   static __device__ void load(const Parameters& p, T* stage, int first_output, int first_token, int block,
-                              const RowOf& row_of) {
+                              const RowOf& row_of, const WeightsOf& weights_of) {
     for (int i = static_cast<int>(threadIdx.x); i < (kOutputs + kTokens) * kVectorsOfRow; i += kThreads) {
       const int row = i / kVectorsOfRow;
       const int vector = i % kVectorsOfRow * 8;
       const int column = block * kColumns + vector;
       const bool is_weight = row < kOutputs;
       const int index = is_weight ? first_output + row : first_token + row - kOutputs;
-      const T* matrix = static_cast<const T*>(is_weight ? p.weights : p.x);
-      const bool valid = column < p.in && index < (is_weight ? p.out : p.tokens);
-      const std::int64_t from = !valid ? 0 : is_weight ? index : row_of(index);
-      copy_async_16(stage + row * kStride + vector, valid ? matrix + from * p.in + column : matrix, valid);
+      const T* x = static_cast<const T*>(p.x);
+      const T* from = nullptr;
+      if (column < p.in && index < (is_weight ? p.out : p.tokens)) {
+        from = is_weight ? weights_of(index) : x + static_cast<std::int64_t>(row_of(index)) * p.in;
+      }
+      const bool valid = from != nullptr;
+      copy_async_16(stage + row * kStride + vector, valid ? from + column : x, valid);
     }
     commit_copies();
   }

@@ -13,6 +13,7 @@ namespace {
 
 struct FinishStep {
   const void* product;
+  const void* linear;  ///< nullptr: in the second half of the product's rows
   const float* bias;
   const std::int32_t* bias_rows;
   void* output;
@@ -42,15 +43,17 @@ class FinishVectors {
     const std::int64_t in_bias = std::int64_t{bias_row} * (kIsGated ? 2 : 1) * step.width.value() + column;
     if constexpr (kIsGated) {
       const std::int32_t width = step.width.value();
-      const std::int64_t at = std::int64_t{2} * (i - column) + column;
-      rows::Elements gated = read(step, at, in_bias, step.scale);
-      const rows::Elements linear = read(step, at + width, in_bias + width, 1.0F);
+      const bool is_apart = step.linear != nullptr;
+      const std::int64_t at = is_apart ? i : std::int64_t{2} * (i - column) + column;
+      rows::Elements gated = read(step, step.product, at, in_bias, step.scale);
+      const rows::Elements linear = read(step, is_apart ? step.linear : step.product,
+                                         is_apart ? at : at + width, in_bias + width, 1.0F);
       gated.for_each([&](float value, int k) {
         return rows::activate<kEpilogue>(value, linear.values[k], step.threshold);
       });
       rows::store<T>(step.output, i, gated);
     } else {
-      rows::Elements y = read(step, i, in_bias, step.scale);
+      rows::Elements y = read(step, step.product, i, in_bias, step.scale);
       y.for_each([](float value, int) { return rows::activate<kEpilogue>(value); });
       rows::store<T>(step.output, i, y);
     }
@@ -60,9 +63,9 @@ class FinishVectors {
   static constexpr bool kIsGated = is_gated(kEpilogue);
 
   /// A vector of y, before the epilogue.
-  __device__ static rows::Elements read(const FinishStep& step, std::int64_t at, std::int64_t in_bias,
-                                        float scale) {
-    rows::Elements y = rows::load<T>(step.product, at);
+  __device__ static rows::Elements read(const FinishStep& step, const void* product, std::int64_t at,
+                                        std::int64_t in_bias, float scale) {
+    rows::Elements y = rows::load<T>(product, at);
     if (step.bias != nullptr) {
       const rows::Elements bias = rows::load_constant<float>(step.bias, in_bias);
       y.for_each([&](float value, int k) { return value + bias.values[k]; });
@@ -82,6 +85,7 @@ void launch_epilogue(const Finish& work, void* stream) {
     using Kernel = FinishVectors<T, kEpilogue>;
     launch<Kernel>({.x = rows::blocks_for(count, Kernel::kThreads), .overlaps_previous = true},
                    {.product = work.product,
+                    .linear = work.linear,
                     .bias = work.bias,
                     .bias_rows = work.bias_rows,
                     .output = work.output,
@@ -100,6 +104,7 @@ void enqueue(const Finish& work, void* stream) {
   rows::Checks checks;
   checks.type(work.dtype).count("tokens", work.tokens).vectors("width", work.width, 8, rows::kMaxBlocks / 2);
   checks.condition(work.epilogue != LinearEpilogue::kAdd, "epilogue is kAdd; expected another one");
+  checks.condition(work.linear == nullptr || is_gated(work.epilogue), "linear is given without a gate");
   checks.done("Finish");
   rows::Checks().count("tokens * width / 8", work.tokens * (work.width / rows::kVector)).done("Finish");
   switch (work.epilogue) {
