@@ -17,9 +17,9 @@ namespace {
 class CudaEngine : public EngineHandle {
  public:
   CudaEngine(const Program& program, std::shared_ptr<Device> device, bool cuda_graphs,
-             std::size_t weight_memory, bool look_ahead, bool hopper_prefill) {
+             std::size_t weight_memory, bool look_ahead, bool hopper_prefill, NeuronUsage neuron_usage) {
     hold(make_cuda_engine(program, std::move(device), {.cuda_graphs = cuda_graphs, .look_ahead = look_ahead},
-                          weight_memory, hopper_prefill));
+                          weight_memory, hopper_prefill, std::move(neuron_usage)));
   }
 };
 
@@ -29,15 +29,17 @@ void bind_cuda_engine(py::module_& module) {
   // Local, since the tests have another module with this class.
   py::class_<CudaEngine, EngineHandle>(module, "CudaEngine", py::module_local(),
                                        "A program on an NVIDIA GPU, its weights and its KV pool.")
-      .def(py::init<const Program&, std::shared_ptr<Device>, bool, std::size_t, bool, bool>(),
+      .def(py::init<const Program&, std::shared_ptr<Device>, bool, std::size_t, bool, bool, NeuronUsage>(),
            py::arg("program"), py::arg("device"), py::kw_only(), py::arg("cuda_graphs") = true,
            py::arg("weight_memory") = 0, py::arg("look_ahead") = true, py::arg("hopper_prefill") = false,
-           py::call_guard<py::gil_scoped_release>(),
+           py::arg("neuron_usage") = NeuronUsage{}, py::call_guard<py::gil_scoped_release>(),
            "Copies the program's weights to the device. cuda_graphs: decode steps run as CUDA graphs. "
            "weight_memory: bytes of weights on the device; if they need more, layers stay in host memory and "
            "are copied ahead of use. 0: no limit. look_ahead: the device may begin a decode step before the "
            "host has the tokens of the step before. hopper_prefill: prompts use wgmma and the copy engine of "
-           "compute capability 9.0, with the same bits; no GPU has run this yet. Raises "
+           "compute capability 9.0, with the same bits; no GPU has run this yet. neuron_usage: counts of "
+           "each neuron's "
+           "use, for each sparse MLP; the most used neurons stay on the device. Raises "
            "EngineError with everything that Program.validate() finds and everything that cannot run on a "
            "GPU, "
            "ConfigError if the device has too little memory, weight_memory is too small, or the device or a "

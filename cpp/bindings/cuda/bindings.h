@@ -13,6 +13,7 @@ void bind_product_kernel(pybind11::module_& module);
 void bind_row_kernels(pybind11::module_& module);
 void bind_expert_kernels(pybind11::module_& module);
 void bind_state_kernels(pybind11::module_& module);
+void bind_sparse_kernels(pybind11::module_& module);
 void bind_cuda_engine(pybind11::module_& module);
 
 }  // namespace adaptrt::bindings

@@ -14,5 +14,6 @@ PYBIND11_MODULE(_cuda, module) {
   adaptrt::bindings::bind_row_kernels(module);
   adaptrt::bindings::bind_expert_kernels(module);
   adaptrt::bindings::bind_state_kernels(module);
+  adaptrt::bindings::bind_sparse_kernels(module);
   adaptrt::bindings::bind_cuda_engine(module);
 }

@@ -29,13 +29,14 @@ Problems hopper_prefill_problems(const Program& program) {
 
 std::unique_ptr<Engine> make_cuda_engine(const Program& program, std::shared_ptr<Device> device,
                                          GpuEngineOptions options, std::size_t weight_memory,
-                                         bool hopper_prefill) {
+                                         bool hopper_prefill, NeuronUsage usage) {
   program.validate().throw_if_any<EngineError>("the engine's program is inconsistent");
   problems_on_cuda(program).throw_if_any<EngineError>("the engine cannot run on a GPU");
   if (hopper_prefill) hopper_prefill_problems(program).throw_if_any<ConfigError>("the engine's options");
-  return make_gpu_engine(describe(program),
-                         std::make_unique<CudaModel>(program, weight_memory, hopper_prefill),
-                         std::move(device), options);
+  return make_gpu_engine(
+      describe(program),
+      std::make_unique<CudaModel>(program, weight_memory, hopper_prefill, std::move(usage)),
+      std::move(device), options);
 }
 
 }  // namespace adaptrt

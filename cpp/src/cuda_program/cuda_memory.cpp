@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "adaptrt/cuda/sparse_kernels.h"
 #include "kernel_configs.h"
 
 namespace adaptrt {
@@ -16,6 +17,7 @@ struct SharedBytes {
   std::size_t padded_output = 0;
   std::size_t workspace = 0;
   std::size_t attention_counters = 0;
+  std::size_t neuron_masks = 0;
 };
 
 /// Sizes of all mixtures of experts, for the largest run.
@@ -82,6 +84,10 @@ SharedBytes shared_bytes(const Program& program) {
         const std::int64_t needed = tokens * product_width(*linear) * element;
         if (linear->epilogue == LinearEpilogue::kAdd) require(&bytes.addend, needed);
         if (is_activated(linear->epilogue)) require(&bytes.product, needed);
+        if (linear->has_sparse_input) {
+          const std::int64_t groups = cuda::neuron_groups(linear->parts.front().weight.k);
+          require(&bytes.neuron_masks, groups * static_cast<std::int64_t>(sizeof(std::uint16_t)));
+        }
         const std::int64_t rows = linear->output == program.logits ? program.max_batch_size : tokens;
         if (has_padded_output(*linear, program)) {
           require(&bytes.padded_output,
@@ -141,6 +147,7 @@ CudaMemory::CudaMemory(const Program& program, const GpuModelArrays& arrays, Dev
   if (bytes.attention_counters > 0) {
     stream.fill_zero(attention_counters_.data(), attention_counters_.bytes());
   }
+  neuron_masks_ = allocate(device, bytes.neuron_masks);
   allocate_experts(program, device);
   allocate_latent(program, device);
 }

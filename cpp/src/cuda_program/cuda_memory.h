@@ -45,7 +45,8 @@ class CudaMemory {
   [[nodiscard]] std::byte* buffer(BufferId id) const { return buffers_[static_cast<std::size_t>(id)]; }
   /// Output of a linear layer that a later op adds to a residual stream: T [max_num_tokens, width].
   [[nodiscard]] std::byte* addend() const { return addend_.data(); }
-  /// Output of a linear layer before its activation: T [max_num_tokens, width of all parts]. In attention,
+  /// Output of a linear layer before its activation: T [max_num_tokens, width of all parts]. In an MLP with
+  /// neurons, first the gate and then up, each T [max_num_tokens, neurons]. In attention,
   /// the values that come from keys, in the first columns of rows as wide as qkv.
   [[nodiscard]] std::byte* product() const { return product_.data(); }
   /// Product of a linear layer with has_padded_output(): float32 [rows, padded_rows()].
@@ -56,6 +57,10 @@ class CudaMemory {
   /// none of them runs.
   [[nodiscard]] std::uint32_t* attention_counters() const {
     return reinterpret_cast<std::uint32_t*>(attention_counters_.data());
+  }
+  /// Masks of the active neurons of an MLP; see cuda::MarkActive.
+  [[nodiscard]] std::uint16_t* neuron_masks() const {
+    return reinterpret_cast<std::uint16_t*>(neuron_masks_.data());
   }
   [[nodiscard]] const ExpertMemory& experts() const { return experts_; }
   [[nodiscard]] const LatentMemory& latent() const { return latent_; }
@@ -75,6 +80,7 @@ class CudaMemory {
   Allocation padded_output_;
   Allocation workspace_;
   Allocation attention_counters_;
+  Allocation neuron_masks_;
   Allocation expert_arrays_;
   ExpertMemory experts_;
   Allocation latent_arrays_;

@@ -6,7 +6,9 @@
 #include <optional>
 #include <utility>
 
+#include "neuron_weights.h"
 #include "row_ops.h"
+#include "sparse_mlp_op.h"
 #include "weight_sections.h"
 
 namespace adaptrt {
@@ -37,15 +39,31 @@ LoweredProgram CudaModel::load_weights(Device& device, Stream& stream) {
     return lowered;
   };
   if (weight_memory_ == 0) return finish(lower_with(resident));
-  MeasuredWeights measured;
-  static_cast<void>(lower_with(measured));
-  const WeightSizes& sizes = measured.sizes();
+  const auto measure = [&](bool has_neurons) {
+    MeasuredWeights measured(has_neurons);
+    static_cast<void>(lower_with(measured));
+    return measured.sizes();
+  };
+  const WeightSizes sizes = measure(/*has_neurons=*/false);
   const std::vector<bool> is_streamed = streamed_sections(sizes, weight_memory_);
   std::vector<std::size_t> section_bytes;
   for (std::size_t i = 0; i < is_streamed.size(); ++i) {
     if (is_streamed[i]) section_bytes.push_back(sizes.sections[i]);
   }
   if (section_bytes.empty()) return finish(lower_with(resident));
+  const WeightSizes split = measure(/*has_neurons=*/true);
+  if (const auto plan = plan_neurons(split, weight_memory_, usage_)) {
+    section_bytes.clear();
+    for (std::size_t i = 0; i < plan->size(); ++i) {
+      if (!(*plan)[i].empty()) section_bytes.push_back(split.mlps[i].section);
+    }
+    ring_.emplace(device, section_bytes);
+    PlacedNeurons weights(*plan, device, stream, resident, *ring_);
+    LoweredProgram lowered = lower_with(weights);
+    for (const std::size_t op : lowered.sparse_mlps) streamed_.push_back({.begin = op, .end = op + 1});
+    neurons_ = weights.take();
+    return finish(std::move(lowered));
+  }
   ring_.emplace(device, section_bytes);
   StreamedWeights weights(is_streamed, resident, *ring_);
   LoweredProgram lowered = lower_with(weights);
@@ -55,6 +73,10 @@ LoweredProgram CudaModel::load_weights(Device& device, Stream& stream) {
     }
   }
   return finish(std::move(lowered));
+}
+
+bool CudaModel::uses_ring(const RunShape& shape) const {
+  return ring_ && (neurons_.empty() || !reads_active_neurons(shape));
 }
 
 LoweredProgram CudaModel::lower_with(DeviceWeights& weights) const {
@@ -125,7 +147,7 @@ void CudaModel::enqueue(const RunShape& shape, Stream& stream, ArrivalWaits* wai
       ops_[next]->enqueue(run);
     }
   };
-  for (std::size_t section = 0; section < streamed_.size(); ++section) {
+  for (std::size_t section = 0; uses_ring(shape) && section < streamed_.size(); ++section) {
     enqueue_until(streamed_[section].begin);
     ring_->begin(section, stream);
     enqueue_until(streamed_[section].end);

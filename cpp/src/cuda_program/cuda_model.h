@@ -6,9 +6,11 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "adaptrt/cuda/row_kernels.h"
+#include "adaptrt/cuda_program/cuda_engine.h"
 #include "adaptrt/gpu/gpu_model.h"
 #include "adaptrt/gpu/gpu_model_description.h"
 #include "adaptrt/program/program.h"
@@ -24,11 +26,12 @@ namespace adaptrt {
 class CudaModel final : public GpuModel {
  public:
   /// `program` must be valid and without problems_on_cuda(). Its weights are read by load() only.
-  /// `weight_memory` and `hopper_prefill`: see make_cuda_engine.
-  CudaModel(const Program& program, std::size_t weight_memory, bool hopper_prefill)
+  /// `weight_memory`, `hopper_prefill` and `usage`: see make_cuda_engine.
+  CudaModel(const Program& program, std::size_t weight_memory, bool hopper_prefill, NeuronUsage usage)
       : program_(program),
         weight_memory_(weight_memory),
         hopper_prefill_(hopper_prefill),
+        usage_(std::move(usage)),
         states_{.layout = StateLayout(program)} {}
 
   void load(const StepArrays& step_arrays, const GpuModelArrays& arrays, Device& device,
@@ -39,13 +42,15 @@ class CudaModel final : public GpuModel {
   void run_on_arrival(GpuStepKind kind, const RunShape& shape, const StepArrivals& arrivals,
                       Stream& stream) override;
   [[nodiscard]] std::function<void(Stream&)> make_graph_work(const RunShape& shape) override;
-  [[nodiscard]] bool can_be_captured() const override { return !ring_; }
+  [[nodiscard]] bool can_be_captured(const RunShape& shape) const override { return !uses_ring(shape); }
   void find_highest(std::int32_t first_row, std::int32_t rows, std::int32_t count, Stream& stream) override;
   void take_tokens(const RunShape& shape, Stream& stream) override;
 
  private:
   /// `waits`: nullptr if all adapters of the run are on the device.
   void enqueue(const RunShape& shape, Stream& stream, ArrivalWaits* waits = nullptr);
+  /// True if the run reads weights that are copied to the device ahead of use.
+  [[nodiscard]] bool uses_ring(const RunShape& shape) const;
   /// Lowers the program, with its weights on the device and in the ring.
   [[nodiscard]] LoweredProgram load_weights(Device& device, Stream& stream);
   [[nodiscard]] LoweredProgram lower_with(DeviceWeights& weights) const;
@@ -59,6 +64,7 @@ class CudaModel final : public GpuModel {
   Program program_;
   std::size_t weight_memory_;
   bool hopper_prefill_;
+  NeuronUsage usage_;
   const StepArrays* step_arrays_ = nullptr;
   std::byte* step_memory_ = nullptr;
   const std::int32_t* best_tokens_ = nullptr;
@@ -67,6 +73,7 @@ class CudaModel final : public GpuModel {
   KvPoolAddresses pools_;
   DeviceStates states_;
   std::vector<Allocation> weights_;
+  std::vector<Allocation> neurons_;  ///< empty: layers are read whole
   CudaOps ops_;
   std::vector<std::int32_t> read_positions_;  ///< LoweredProgram::read_positions
   std::vector<StreamedOps> streamed_;

@@ -3,11 +3,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "adaptrt/core/panels.h"
+#include "adaptrt/cuda/sparse_kernels.h"
 #include "adaptrt/device/device.h"
 #include "adaptrt/gpu/staged_copies.h"
 #include "adaptrt/program/ops.h"
@@ -20,6 +22,14 @@ struct QuantizedMatrices {
   const void* weights = nullptr;
   const float* scales = nullptr;
   const std::uint8_t* zeros = nullptr;  ///< nullptr without zero points
+};
+
+/// Weights of a ReLU-gated MLP whose neurons are read one by one in runs with few rows.
+struct NeuronWeights {
+  const void* up = nullptr;          ///< T [neurons, size] on the device, while the MLP's section is there
+  const void* down = nullptr;        ///< T [size, neurons] on the device, while the MLP's section is there
+  cuda::NeuronVectors rows = {};     ///< of up
+  cuda::NeuronVectors columns = {};  ///< of down
 };
 
 /// Number of a section of a program; see lower().
@@ -48,6 +58,13 @@ class DeviceWeights {
   [[nodiscard]] const float* vector(const VectorView& vector);
   /// Returns the parts' biases, one behind the other, with zeros for parts without; nullptr if none has any.
   [[nodiscard]] const float* biases(std::span<const LinearPart> parts);
+
+  /// Returns where the neurons of a ReLU-gated MLP are; nullopt: its layers are read whole. `up` and `down`
+  /// are plain matrices.
+  [[nodiscard]] virtual std::optional<NeuronWeights> neurons(const PanelMatrix& /*up*/,
+                                                             const PanelMatrix& /*down*/) {
+    return std::nullopt;
+  }
 
   /// Bytes on the host. Only those of weights stay there; others are zeros.
   using Piece = std::span<const std::byte>;

@@ -1,5 +1,6 @@
 #include "lowering.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "linear_op.h"
 #include "read_positions.h"
 #include "row_ops.h"
+#include "sparse_mlp_op.h"
 #include "state_ops.h"
 
 namespace adaptrt {
@@ -30,17 +32,40 @@ class Lowering {
         hopper_prefill_(hopper_prefill) {}
 
   LoweredProgram run() {
-    for (const Op& op : program_.body) lower_one(op);
+    for (std::size_t i = 0; i < program_.body.size(); ++i) {
+      if (i + 1 < program_.body.size() && lower_mlp(program_.body[i], program_.body[i + 1])) {
+        ++i;
+      } else {
+        lower_one(program_.body[i]);
+      }
+    }
     weights_.enter(kNoSection);
     sections_.push_back(ops_.size());
     is_head_ = true;
     for (const Op& op : program_.head) lower_one(op);
     return {.ops = std::move(ops_),
             .read_positions = std::move(read_positions_),
-            .sections = std::move(sections_)};
+            .sections = std::move(sections_),
+            .sparse_mlps = std::move(sparse_mlps_)};
   }
 
  private:
+  /// Lowers two ops as one MLP if they are one and its neurons have places.
+  bool lower_mlp(const Op& first, const Op& second) {
+    const LinearOp* gated = sparse_gate(first, second);
+    if (gated == nullptr) return false;
+    const auto& down = std::get<LinearOp>(second);
+    const auto neurons = weights_.neurons(gated->parts[1].weight, down.parts[0].weight);
+    if (!neurons) return false;
+    add_waiting();  // the MLP overwrites memory.addend()
+    if (down.epilogue == LinearEpilogue::kAdd) waiting_ = down.output;
+    sparse_mlps_.push_back(ops_.size());
+    ops_.push_back(make_sparse_mlp(*gated, down, *neurons, program_, memory_, weights_));
+    read_positions_.resize(ops_.size(), std::max(last_read_position(first, program_.lora),
+                                                 last_read_position(second, program_.lora)));
+    return true;
+  }
+
   void lower_one(const Op& op) {
     if (waiting_ != kNoBuffer && !adds_waiting(op)) {
       const OpBuffers buffers = buffers_of(op, program_);
@@ -160,6 +185,7 @@ class Lowering {
   CudaOps ops_;
   std::vector<std::int32_t> read_positions_;
   std::vector<std::size_t> sections_;
+  std::vector<std::size_t> sparse_mlps_;
   bool is_head_ = false;
   /// Heads of latent attention for which the slots have numbers.
   std::int64_t numbered_heads_ = 0;

@@ -22,6 +22,8 @@ struct LoweredProgram {
   std::vector<std::int32_t> read_positions;
   /// First op of each section, and the end of the last one.
   std::vector<std::size_t> sections;
+  /// MLPs for which DeviceWeights::neurons() has places, which are one op each.
+  std::vector<std::size_t> sparse_mlps;
 };
 
 /// Makes the ops of a program, in order of execution, and copies their weights to the device. `memory`,
@@ -30,6 +32,8 @@ struct LoweredProgram {
 /// The output of a linear layer that is added to a residual stream is kept in memory.addend() until the next
 /// op that reads the stream, or the next such layer. A norm adds it itself, which saves one pass over the
 /// stream.
+///
+/// A ReLU-gated MLP with a sparse input becomes one op if `weights` has places for its neurons.
 ///
 /// A section begins with each attention and each convolution of the body, and the last one ends with the
 /// body. The weights of other ops belong to no section.

@@ -10,6 +10,7 @@
 #include "adaptrt/cuda/state_kernels.h"
 #include "adaptrt/cuda_program/cuda_engine.h"
 #include "kernel_configs.h"
+#include "sparse_mlp_op.h"
 
 namespace adaptrt {
 namespace {
@@ -53,6 +54,7 @@ class Checker {
   void check_section(const std::vector<Op>& ops, std::string_view section) {
     for (std::size_t i = 0; i < ops.size(); ++i) {
       where_ = std::string(section) + " op " + std::to_string(i) + " (" + std::string(name_of(ops[i])) + ")";
+      has_sparse_gate_ = i > 0 && sparse_gate(ops[i - 1], ops[i]) != nullptr;
       std::visit([this](const auto& op) { check(op); }, ops[i]);
     }
   }
@@ -137,7 +139,10 @@ class Checker {
     check_width(program_.buffers[static_cast<std::size_t>(op.input)].width, "the width");
   }
   void check(const LinearOp& op) {
-    refuse_op(op.has_sparse_input || op.scores != kNoBuffer || !op.neurons.is_empty(), "sparse weights");
+    refuse_op(op.has_sparse_input && !has_sparse_gate_,
+              "a sparse input without a ReLU-gated layer before it");
+    refuse_op(op.scores != kNoBuffer, "predicted scores of neurons");
+    refuse_op(!op.neurons.is_empty(), "records of neurons");
     for (const LinearPart& part : op.parts) {
       check_width(part.weight.k, "the input's width");
       check_quantization(part.weight);
@@ -203,6 +208,7 @@ class Checker {
   const Program& program_;
   Problems problems_;
   std::string where_;
+  bool has_sparse_gate_ = false;  ///< of the op that is checked: see sparse_gate()
 };
 
 }  // namespace

@@ -12,10 +12,22 @@ namespace {
 std::size_t bytes_of(std::span<const std::span<const std::byte>> pieces, std::size_t padding) {
   std::size_t bytes = padding;
   for (const auto& piece : pieces) bytes += piece.size();
-  return (bytes + WeightRing::kAlignment - 1) / WeightRing::kAlignment * WeightRing::kAlignment;
+  return bytes_in_section(bytes);
 }
 
 }  // namespace
+
+std::size_t bytes_in_section(std::size_t bytes) {
+  return (bytes + WeightRing::kAlignment - 1) / WeightRing::kAlignment * WeightRing::kAlignment;
+}
+
+std::optional<NeuronWeights> MeasuredWeights::neurons(const PanelMatrix& up, const PanelMatrix& down) {
+  if (!has_neurons_) return std::nullopt;
+  sizes_.mlps.push_back({.count = static_cast<std::size_t>(up.n),
+                         .vector_bytes = static_cast<std::size_t>(up.k) * size_of(up.dtype),
+                         .section = bytes_in_section(up.bytes()) + bytes_in_section(down.bytes())});
+  return NeuronWeights{};
+}
 
 void MeasuredWeights::enter(std::int32_t section) {
   section_ = section;

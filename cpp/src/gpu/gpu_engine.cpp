@@ -57,7 +57,6 @@ class GpuEngine final : public Engine {
     if (options_.look_ahead) allocate_host_memory(steps_[1]);
     if (table_) arrays.adapters = table_->arrays();
     model_->load(arrays_, arrays, *device_, *stream_);
-    options_.cuda_graphs = options_.cuda_graphs && model_->can_be_captured();
     stream_->synchronize();
     info_ = description_.engine_info(kv_pools_.block_bytes());
   }
@@ -339,7 +338,8 @@ class GpuEngine final : public Engine {
 
   void enqueue_run(const BegunStep& step, std::span<const std::int32_t> rows) {
     const StepInput& input = step.input;
-    const bool by_graph = step.is_decode && options_.cuda_graphs;
+    const bool by_graph =
+        step.is_decode && options_.cuda_graphs && model_->can_be_captured(graph_shape(step));
     const RunShape shape = by_graph ? graph_shape(step) : exact_shape(step, rows);
     const std::size_t bytes = arrays_.write(step.staging.data(), shape, input, step.slots, rows);
     stream_->copy_to_device(step_memory_.data(), step.staging.data(), bytes);

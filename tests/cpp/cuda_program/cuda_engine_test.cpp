@@ -16,9 +16,11 @@
 
 #include "adaptrt/core/thread_pool.h"
 #include "adaptrt/cpu/cpu_engine.h"
+#include "adaptrt/cuda/sparse_kernels.h"
 #include "cpu/random_model.h"
 #include "cpu/step_arrays.h"
 #include "cuda_program/rows_of_model.h"
+#include "cuda_program/sparse_mlp_op.h"
 #include "support/found_highest.h"
 #include "support/host_device.h"
 
@@ -396,6 +398,186 @@ BOOST_AUTO_TEST_CASE(streamed_layers_change_no_bit) {
       });
 }
 
+ModelOptions relu_model(DType dtype) {
+  ModelOptions options = small_model(dtype);
+  options.num_layers = 5;
+  options.activation = LinearEpilogue::kReluMul;
+  options.threshold = 0.05F;
+  options.biases = true;
+  return options;
+}
+
+/// Lets MLPs of a program read single neurons.
+const Program& with_sparse_inputs(Program& program) {
+  for (std::size_t i = 1; i < program.body.size(); ++i) {
+    const auto* gated = std::get_if<LinearOp>(&program.body[i - 1]);
+    if (gated != nullptr && is_relu_gated(gated->epilogue)) {
+      std::get<LinearOp>(program.body[i]).has_sparse_input = true;
+    }
+  }
+  return program;
+}
+
+/// An engine whose weights may take `weight_memory` bytes on a device.
+struct Limited {
+  Limited(const ModelOptions& options, std::size_t weight_memory, GpuEngineOptions engine_options = {},
+          NeuronUsage usage = {})
+      : model(options),
+        rows(model),
+        device(std::make_shared<HostDevice>(std::size_t{1} << 32, StreamTime::kLate)),
+        engine(make_cuda_engine(with_sparse_inputs(rows.program), device, engine_options, weight_memory,
+                                /*hopper_prefill=*/false, std::move(usage))) {
+    engine->allocate_kv_blocks(kNumBlocks);
+  }
+
+  RandomModel model;
+  RowsOfModel rows;
+  std::shared_ptr<HostDevice> device;
+  std::unique_ptr<Engine> engine;
+};
+
+/// Bytes of weights with which no neuron stays on the device, a sixth of them, and two fifths.
+constexpr std::size_t kColdMemory = 154'000;
+constexpr std::size_t kMixedMemory = 160'000;
+constexpr std::size_t kHotMemory = 170'000;
+
+/// Logits of a prompt, of decodes and of short chunks: steps of 3 to 21 rows.
+std::vector<std::vector<float>> logits_of_steps(Engine& engine, const DeviceAdapter* first,
+                                                const DeviceAdapter* second) {
+  const std::vector<std::vector<Piece>> steps{
+      {piece_of(0, 0, 18, first), piece_of(1, 0, 1, second), piece_of(2, 0, 2, nullptr)},
+      {piece_of(0, 18, 1, first), piece_of(1, 1, 1, second), piece_of(2, 2, 1, nullptr)},
+      {piece_of(1, 2, 5, second), piece_of(0, 19, 3, first)},
+      {piece_of(1, 7, 6, second), piece_of(0, 22, 3, first)},
+      {piece_of(2, 3, 1, nullptr)}};
+  std::vector<std::vector<float>> logits;
+  for (const std::vector<Piece>& pieces : steps) logits.push_back(logits_of_pieces(engine, pieces));
+  return logits;
+}
+
+BOOST_DATA_TEST_CASE(active_neurons_have_the_bits_of_whole_matrices,
+                     boost::unit_test::data::make({true, false}) *
+                         boost::unit_test::data::make({kColdMemory, kMixedMemory, kHotMemory}),
+                     is_other, weight_memory) {
+  ModelOptions options = relu_model(is_other ? DType::kFloat16 : DType::kBFloat16);
+  if (is_other) options.activation = LinearEpilogue::kReluMulRelu;
+  Pair whole(options);
+  Limited limited(options, weight_memory, {.cuda_graphs = !is_other});
+  BOOST_TEST(
+      (logits_of_steps(*limited.engine, nullptr, nullptr) == logits_of_steps(*whole.gpu, nullptr, nullptr)));
+  const DeviceAdapter lora = whole.rows.adapter(3, false);
+  const DeviceAdapter dora = whole.rows.adapter(4, true, /*shift=*/true);
+  const DeviceAdapter same_lora = limited.rows.adapter(3, false);
+  const DeviceAdapter same_dora = limited.rows.adapter(4, true, /*shift=*/true);
+  BOOST_TEST((logits_of_steps(*limited.engine, &same_lora, &same_dora) ==
+              logits_of_steps(*whole.gpu, &lora, &dora)));
+}
+
+BOOST_AUTO_TEST_CASE(each_module_of_an_mlp_with_neurons_is_adapted) {
+  const ModelOptions options = relu_model(DType::kBFloat16);
+  using enum LoraModule;
+  for (const LoraModule module : {kMlpHTo4H, kMlpGate, kMlp4HToH}) {
+    Pair whole(options);
+    Limited limited(options, kMixedMemory);
+    const LoraLayout& layout = whole.model.program.lora;
+    const DeviceAdapter expected = with_only(module, whole.rows.adapter(5, true), layout);
+    const DeviceAdapter found = with_only(module, limited.rows.adapter(5, true), layout);
+    const auto logits = logits_of_pieces(*limited.engine, {piece_of(0, 0, 4, &found)});
+    BOOST_TEST(logits == logits_of_pieces(*whole.gpu, {piece_of(0, 0, 4, &expected)}),
+               boost::test_tools::per_element());
+    BOOST_TEST(logits != logits_of_pieces(*whole.gpu, {piece_of(0, 0, 4, nullptr)}));
+  }
+}
+
+BOOST_AUTO_TEST_CASE(steps_of_few_rows_copy_no_layers_and_are_graphs) {
+  ModelOptions options = relu_model(DType::kBFloat16);
+  options.max_batch_size = 9;
+  Pair whole(options);
+  std::size_t step = 0;
+  const auto waits_and_graphs = [&](std::size_t weight_memory, std::int32_t sequences, std::int32_t tokens) {
+    Limited limited(options, weight_memory);
+    const auto waits = limited.device->calls("wait");
+    const auto graphs = limited.device->calls("capture");
+    std::vector<Piece> pieces;
+    for (std::int32_t i = 0; i < sequences; ++i) pieces.push_back(piece_of(i, 0, tokens, nullptr));
+    BOOST_TEST_INFO_SCOPE("step " << step++);
+    BOOST_TEST((logits_of_pieces(*limited.engine, pieces) == logits_of_pieces(*whole.gpu, pieces)));
+    return std::pair{limited.device->calls("wait") > waits, limited.device->calls("capture") > graphs};
+  };
+  BOOST_TEST((waits_and_graphs(kColdMemory, 1, 1) == std::pair{false, true}));
+  BOOST_TEST((waits_and_graphs(kColdMemory, 8, 1) == std::pair{false, true}));
+  BOOST_TEST((waits_and_graphs(kColdMemory, 9, 1) == std::pair{true, false}));
+  BOOST_TEST((waits_and_graphs(kColdMemory, 4, 2) == std::pair{false, false}));
+  BOOST_TEST((waits_and_graphs(kColdMemory, 4, 3) == std::pair{true, false}));
+  // Too little for attention and gates: layers are copied.
+  BOOST_TEST((waits_and_graphs(kColdMemory - 5000, 1, 1) == std::pair{true, false}));
+  BOOST_TEST((waits_and_graphs(1'000'000, 1, 1) == std::pair{false, true}));
+}
+
+// No norm is between attention's output and the MLP, so nothing else adds the output to the stream.
+BOOST_AUTO_TEST_CASE(an_mlp_may_read_the_input_of_attention) {
+  const auto logits_with = [](std::size_t weight_memory) {
+    RandomModel model(relu_model(DType::kBFloat16));
+    RowsOfModel rows(model);
+    std::vector<Op>& body = rows.program.body;
+    for (std::size_t i = body.size() - 1; i > 0; --i) {
+      const auto* dense = std::get_if<LinearOp>(&body[i - 1]);
+      if (std::holds_alternative<RmsNormOp>(body[i]) && dense != nullptr && dense->parts[0].weight.k == 64) {
+        body.erase(body.begin() + static_cast<std::ptrdiff_t>(i));
+      }
+    }
+    const auto engine =
+        make_cuda_engine(with_sparse_inputs(rows.program), std::make_shared<HostDevice>(), {}, weight_memory);
+    engine->allocate_kv_blocks(kNumBlocks);
+    return logits_of_steps(*engine, nullptr, nullptr);
+  };
+  BOOST_TEST((logits_with(kMixedMemory) == logits_with(0)));
+}
+
+BOOST_AUTO_TEST_CASE(sparse_mlps_are_two_layers_with_a_relu_gate) {
+  const auto is_sparse = [](const std::function<void(LinearOp&, LinearOp&)>& change = {}) {
+    const LinearPart up{.weight = {.n = 16, .k = 8}, .bias = {}};
+    LinearOp gated{.input = 1, .output = 2, .epilogue = LinearEpilogue::kReluMul, .parts = {up, up}};
+    LinearOp down{.input = 2, .output = 3, .epilogue = LinearEpilogue::kAdd, .parts = {up}};
+    down.has_sparse_input = true;
+    if (change) change(gated, down);
+    const Op first = gated;
+    const Op second = down;
+    return sparse_gate(first, second) == &std::get<LinearOp>(first);
+  };
+  BOOST_TEST(is_sparse());
+  BOOST_TEST(is_sparse([](auto& gated, auto&) { gated.epilogue = LinearEpilogue::kReluMulRelu; }));
+  BOOST_TEST(is_sparse([](auto& gated, auto&) { gated.parts[1].weight.n = cuda::kMaxNeurons; }));
+  BOOST_TEST(!is_sparse([](auto& gated, auto&) { gated.parts[1].weight.n = cuda::kMaxNeurons + 8; }));
+  BOOST_TEST(!is_sparse([](auto& gated, auto&) { gated.epilogue = LinearEpilogue::kSiluMul; }));
+  BOOST_TEST(!is_sparse([](auto& gated, auto&) { gated.output = 4; }));
+  BOOST_TEST(!is_sparse([](auto& gated, auto&) { gated.scale = 0.5F; }));
+  BOOST_TEST(!is_sparse([](auto& gated, auto&) { gated.softcap = 0.5F; }));
+  BOOST_TEST(
+      !is_sparse([](auto& gated, auto&) { gated.parts[1].weight.quantization.algo = QuantAlgo::kW8A16; }));
+  BOOST_TEST(!is_sparse([](auto&, auto& down) { down.has_sparse_input = false; }));
+  BOOST_TEST(!is_sparse([](auto&, auto& down) { down.epilogue = LinearEpilogue::kRelu; }));
+  BOOST_TEST(!is_sparse([](auto&, auto& down) { down.parts.push_back(down.parts.front()); }));
+  const Op other = XieluOp{};
+  BOOST_TEST(sparse_gate(other, other) == nullptr);
+}
+
+BOOST_AUTO_TEST_CASE(weights_with_neurons_keep_to_their_limit) {
+  const ModelOptions options = relu_model(DType::kBFloat16);
+  const auto used = [&](std::size_t weight_memory, NeuronUsage usage = {}) {
+    return (std::size_t{1} << 32) -
+           Limited(options, weight_memory, {}, std::move(usage)).device->memory().free_bytes;
+  };
+  const std::size_t cold = used(kColdMemory);
+  for (const std::size_t more : {4'000U, 10'000U, 16'000U}) {
+    for (const NeuronUsage& usage : {NeuronUsage{}, NeuronUsage{{}, {}, std::vector<std::uint32_t>(40, 7)}}) {
+      const std::size_t taken = used(kColdMemory + more, usage) - cold;
+      BOOST_TEST(taken <= more + 1'000);  // allocations are aligned
+      BOOST_TEST(taken + 2'000 >= more);
+    }
+  }
+}
+
 /// Decodes of two or three sequences, and their results. Of the second one the highest logits
 /// are wanted, of the others the best tokens.
 struct Decode : FoundRows {
@@ -476,11 +658,13 @@ Decoded decode_greedily(Engine& engine, const DeviceAdapter* adapter, bool looks
 }
 
 BOOST_DATA_TEST_CASE(steps_begun_ahead_change_no_bit,
-                     boost::unit_test::data::make({0, 1, 2, 3}) * boost::unit_test::data::make({true, false}),
+                     boost::unit_test::data::make({0, 1, 2, 3, 4}) *
+                         boost::unit_test::data::make({true, false}),
                      kind, is_late) {
-  ModelOptions options = small_model(DType::kBFloat16);
+  ModelOptions options = kind == 4 ? relu_model(DType::kBFloat16) : small_model(DType::kBFloat16);
   options.num_layers = 5;
   options.biases = true;
+  if (kind == 4) options.seed = 3;
   if (kind == 1) {
     options.num_experts = 8;
     options.routing = {.top_k = 3, .norm_topk_prob = true, .scale = 1.5F};
@@ -490,8 +674,10 @@ BOOST_DATA_TEST_CASE(steps_begun_ahead_change_no_bit,
     RowsOfModel rows(model);
     const auto device =
         std::make_shared<HostDevice>(std::size_t{1} << 32, is_late ? StreamTime::kLate : StreamTime::kAtOnce);
-    const auto engine =
-        make_cuda_engine(rows.program, device, {.cuda_graphs = kind != 2}, kind == 3 ? 130'000U : 0U);
+    const auto engine = make_cuda_engine(rows.program, device, {.cuda_graphs = kind != 2},
+                                         kind == 3   ? 130'000U
+                                         : kind == 4 ? kMixedMemory
+                                                     : 0U);
     engine->allocate_kv_blocks(kNumBlocks);
     BOOST_TEST(engine->can_look_ahead());
     const DeviceAdapter adapter = rows.adapter(4, true, /*shift=*/true);
@@ -627,6 +813,10 @@ BOOST_AUTO_TEST_CASE(what_gpus_cannot_run_is_named) {
     for (const std::string& problem : problems.list()) all += problem + "\n";
     BOOST_TEST(all.find(words) != std::string::npos, "'" << words << "' is not in: " << all);
   };
+  finds_in("(linear) has a sparse input without a ReLU-gated layer before it",
+           LinearOp{.parts = {}, .has_sparse_input = true});
+  finds_in("(linear) has predicted scores of neurons", LinearOp{.parts = {}, .scores = 0});
+  finds_in("(linear) has records of neurons", LinearOp{.parts = {}, .neurons = {.count = 1}});
   finds_in("(causal convolution) has taps 5; expected at most 4",
            CausalConvolutionOp{.weight = {}, .taps = 5});
   finds_in("(gated convolution) has taps 5; expected at most 4", GatedConvolutionOp{.weight = {}, .taps = 5});

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "adaptrt/core/error.h"
 #include "adaptrt/device/device.h"
@@ -14,6 +16,10 @@ namespace adaptrt {
 /// Lists everything in a valid program that the CUDA engine cannot run: ops, their fields, adapters.
 [[nodiscard]] Problems problems_on_cuda(const Program& program);
 
+/// How many tokens of a text opened each neuron's gate, for each sparse MLP of the body in order. A missing
+/// or empty element: nothing is known.
+using NeuronUsage = std::vector<std::vector<std::uint32_t>>;
+
 /// Lists why a valid program cannot have hopper_prefill, except sizes of heads and int8 keys, which
 /// PagedAttentionKernel checks.
 [[nodiscard]] Problems hopper_prefill_problems(const Program& program);
@@ -25,6 +31,12 @@ namespace adaptrt {
 /// pinned host memory and are copied to the device ahead of use, in every step. Results have the same bits.
 /// Steps then run without graphs.
 ///
+/// ReLU-gated MLPs with a sparse input (LinearOp::has_sparse_input) are divided, if the rest of the weights
+/// and two of these MLPs fit: neurons that do not fit stay in host memory. Steps of up to
+/// cuda::kMaxSparseTokens rows read the active neurons where they are, and may be graphs. Others copy these
+/// MLPs ahead of use. `usage` says which neurons are kept on the device; without it, as many MLPs as possible
+/// are kept whole, and an even share of the others.
+///
 /// `hopper_prefill`: see PagedAttentionConfig.
 ///
 /// Throws EngineError with all problems of Program::validate() and problems_on_cuda(), StepError if the
@@ -33,6 +45,6 @@ namespace adaptrt {
 [[nodiscard]] std::unique_ptr<Engine> make_cuda_engine(const Program& program, std::shared_ptr<Device> device,
                                                        GpuEngineOptions options,
                                                        std::size_t weight_memory = 0,
-                                                       bool hopper_prefill = false);
+                                                       bool hopper_prefill = false, NeuronUsage usage = {});
 
 }  // namespace adaptrt

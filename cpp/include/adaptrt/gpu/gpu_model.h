@@ -73,8 +73,8 @@ class GpuModel {
   /// Returns what a graph of decode steps of this shape captures: a function that enqueues a run. The graph
   /// keeps it for as long as it may be launched. Throws StepError.
   [[nodiscard]] virtual std::function<void(Stream&)> make_graph_work(const RunShape& shape) = 0;
-  /// False if a graph cannot capture runs: they enqueue work that goes on after them.
-  [[nodiscard]] virtual bool can_be_captured() const { return true; }
+  /// False if a graph cannot capture a run of this shape: it enqueues work that goes on after it.
+  [[nodiscard]] virtual bool can_be_captured(const RunShape& /*shape*/) const { return true; }
   /// Enqueues the search for the `count` highest logits of rows [first_row, first_row + rows) of the run
   /// before. Writes the summaries of `rows` rows and [rows, count] logits to the beginning of their arrays.
   /// Called only with GpuModelDescription::finds_highest_logits. Throws StepError.
