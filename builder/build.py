@@ -13,6 +13,7 @@ from typing import Final
 from .._core import ConfigError, EngineError, QuantAlgo
 from ..common.output_directory import replaced_directory
 from ..common.progress import Progress, SilentProgress
+from ..formats.checkpoint.activation import Activation
 from ..formats.checkpoint.config import CheckpointConfig
 from ..formats.checkpoint.quantization import QuantConfig
 from ..formats.checkpoint.quantizer import QuantizationError
@@ -23,6 +24,7 @@ from ..formats.engine.weight_usage import UsageMeasure, usage_names
 from ..formats.gguf.model_directory import gguf_file_of
 from ..formats.network.ops import Experts
 from .compile.cuda_support import problems_of_network
+from .compile.emit_linear import sparse_pairs
 from .compile.native import CompiledNetwork
 from .compile.tensorrt.compiled_plans import CompiledPlans
 from .compile.tensorrt.process import describe_package
@@ -158,7 +160,12 @@ def build(
             replace(written.config, quality=measured).save(directory)
         if usage is not None:
             _require_choices(written.compiled, checkpoint.directory)
-            usage.measure(directory).save(directory)
+            if config.backend == NATIVE:
+                usage.measure(directory).save(directory)
+            else:
+                native = replace(config, backend=NATIVE, weight_memory=None)
+                twin = stack.enter_context(_reference_engine(plain, native, directory.parent, progress))
+                usage.measure(twin, directory).save(directory)
     return BuildReport(
         directory=output_dir,
         checkpoint=written.config.pretrained_config,
@@ -182,8 +189,8 @@ def _require_choices(compiled: CompiledNetwork | CompiledPlans, directory: Path)
     if not usage_names(compiled.program):
         raise ConfigError(
             f"{directory}: usage_text: the engine has neither experts nor neurons that are read one by one; "
-            "expected a model with experts, or with ReLU-gated MLPs, sparse_mlp not disabled, and "
-            "weight_memory given"
+            "expected a model with ReLU-gated MLPs and sparse_mlp not disabled; for backend native with "
+            "weight_memory, or a model with experts"
         )
 
 
@@ -233,9 +240,10 @@ def _checked_config(
         problems += [
             f"{name} needs a checkpoint of one rank, not of {ranks}" for name, given in needs_one.items() if given
         ]
+    if usage is not None and config.backend in (NATIVE, CUDA):
+        problems += usage.problems(config)
     if config.backend == NATIVE:
         problems += quality.problems(config) if quality is not None else []
-        problems += usage.problems(config) if usage is not None else []
         if usage is not None and (checkpoint.config.num_encoder_layers > 0 or not checkpoint.config.has_lm_head):
             problems.append(f"usage_text needs a decoder with an lm_head; {checkpoint.config.architecture} is not one")
         if quality is not None and checkpoint.config.num_encoder_layers > 0:
@@ -258,6 +266,14 @@ def _checked_config(
                 else checkpoint.with_quantization(quantization, int8_activations=False)
             )
             problems += problems_of_network(quantized.network)
+            has_relu = Activation(checkpoint.config.hidden_act).leaves_zeros  # Otherwise it is refused already.
+            if config.sparse_mlp == ENABLE and has_relu and not sparse_pairs(checkpoint.network):
+                problems.append(
+                    f"sparse_mlp needs a model with ReLU-gated MLPs for backend {CUDA}; "
+                    f"{checkpoint.config.architecture} has none"
+                )
+            if config.sparse_mlp == ENABLE and quantization is not None:
+                problems.append("sparse_mlp and quantization: quantised weights are read whole; choose one")
         else:
             scaled_from = checkpoint.network.scales_queries_from
             if scaled_from is not None and config.max_seq_len is not None and config.max_seq_len > scaled_from:
@@ -288,9 +304,10 @@ def _checked_config(
         needs = {
             "quantization": quantization is not None and config.backend == TENSORRT,
             "quality_text": quality is not None,
-            "usage_text": usage is not None,
         }
         problems += [f"{name} needs backend {NATIVE}" for name, given in needs.items() if given]
+        if usage is not None and config.backend == TENSORRT:
+            problems.append(f"usage_text needs backend {NATIVE} or {CUDA}")
     if workers < 1:
         problems.append(f"workers is {workers}; it must be at least 1")
     if config.tensorrt_config is not None and config.backend == TENSORRT:

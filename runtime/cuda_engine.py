@@ -12,6 +12,7 @@ from .._core import ConfigError, ExecutorConfig
 from ..common.parallel import num_part_threads
 from ..formats.engine.engine_config import EngineConfig, engine_file
 from ..formats.engine.engine_file import EngineFile
+from ..formats.engine.weight_usage import WeightUsage, usage_names
 from .compiled_engine import CompiledEngine, checked_program
 from .cuda_module import gpu_of, import_cuda
 from .engine_weights import EngineBase
@@ -57,7 +58,8 @@ class CudaEngine(CompiledEngine):
         """Starts the engine on its GPU.
 
         Raises ConfigError for kernels of the CPU, if this install or this machine cannot run CUDA engines, if there is
-        no such GPU, if it has too little memory, and for a weight_memory that is too small.
+        no such GPU, if it has too little memory, and for a weight_memory that is too small; EngineError for an invalid
+        weight_usage.json.
         """
         if config.kernels:
             raise ConfigError(
@@ -65,8 +67,21 @@ class CudaEngine(CompiledEngine):
             )
         cuda = import_cuda(str(self.directory))
         device = cuda.CudaDevice(self.device_index)
-        engine: _core.Engine = cuda.CudaEngine(self.program, device, weight_memory=self.weight_memory)
+        engine: _core.Engine = cuda.CudaEngine(
+            self.program, device, weight_memory=self.weight_memory, neuron_usage=self._neuron_usage()
+        )
         return engine
+
+    def _neuron_usage(self) -> list[tuple[int, ...]]:
+        """Returns how often a text used the neurons of each sparse MLP, if the build ran one and this matters.
+
+        Raises EngineError for an invalid file.
+        """
+        if not self.weight_memory:
+            return []
+        program = self.storage.program
+        found = WeightUsage.load(self.directory, self.config.engine_checksums[0], program)
+        return [] if found is None else [found.counts[name] for name, _ in usage_names(program).values()]
 
     def device_name(self) -> str:
         """Name of its GPU. Raises ConfigError as start()."""

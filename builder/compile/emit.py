@@ -108,7 +108,7 @@ def emit(
     lora: adapters act on linear layers and on the embedding.
     fully_sharded: tensor-parallel ranks split both adapter matrices of each layer that they split.
     first_site: number of the first adapter site.
-    sparse_mlp: stores ReLU-gated layers so that the weights of inactive neurons need not be read from memory.
+    sparse_mlp: stores and marks ReLU-gated layers so that the weights of inactive neurons need not be read.
     neurons: stores gated MLPs so that the weights of inactive neurons need not be read from the file.
     max_extra_tokens: number of tokens beyond the vocabulary that adapters may add; logits are wider by it.
     """

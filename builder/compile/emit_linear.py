@@ -45,6 +45,8 @@ GATED_EPILOGUES: Final = {
     Activation.CLAMPED_SILU: LinearEpilogue.CLAMPED_SILU_MUL,
 }
 """Epilogues of gated layers and of experts."""
+MOST_NEURONS: Final = 131072
+"""Maximum number of neurons of an MLP whose kernels list the active ones, on backend cuda."""
 # Epilogues of layers without a gate.
 _ACTIVATED: Final = {
     Activation.GELU: LinearEpilogue.GELU,
@@ -108,7 +110,9 @@ class LinearEmitter:
         self._exact = exact_outputs(network)
         self._sparse_mlp = sparse_mlp
         self._sparse_values: set[str] = set()
-        self._neurons = _neuron_pairs(network) if neurons and sparse_mlp else {}
+        self._neurons = _neuron_pairs(network) if neurons and sparse_mlp and storage.has_copies else {}
+        self._stores_copies = storage.has_copies
+        self._whole_pairs = sparse_pairs(network)
         # A layer that is streamed from the file is read whole; a copy in columns would only add to the bytes read.
         self._stores_columns = not neurons
 
@@ -122,13 +126,13 @@ class LinearEmitter:
             output=buffer_of(op.output),
             epilogue=_epilogue(op),
             parts=self._sparse_parts(op)
-            if can_be_sparse and neurons is None
+            if can_be_sparse and neurons is None and self._stores_copies
             else self.parts(op.weights, op.output.rows),
             lora_site=first_site,
             scale=as_float32(op.scale),
             softcap=as_float32(op.softcap or 0.0),
             threshold=as_float32(op.gate_threshold),
-            has_sparse_input=can_be_sparse and op.input.name in self._sparse_values,
+            has_sparse_input=can_be_sparse and self._has_sparse_input(op),
             scores=None if op.scores is None else buffer_of(op.scores.value),
             least_score=0.0 if op.scores is None else as_float32(op.scores.least),
             neurons=neurons,
@@ -147,6 +151,12 @@ class LinearEmitter:
             sites=sites,
             in_place=op.add_to,
         )
+
+    def _has_sparse_input(self, op: Linear) -> bool:
+        if not self._stores_copies:
+            gated, down = self._whole_pairs.get(op.input.name, (None, None))
+            return gated is not None and op is down and all(map(self._weights.is_plain, gated.weights))
+        return op.input.name in self._sparse_values
 
     def _output_type(self, op: Linear, output: Value) -> DType:
         if op.activation is not None:
@@ -254,6 +264,21 @@ def _neuron_pairs(network: Network) -> dict[str, tuple[Linear, Linear]]:
         if is_gated and gated.scores is None and len(readers) == 1 and len(readers[0].weights) == 1:
             pairs[gated.output.name] = (gated, readers[0])
     return pairs
+
+
+def sparse_pairs(network: Network) -> dict[str, tuple[Linear, Linear]]:
+    """ReLU-gated MLPs whose neurons backend cuda can read one by one, as pairs of neighbouring layers, by the value
+    between them.
+    """
+    return {
+        name: (gated, down)
+        for name, (gated, down) in _neuron_pairs(network).items()
+        if gated.scale == 1.0
+        and gated.weights[1].outputs <= MOST_NEURONS
+        and not gated.softcap
+        and all(len(weight.parts) == 1 for weight in (*gated.weights, *down.weights))
+        and network.ops.index(down) == network.ops.index(gated) + 1
+    }
 
 
 def _epilogue(op: Linear) -> LinearEpilogue:

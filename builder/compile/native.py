@@ -72,8 +72,8 @@ def compile_network(network: Network, tensors: RankTensors, config: BuildConfig,
     """Compiles the program of a rank and plans its buffers. `network` is the whole model's, `tensors` the rank's.
 
     config: complete, see BuildConfig.with_defaults(). With a weight_memory, sparse ReLU-gated MLPs are also stored
-    neuron by neuron, to be streamed from the file that way. For backend cuda, the network is one that
-    cuda_support.problems_of_network() has no problem with.
+    neuron by neuron, to be streamed from the file that way. For backend cuda, nothing is stored twice, and the network
+    is one that cuda_support.problems_of_network() has no problem with.
 
     Raises ConfigError if adapters may divide rotary positions but the network's layers use several rotations.
     """
@@ -93,7 +93,7 @@ def compile_network(network: Network, tensors: RankTensors, config: BuildConfig,
         fully_sharded=fully_sharded,
         first_site=sum(map(len, sites[:stage])),
         compression=compression,
-        sparse_mlp=storage.has_copies and config.sparse_mlp != DISABLE and not config.compress_weights,
+        sparse_mlp=config.sparse_mlp != DISABLE and not config.compress_weights,
         neurons=config.weight_memory is not None,
         max_extra_tokens=max_extra_tokens,
     )

@@ -326,8 +326,9 @@ def _sparse_mlp_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> l
         if is_asked
     ]
     for name in asked:
-        if config.backend != NATIVE:
-            found.append(f"{name} needs backend {NATIVE}")
+        if config.backend == TENSORRT or (config.backend == CUDA and name != "sparse_mlp"):
+            accepted = f"{NATIVE} or {CUDA}" if name == "sparse_mlp" else NATIVE
+            found.append(f"{name} needs backend {accepted}")
         if config.compress_weights:
             found.append(f"{name} and compress_weights: compressed weights cannot be read neuron by neuron; choose one")
         if checkpoint.quantization is not None:

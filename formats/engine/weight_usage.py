@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 import xxhash
 
-from ..._core import EngineError
+from ..._core import EngineError, LinearEpilogue, MatrixLayout
 from ...common.json_fields import JsonFields, load_json_object
 from .build_config import BuildConfig
 from .plan import ExpertsOp, LinearOp, Program
@@ -87,12 +87,17 @@ class UsageMeasure(Protocol):
     def problems(self, config: BuildConfig) -> list[str]:
         """Lists reasons why engines of this config, after with_defaults(), cannot be run on the text."""
 
-    def measure(self, engine: Path) -> WeightUsage:
-        """Runs an engine directory. Raises the errors of running it."""
+    def measure(self, engine: Path, target: Path | None = None) -> WeightUsage:
+        """Runs an engine directory. Raises the errors of running it.
+
+        target: the engine of the same model to which the counts apply; None: the one that is run.
+        """
 
 
 def usage_names(program: Program) -> dict[int, tuple[str, int]]:
     """Names the choices of the body's ops: by op, a tensor of what it chooses from, and the number of choices."""
+    if program.matrix_layout is MatrixLayout.ROWS:
+        return {at: name for at, name in gate_names(program).items() if _has_sparse_reader(program, at)}
     names = {}
     for at, op in enumerate(program.body):
         if isinstance(op, LinearOp) and op.neurons is not None and len(op.parts) > 1:
@@ -100,6 +105,22 @@ def usage_names(program: Program) -> dict[int, tuple[str, int]]:
         elif isinstance(op, ExpertsOp):
             names[at] = (op.down[0].weight.tensor, len(op.down))
     return names
+
+
+def gate_names(program: Program) -> dict[int, tuple[str, int]]:
+    """Names the neurons of all ReLU-gated layers of the body as usage_names() does, also if all are read."""
+    gated = (LinearEpilogue.RELU_MUL, LinearEpilogue.RELU_MUL_RELU)
+    names = {}
+    for at, op in enumerate(program.body):
+        if isinstance(op, LinearOp) and op.epilogue in gated:
+            up = op.parts[1].weight
+            names[at] = (f"{up.tensor.removesuffix('.weight')}.neurons", up.n)
+    return names
+
+
+def _has_sparse_reader(program: Program, at: int) -> bool:
+    following = program.body[at + 1] if at + 1 < len(program.body) else None
+    return isinstance(following, LinearOp) and following.has_sparse_input
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

@@ -39,6 +39,7 @@ def test_the_gpus_checks_hold_for_the_emulated_kernels(tmp_path: Path) -> None:
         "attention",
         "product",
         "experts",
+        "sparse",
         "rows",
         "states",
         "latent",

@@ -24,19 +24,25 @@ class EmulatedCuda:
         """Devices in the order in which engines asked for them."""
         self.indices: list[int] = []
         """Their numbers."""
+        self.neuron_usage: Any = ()
+        """That of the newest engine."""
 
     def CudaDevice(self, index: int) -> Any:
         self.indices.append(index)
         self.devices.append(adaptrt_cuda_emulated.CudaDevice(0, total_bytes=self._total_bytes))
         return self.devices[-1]
 
-    def CudaEngine(self, program: _core.Program, device: Any, *, weight_memory: int = 0) -> _core.Engine:
+    def CudaEngine(
+        self, program: _core.Program, device: Any, *, weight_memory: int = 0, neuron_usage: Any = ()
+    ) -> _core.Engine:
+        self.neuron_usage = neuron_usage
         engine: _core.Engine = adaptrt_cuda_emulated.CudaEngine(
             program,
             device,
             cuda_graphs=self._cuda_graphs,
             look_ahead=self._look_ahead,
             weight_memory=weight_memory,
+            neuron_usage=neuron_usage,
         )
         return engine
 

@@ -8,10 +8,12 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 import adaptrt
 from adaptrt._core import (
@@ -27,8 +29,9 @@ from adaptrt._core import (
 )
 from adaptrt.builder.build import build
 from adaptrt.builder.cli import main as command_line
-from adaptrt.builder.compile import cuda_support
+from adaptrt.builder.compile import cuda_support, emit_linear
 from adaptrt.builder.compile.cuda_support import problems_of_network
+from adaptrt.builder.compile.emit_linear import sparse_pairs
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.common.safetensors_stream import SafetensorsReader
@@ -40,6 +43,7 @@ from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, Pl
 from adaptrt.formats.engine.engine_config import EngineConfig
 from adaptrt.formats.engine.engine_file import EngineFile
 from adaptrt.formats.engine.plan import AttentionOp, KeepLogitRowsOp, LinearOp, Program, RmsNormOp
+from adaptrt.formats.engine.weight_usage import usage_names
 from adaptrt.formats.models.registry import FAMILIES, specimen
 from adaptrt.formats.network.network import Network
 from adaptrt.formats.network.operands import DeltaShape, LatentShape, ScanShape
@@ -63,6 +67,7 @@ from adaptrt.runtime.cuda_engine import CudaEngine
 from adaptrt.runtime.engine import load_engine, load_engine_bytes
 from adaptrt.runtime.engine_weights import EngineBase
 from support.engines import make_checkpoint
+from support.families import Family, save_family
 from support.models import ModelSpec, save_adapter, save_model
 from support.prompts import save_virtual_tokens
 from support.serving import run_command
@@ -158,6 +163,69 @@ def test_a_relu_model_has_no_second_copies_of_its_weights(tmp_path: Path) -> Non
     assert not any(part.weight.is_stored_twice for op in linears for part in op.parts)
 
 
+RELU = replace(SPEC, extra=(("hidden_act", "relu"),))
+
+
+@pytest.mark.parametrize(("sparse_mlp", "is_sparse"), [("auto", True), ("enable", True), ("disable", False)])
+def test_the_reader_of_a_relu_gate_may_skip_its_zeros(sparse_mlp: str, is_sparse: bool, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(RELU, tmp_path, DType.FLOAT16)
+    build(checkpoint, replace(SIZES, sparse_mlp=sparse_mlp), tmp_path / "engine")
+    program = program_of(tmp_path / "engine")
+    gated = [at for at, op in enumerate(program.body) if getattr(op, "epilogue", None) is LinearEpilogue.RELU_MUL]
+    sparse = [at for at, op in enumerate(program.body) if getattr(op, "has_sparse_input", False)]
+    assert len(gated) == SPEC.num_hidden_layers
+    assert sparse == [at + 1 for at in gated if is_sparse]
+    names = [f"transformer.layers.{layer}.mlp.gate.neurons" for layer in range(SPEC.num_hidden_layers)]
+    assert list(usage_names(program).values()) == [(name, 40) for name in names if is_sparse]
+    assert load_engine(tmp_path / "engine").program.validate() == []
+
+
+def test_a_scaled_gate_and_a_relu_without_a_gate_are_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = specimen(FAMILIES["LlamaForCausalLM"]).ops
+
+    def pairs_with(**fields: Any) -> int:
+        """Number of pairs if gated layers have these fields."""
+        changed = [replace(op, **fields) if is_gated(op) else op for op in ops]
+        return len(sparse_pairs(cast(Network, SimpleNamespace(ops=changed))))
+
+    assert pairs_with() == 0
+    assert pairs_with(activation=Activation.RELU) == pairs_with(activation=Activation.RELU_BOTH) == 1
+    assert pairs_with(activation=Activation.RELU, scale=0.5) == 0
+    assert pairs_with(activation=Activation.RELU, softcap=3.0) == 0
+    relu = [replace(op, activation=Activation.RELU) if is_gated(op) else op for op in ops]
+    apart = [op for op in relu if is_gated(op)] + [op for op in relu if not is_gated(op)]
+    assert not sparse_pairs(cast(Network, SimpleNamespace(ops=apart)))
+    monkeypatch.setattr(emit_linear, "MOST_NEURONS", 15)  # It has 16.
+    assert pairs_with(activation=Activation.RELU) == 0
+
+
+def is_gated(op: Op) -> bool:
+    return isinstance(op, Linear) and len(op.weights) == 2
+
+
+# The second build quantises gate and up, and not down.
+@pytest.mark.parametrize("excluded", [(), tuple(f"transformer.layers.{layer}.mlp.proj" for layer in range(2))])
+def test_quantised_weights_of_a_relu_model_are_read_whole(excluded: tuple[str, ...], tmp_path: Path) -> None:
+    spec = replace(RELU, hidden_size=64, intermediate_size=64, head_dim=16)
+    checkpoint = Checkpoint.of_model(save_model(spec, tmp_path / "model", dtype=torch.float16))
+    quantization = QuantConfig(quant_algo=QuantAlgo.W8A16, exclude_modules=excluded)
+    build(checkpoint, SIZES, tmp_path / "engine", quantization=quantization)
+    assert not any(getattr(op, "has_sparse_input", False) for op in program_of(tmp_path / "engine").body)
+    found = refusal(replace(SIZES, sparse_mlp="enable"), checkpoint, tmp_path, quantization=quantization)
+    assert "sparse_mlp and quantization: quantised weights are read whole; choose one" in found
+
+
+def test_a_model_without_gates_is_refused_by_name(tmp_path: Path) -> None:
+    fields = {
+        "vocab_size": 72, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 40,
+        "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None,
+    }  # fmt: skip
+    family = Family(transformers.OPTConfig, [], fields)
+    checkpoint = Checkpoint.of_model(save_family(family, tmp_path / "model", dtype=torch.float16))
+    found = refusal(replace(SIZES, sparse_mlp="enable"), checkpoint, tmp_path)
+    assert "sparse_mlp needs a model with ReLU-gated MLPs for backend cuda; OPTForCausalLM has none" in found
+
+
 def test_adapters_act_on_layers_and_the_vocabulary(root: Path) -> None:
     ids = {info.id: info.name for info in lora_modules()}
     lora = load_engine(root / "cuda").lora
@@ -180,7 +248,7 @@ def refusal(config: BuildConfig, checkpoint: Path | Checkpoint, tmp_path: Path, 
         ({"weight_memory": 0}, "weight_memory is 0; it must be at least 1"),
         ({"compress_weights": True}, "compress_weights needs backend native"),
         ({"sparse_predictors": Path("predictors")}, "sparse_predictors needs backend native"),
-        ({"sparse_mlp": "enable"}, "sparse_mlp needs backend native"),
+        ({"sparse_mlp": "enable"}, "sparse_mlp needs a model whose MLP has a ReLU; LlamaForCausalLM has silu"),
         (
             {"lora_config": LoraBuildConfig(long_lora_scaling_factors=(2,))},
             "long_lora_scaling_factors need backend native",
@@ -194,8 +262,10 @@ def test_an_option_is_refused_by_name(root: Path, tmp_path: Path, change: dict[s
 
 def test_all_problems_are_listed_at_once(root: Path, tmp_path: Path) -> None:
     config = replace(WITH_LORA, compress_weights=True)
-    found = refusal(config, root / "checkpoint", tmp_path, quality=object(), usage=object())
-    for name in ("compress_weights", "quality_text", "usage_text"):
+    usage = SimpleNamespace(problems=lambda config: ["usage_text is too short"])
+    found = refusal(config, root / "checkpoint", tmp_path, quality=object(), usage=usage)
+    assert "usage_text is too short" in found
+    for name in ("compress_weights", "quality_text"):
         assert f"{name} needs backend native" in found
 
 
@@ -545,7 +615,8 @@ class Started:
     def CudaDevice(self, index: int) -> str:
         return f"device {index}"
 
-    def CudaEngine(self, *arguments: Any, weight_memory: int) -> Any:
+    def CudaEngine(self, *arguments: Any, weight_memory: int, neuron_usage: Any) -> Any:
+        assert neuron_usage == []
         self.calls.append((*arguments, weight_memory))
         return SimpleNamespace()
 
