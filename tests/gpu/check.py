@@ -24,6 +24,8 @@ from quantized_product_checks import quantized_product_checks
 from rates import measure_rates
 from results import Check, Report, Row, Timing, row_cells
 from row_checks import row_checks
+from sparse_checks import sparse_checks
+from sparse_timings import sparse_timings
 from state_checks import state_checks
 from subsets import ALL, ENGINE, ENGINE_TIMINGS, KERNELS, LOST_DEVICE, LOST_ENGINE, SESSION, SOAK, TIMINGS
 from vocabulary_checks import vocabulary_checks
@@ -54,6 +56,7 @@ def main() -> int:
             run.checks("product", lambda: product_checks(machine, subset=few))
             run.checks("quantized product", lambda: quantized_product_checks(machine, subset=few))
             run.checks("experts", lambda: expert_checks(machine, subset=few))
+            run.checks("sparse", lambda: sparse_checks(machine, subset=few))
             run.checks("rows", lambda: row_checks(machine, subset=few))
             run.checks("states", lambda: state_checks(machine, subset=few))
             run.checks("latent", lambda: latent_checks(machine, subset=few))
@@ -73,6 +76,7 @@ def main() -> int:
             run.timings(lambda: lora_timings(machine, run.report.rates))
             run.timings(lambda: attention_timings(machine, run.report.rates))
             run.timings(lambda: product_timings(machine, run.report.rates))
+            run.timings(lambda: sparse_timings(machine))
         elif part == ENGINE_TIMINGS:
             run.measure_rates()
             run.engine_timings(arguments.rows)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
+import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +37,11 @@ from support.models import ALL_MODULES, ModelSpec, Reference, save_adapter, save
 from support.serving import Answer, collect, crowd_fields, make_request
 from support.stand_in_engine import difference
 
+_RELU: dict[str, Any] = {
+    "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "intermediate_size": 136, "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 1,
+    "pad_token_id": None, "hidden_act": "relu",
+}  # fmt: skip
 SMALL = Model.of(
     ModelSpec(
         vocab_size=104,
@@ -276,6 +282,7 @@ def engine_checks(machine: Machine, subset: bool, soak_seconds: float) -> Iterat
                     yield from soak(case, soak_seconds)
         yield from _other_weights(machine, dtype)
         yield from _other_adapters(machine, dtype)
+        yield from _sparse_mlps(machine, dtype)
         for family, name in ((_GEMMA4, "gemma4"), (_DEEPSEEK, "deepseek-v3")):
             yield from _other_family(machine, dtype, family, name)
     yield from memory_checks(machine)
@@ -335,6 +342,42 @@ def _other_family(machine: Machine, dtype: str, family: Family, name: str) -> It
         tolerance = TOLERANCE[dtype]
         yield agreement(f"engine {dtype} {name}: logits and tokens as the CPU engine's", together, expected, tolerance)
         yield _same(f"engine {dtype} {name}: bits alone and together", alone, together)
+
+
+def _sparse_mlps(machine: Machine, dtype: str) -> Iterator[Check]:
+    """Serves a ReLU Llama, with an adapter and without, whose neurons are on the device or in host memory. Budgets go
+    from the least that is accepted to nearly all weights."""
+    family = Family(transformers.LlamaConfig, ALL_MODULES, _RELU)
+    with tempfile.TemporaryDirectory(prefix="adaptrt-") as made:
+        directory = Path(made)
+        model = save_family(family, directory / "model")
+        adapter = save_adapter(model, directory / "adapter", seed=1, r=4, target_modules=ALL_MODULES)
+        convert_checkpoint(model, directory / "checkpoint", dtype=_core.dtype_from_name(dtype))
+        config = BuildConfig(
+            max_batch_size=12,
+            max_num_tokens=24,
+            max_seq_len=64,
+            tokens_per_block=16,
+            backend=BACKEND,
+            plugin_config=PluginConfig(lora_plugin="auto"),
+            lora_config=LoraBuildConfig(max_lora_rank=4),
+        )
+        build(directory / "checkpoint", config, directory / BACKEND)
+        engine = CudaServed.load(directory / BACKEND, machine)
+        lora = adaptrt.LoraConfig.from_peft(1, adapter, engine)
+        requests = [make_request([*range(5, 5 + length)], 3, lora if length % 2 else None) for length in (3, 4, 30)]
+        expected = _served(engine, [requests])
+        try:
+            engine.with_weight_memory(1).start(adaptrt.ExecutorConfig())
+        except ConfigError as error:
+            outside, layer = (int(number) for number in re.findall(r"(\d+) bytes", str(error)))
+        else:
+            yield Check(f"engine {dtype} relu: a weight_memory of one byte", False, "it was accepted")
+            return
+        for layers in (2, 3, 4, 4.5, 5):
+            limited = engine.with_weight_memory(int(outside + layers * layer))
+            name = f"engine {dtype} relu: bits with weights of {layers:g} of 6 layers on the device"
+            yield _same(name, _served(limited, [requests]), expected)
 
 
 def _other_adapters(machine: Machine, dtype: str) -> Iterator[Check]:
