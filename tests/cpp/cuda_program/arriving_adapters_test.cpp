@@ -26,7 +26,7 @@ namespace {
 
 using enum LoraModule;
 
-enum class Kind { kDense, kExperts, kStreamed };
+enum class Kind { kDense, kExperts, kStreamed, kNeurons };
 
 ModelOptions options_of(Kind kind) {
   ModelOptions options;
@@ -42,13 +42,22 @@ ModelOptions options_of(Kind kind) {
     options.num_experts = 4;
     options.routing = {.top_k = 2, .norm_topk_prob = true, .scale = 1.5F};
   }
+  if (kind == Kind::kNeurons) options.activation = LinearEpilogue::kReluMul;
   return options;
+}
+
+/// Bytes for weights on the device; 0: all.
+std::size_t weight_memory_of(Kind kind) {
+  return kind == Kind::kStreamed || kind == Kind::kNeurons ? 130'000 : 0;
 }
 
 std::vector<SentRow> rows_of(Kind kind, std::int32_t layers) {
   std::vector<SentRow> rows;
   for (std::int32_t layer = 0; layer < layers; ++layer) {
-    for (const LoraModule module : {kAttnQ, kAttnK, kAttnV, kAttnDense}) rows.push_back({module, layer, 8});
+    // Without them, the MLP's op is the first one that waits for its layer.
+    if (kind != Kind::kNeurons) {
+      for (const LoraModule module : {kAttnQ, kAttnK, kAttnV, kAttnDense}) rows.push_back({module, layer, 8});
+    }
     if (kind == Kind::kExperts) {
       for (const LoraModule module : {kMoeHTo4H, kMoeGate, kMoe4HToH}) rows.push_back({module, layer, 4});
     } else {
@@ -70,14 +79,15 @@ struct Logits {
 Logits logits_with_adapter(Kind kind, std::int32_t num_tokens, bool cuda_graphs) {
   const ModelOptions options = options_of(kind);
   RandomModel model(options);
-  const RowsOfModel rows(model);
+  RowsOfModel rows(model);
+  if (kind == Kind::kNeurons) with_sparse_inputs(rows.program);
   const auto device = std::make_shared<HostDevice>(std::size_t{1} << 28, StreamTime::kLate);
   Door door;
   device->before_event_waits([&door, executor = std::this_thread::get_id()] {
     if (std::this_thread::get_id() != executor) door.pass();
   });
-  const auto engine = make_cuda_engine(rows.program, device, {.cuda_graphs = cuda_graphs},
-                                       kind == Kind::kStreamed ? 130'000U : 0U);
+  const auto engine =
+      make_cuda_engine(rows.program, device, {.cuda_graphs = cuda_graphs}, weight_memory_of(kind));
   engine->allocate_kv_blocks(8);
   LoraCache cache(rows.program.lora, engine->make_adapter_pages(std::size_t{1} << 16, 8, 1),
                   {.host_bytes = std::size_t{1} << 24, .num_load_workers = 1});
@@ -117,6 +127,14 @@ BOOST_DATA_TEST_CASE(a_prompt_has_the_same_bits_while_its_adapter_is_copied,
   BOOST_TEST((logits.warm != logits.base));
   // One for each of the four layers, next to those for the weights.
   BOOST_TEST(logits.waits - logits.waits_of_base == 4);
+}
+
+BOOST_AUTO_TEST_CASE(an_mlp_that_reads_active_neurons_waits) {
+  const Logits logits = logits_with_adapter(Kind::kNeurons, 5, true);
+  BOOST_TEST(logits.cold == logits.warm, boost::test_tools::per_element());
+  BOOST_TEST((logits.warm != logits.base));
+  BOOST_TEST(logits.waits_of_base == 0);  // the step does not use the ring
+  BOOST_TEST(logits.waits == 4);
 }
 
 BOOST_DATA_TEST_CASE(so_has_a_decode, boost::unit_test::data::make({true, false}), cuda_graphs) {

@@ -407,17 +407,6 @@ ModelOptions relu_model(DType dtype) {
   return options;
 }
 
-/// Lets MLPs of a program read single neurons.
-const Program& with_sparse_inputs(Program& program) {
-  for (std::size_t i = 1; i < program.body.size(); ++i) {
-    const auto* gated = std::get_if<LinearOp>(&program.body[i - 1]);
-    if (gated != nullptr && is_relu_gated(gated->epilogue)) {
-      std::get<LinearOp>(program.body[i]).has_sparse_input = true;
-    }
-  }
-  return program;
-}
-
 /// An engine whose weights may take `weight_memory` bytes on a device.
 struct Limited {
   Limited(const ModelOptions& options, std::size_t weight_memory, GpuEngineOptions engine_options = {},

@@ -87,4 +87,15 @@ class RowsOfModel {
   Program program;
 };
 
+/// Lets MLPs of a program read single neurons.
+inline const Program& with_sparse_inputs(Program& program) {
+  for (std::size_t i = 1; i < program.body.size(); ++i) {
+    const auto* gated = std::get_if<LinearOp>(&program.body[i - 1]);
+    if (gated != nullptr && is_relu_gated(gated->epilogue)) {
+      std::get<LinearOp>(program.body[i]).has_sparse_input = true;
+    }
+  }
+  return program;
+}
+
 }  // namespace adaptrt::testing
