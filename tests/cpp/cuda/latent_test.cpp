@@ -72,19 +72,28 @@ class Case {
     }
   }
 
-  /// Results of a step with some sequences, in their order, of the tokens from `skipped` on; earlier tokens
-  /// are in the pool.
+  /// A part of the tokens of a step's sequences.
+  struct Chunk {
+    std::int32_t skipped = 0;
+    std::int32_t most = 1000;
+    /// The pool that the chunk before has left, if tokens are skipped. Gets the pool that this one leaves.
+    std::vector<std::uint16_t>* pool = nullptr;
+  };
+
+  /// Results of a step with some sequences, in their order.
+  [[nodiscard]] std::vector<std::vector<std::uint16_t>> run(const std::vector<std::size_t>& order) const {
+    return run(order, Chunk());
+  }
   [[nodiscard]] std::vector<std::vector<std::uint16_t>> run(const std::vector<std::size_t>& order,
-                                                            std::int32_t skipped = 0,
-                                                            std::int32_t most = 1000) const {
+                                                            const Chunk& chunk) const {
     std::vector<std::int32_t> offsets{0};
     std::vector<std::int32_t> positions;
     std::vector<std::int32_t> tables;
     std::int32_t next_block = 1;
     for (const std::size_t s : order) {
       const Sequence& sequence = sequences_[s];
-      const std::int32_t first = sequence.past + skipped;
-      const std::int32_t tokens = std::min(sequence.tokens - skipped, most);
+      const std::int32_t first = sequence.past + chunk.skipped;
+      const std::int32_t tokens = std::min(sequence.tokens - chunk.skipped, chunk.most);
       for (std::int32_t i = 0; i < tokens; ++i) positions.push_back(first + i);
       offsets.push_back(static_cast<std::int32_t>(positions.size()));
       for (std::int32_t block = 0; block < kMostBlocks; ++block) {
@@ -99,8 +108,7 @@ class Case {
     Tensor<float> sine(std::int64_t{tokens} * half());
     for (std::size_t i = 0; i < order.size(); ++i) {
       const std::int32_t* blocks = tables.data() + i * kMostBlocks;
-      const std::int32_t first = sequences_[order[i]].past + skipped;
-      for (std::int32_t key = 0; key < first && blocks[0] >= 0; ++key) {
+      for (std::int32_t key = 0; key < sequences_[order[i]].past && blocks[0] >= 0; ++key) {
         store(key_of(order[i], key), &pool[slot_of(blocks, key)]);
       }
       for (std::int32_t token = offsets[i]; token < offsets[i + 1]; ++token) {
@@ -111,6 +119,8 @@ class Case {
         std::copy_n(&rows.sine[position * half()], half(), &sine[token * half()]);
       }
     }
+    // A kernel's float32 may round a key the other way than key_of().
+    if (chunk.skipped > 0) std::ranges::copy(*chunk.pool, pool.data());
     const Tensor<std::uint16_t> before = pool;
     Tensor<std::uint16_t> attended(std::int64_t{tokens} * sizes_.heads * sizes_.key_dim);
     enqueue(LatentAttention{.dtype = dtype_,
@@ -135,6 +145,7 @@ class Case {
             nullptr);
     BOOST_TEST(attended.rest_is_unchanged());
     check_pool(order, offsets, positions, tables, before, pool);
+    if (chunk.pool != nullptr) *chunk.pool = pool.values(0, pool.size());
     std::vector<std::vector<std::uint16_t>> results;
     const std::int64_t width = std::int64_t{sizes_.heads} * sizes_.key_dim;
     for (std::size_t i = 0; i < order.size(); ++i) {
@@ -290,8 +301,9 @@ BOOST_DATA_TEST_CASE(attention_equals_float64_in_any_step, data::make(kRowTypes)
     BOOST_TEST((elsewhere[4] == together[1]));
     BOOST_TEST((all.run({4})[0] == together[4]));
     // A prompt in two chunks: the second has the first one's keys from the pool.
-    const auto begin = all.run({2}, 0, 2)[0];
-    const auto end = all.run({2}, 2)[0];
+    std::vector<std::uint16_t> pool;
+    const auto begin = all.run({2}, {.most = 2, .pool = &pool})[0];
+    const auto end = all.run({2}, {.skipped = 2, .pool = &pool})[0];
     BOOST_TEST((std::equal(begin.begin(), begin.end(), together[2].begin())));
     BOOST_TEST((std::equal(end.rbegin(), end.rend(), together[2].rbegin())));
   }
