@@ -300,7 +300,7 @@ SMALL_HEADS = {"qwen3.5", "qwen3.5-moe", "qwen3-next"}
 REPEATED = {
     "olmo3", "exaone4", "falcon-of-groups", "gpt2", "starcoder2", "stablelm-parallel", "glm4", "cohere2", "ernie4.5",
     "helium", "cohere", "mixtral", "qwen3-moe", "gemma4", "gemma4-moe", "gemma4-unified", "qwen3.5-moe", "qwen3-next",
-    "olmo-hybrid", "mamba2", "bamba", "deepseek-v2", "falcon-h1",
+    "olmo-hybrid", "mamba2", "bamba", "deepseek-v2", "falcon-h1", "llama4-plain",
 }  # fmt: skip
 
 
