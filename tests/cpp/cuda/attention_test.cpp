@@ -63,6 +63,14 @@ BOOST_DATA_TEST_CASE(tokens_see_their_own_chunk, data::make({1, 2, 15, 16, 33, 6
   expect_right(config, {.max_blocks = 40}, {{.past = 1200}, {.past = 300}, {.past = chunk - 1}}, random);
 }
 
+/// A chunk of 100 begins before the end of a split of 512, 384 or 256 keys, and ends after it.
+BOOST_DATA_TEST_CASE(a_chunk_may_need_two_splits, data::make(kHeadDims), head_dim) {
+  Random random;
+  PagedAttentionConfig config = config_of(random.among(kDtypes), 4, 2, head_dim);
+  config.chunk = 100;
+  expect_right(config, {.max_blocks = 40}, {{.past = 530}, {.past = 390}, {.past = 270}}, random);
+}
+
 BOOST_DATA_TEST_CASE(queries_are_scaled_by_their_position, data::make({64, 80, 96, 128, 256, 20}), head_dim) {
   Random random;
   PagedAttentionConfig config = config_of(random.among(kDtypes), 4, 2, head_dim);
