@@ -153,9 +153,10 @@ $(VENV)/.build-tools: $(VENV)/bin/python pyproject.toml
 	@touch $@
 
 # Kernels for other CPUs than this one take most of the compile time. `make wheel` has all kernels, and the tests have those
-# that they can run here.
+# that they can run here. Both installs share a build folder, which remembers what the other one had switched on.
 $(VENV)/.installed: $(VENV)/.build-tools $(SOURCES)
-	$(call INSTALL,vision,--config-settings=cmake.define.ADAPTRT_KERNEL_TABLES=fastest)
+	$(call INSTALL,vision,--config-settings=cmake.define.ADAPTRT_BUILD_TESTS=OFF \
+	  --config-settings=cmake.define.ADAPTRT_KERNEL_TABLES=fastest)
 	@touch $@
 
 # torch is pinned to a version whose CPU build is at hand; Boost.Test must be there before the C++ tests are configured;
