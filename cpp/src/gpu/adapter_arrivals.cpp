@@ -39,6 +39,11 @@ void AdapterArrivals::remove(std::uint64_t load_id) noexcept {
   arrivals_.erase(load_id);
 }
 
+bool AdapterArrivals::is_empty() const {
+  const std::lock_guard lock(mutex_);
+  return arrivals_.empty();
+}
+
 std::shared_ptr<const AdapterArrival> AdapterArrivals::find(std::uint64_t load_id) const {
   const std::lock_guard lock(mutex_);
   const auto found = arrivals_.find(load_id);

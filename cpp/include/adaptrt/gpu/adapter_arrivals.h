@@ -40,6 +40,7 @@ class AdapterArrivals {
  public:
   void add(std::uint64_t load_id, std::shared_ptr<const AdapterArrival> arrival);
   void remove(std::uint64_t load_id) noexcept;
+  [[nodiscard]] bool is_empty() const;
   /// Returns nullptr if all copies of the adapter are done.
   [[nodiscard]] std::shared_ptr<const AdapterArrival> find(std::uint64_t load_id) const;
 

@@ -20,8 +20,8 @@ namespace adaptrt {
 class DevicePages final : public AdapterPages {
  public:
   /// Each copy stream runs one load at a time; further loads wait for a free stream. `arrivals` has the
-  /// adapters whose copies run. Throws ConfigError if
-  /// the device cannot allocate the memory, StepError if the device fails.
+  /// adapters whose copies run. Throws ConfigError if the device cannot allocate the memory, StepError if the
+  /// device fails.
   DevicePages(std::shared_ptr<Device> device, std::size_t page_bytes, std::int64_t num_pages,
               std::int32_t num_copy_streams,
               std::shared_ptr<AdapterArrivals> arrivals = std::make_shared<AdapterArrivals>());
