@@ -15,7 +15,7 @@ from results import Check
 DTYPES = (torch.float16, torch.bfloat16)
 # Head sizes with tensor core kernels.
 HEAD_DIMS = (64, 80, 96, 128, 256)
-# Those with a prefill kernel for compute capability 9.0.
+# Sizes of heads with a prefill kernel for compute capability 9.0.
 HOPPER_HEAD_DIMS = (64, 96, 128)
 
 

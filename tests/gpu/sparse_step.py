@@ -49,7 +49,7 @@ class SparseStep:
         kept = is_resident.nonzero().flatten()
         self.slots = torch.full((shape.neurons,), -1, dtype=torch.int32, device=machine.device)
         self.slots[kept] = torch.arange(len(kept), dtype=torch.int32, device=machine.device)
-        # What a place does not have is NaN, so it must not be read.
+        # Elements that a place does not have are NaN, so they must not be read.
         self._resident = [matrix[kept].contiguous() for matrix in (self.up, self.down.T)]
         self.pinned = [self._host(matrix, kept) for matrix in (self.up, self.down.T)]
         self._linear = machine.poisoned((shape.tokens, shape.neurons), shape.dtype)

@@ -32,7 +32,7 @@ class LayerAdapters {
   void* y_;
 };
 
-/// What follows the product of a linear layer: its adapters, then bias, scale, soft cap and activation.
+/// Work after the product of a linear layer: its adapters, then bias, scale, soft cap and activation.
 class LinearFinish {
  public:
   LinearFinish(const LinearOp& op, const Program& program, bool is_head, const CudaMemory& memory,

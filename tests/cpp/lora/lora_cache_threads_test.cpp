@@ -67,7 +67,7 @@ BOOST_DATA_TEST_CASE(threads_get_what_was_sent_while_others_evict_it,
         }
         if (auto lease = cache.acquire(held)) {
           ++leases;
-          // As a step does; it fails if the copies have failed.
+          // A step waits in the same way, and fails if the copies have failed.
           if (is_pinned && !PinnedPages::await(log, lease->adapter().load_id)) continue;
           const auto modules = unpack_adapter(lease->adapter(), layout);
           const SentAdapter& expected = sent[static_cast<std::size_t>(task)];

@@ -98,7 +98,7 @@ LATENT = {
     "v_head_dim": 8, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
     "moe_intermediate_size": 24, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
 }  # fmt: skip
-# Of two layers, one has rotated queries, chunks and an MLP, and the other one scaled queries and experts.
+# One of two layers has rotated queries, chunks and an MLP; the other one has scaled queries and experts.
 LLAMA4 = {
     **HEADS, "intermediate_size": 24, "intermediate_size_mlp": 40, "num_local_experts": 6, "num_experts_per_tok": 1,
     "interleave_moe_layer_step": 2, "attention_chunk_size": 20, "no_rope_layer_interval": 2, "floor_scale": 12,

@@ -25,7 +25,7 @@ class EmulatedCuda:
         self.indices: list[int] = []
         """Their numbers."""
         self.neuron_usage: Any = ()
-        """That of the newest engine."""
+        """Usage of neurons that the newest engine got."""
 
     def CudaDevice(self, index: int) -> Any:
         self.indices.append(index)
