@@ -66,4 +66,21 @@ inline const std::vector<SequenceOfStep> kMixed = {{.tokens = 37},
                                                    {.tokens = 5, .padding = true},
                                                    {.past = 127}};
 
+/// Each sequence of kMixed has the same bits alone and in a step with the others.
+inline void expect_same_bits_alone(const PagedAttentionConfig& config, Random& random) {
+  RandomAttentionStep together(config, {}, kMixed, random.engine);
+  const RandomAttentionStep before = together;
+  together.run();
+  std::int32_t begin = 0;
+  for (const SequenceOfStep& sequence : kMixed) {
+    const std::int32_t end = begin + sequence.tokens;
+    RandomAttentionStep alone = before.part(begin, end);
+    alone.run();
+    BOOST_TEST_CONTEXT("seed " << random.seed << ", tokens from " << begin) {
+      BOOST_TEST((alone.attended(0, end - begin) == together.attended(begin, end)));
+    }
+    begin = end;
+  }
+}
+
 }  // namespace adaptrt::cuda::attention_test

@@ -434,20 +434,7 @@ BOOST_AUTO_TEST_CASE(counters_are_for_blocks_of_16_heads) {
 
 BOOST_DATA_TEST_CASE(a_sequence_does_not_depend_on_its_neighbours, data::make({0, 40}), window) {
   Random random;
-  const PagedAttentionConfig config = config_of(random.among(kDtypes), 6, 2, random.among(kHeadDims), window);
-  RandomAttentionStep together(config, {}, kMixed, random.engine);
-  const RandomAttentionStep before = together;
-  together.run();
-  std::int32_t begin = 0;
-  for (const SequenceOfStep& sequence : kMixed) {
-    const std::int32_t end = begin + sequence.tokens;
-    RandomAttentionStep alone = before.part(begin, end);
-    alone.run();
-    BOOST_TEST_CONTEXT("seed " << random.seed << ", tokens from " << begin) {
-      BOOST_TEST((alone.attended(0, end - begin) == together.attended(begin, end)));
-    }
-    begin = end;
-  }
+  expect_same_bits_alone(config_of(random.among(kDtypes), 6, 2, random.among(kHeadDims), window), random);
 }
 
 BOOST_AUTO_TEST_CASE(the_workspace_of_the_greatest_step_does_for_smaller_ones) {

@@ -231,20 +231,7 @@ BOOST_DATA_TEST_CASE(decodes_equal_prefills, data::make(kHopperHeadDims) * data:
 
 BOOST_DATA_TEST_CASE(a_sequence_does_not_depend_on_its_neighbours, data::make({0, 40}), window) {
   Random random;
-  RandomAttentionStep together(hopper_config(random, 3, random.among(kHopperHeadDims), window), {}, kMixed,
-                               random.engine);
-  const RandomAttentionStep before = together;
-  together.run();
-  std::int32_t begin = 0;
-  for (const SequenceOfStep& sequence : kMixed) {
-    const std::int32_t end = begin + sequence.tokens;
-    RandomAttentionStep alone = before.part(begin, end);
-    alone.run();
-    BOOST_TEST_CONTEXT("seed " << random.seed << ", tokens from " << begin) {
-      BOOST_TEST((alone.attended(0, end - begin) == together.attended(begin, end)));
-    }
-    begin = end;
-  }
+  expect_same_bits_alone(hopper_config(random, 3, random.among(kHopperHeadDims), window), random);
 }
 
 BOOST_DATA_TEST_CASE(random_steps, data::xrange(sanitized(3, 12)), index) {
